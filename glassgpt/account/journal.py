@@ -1,0 +1,97 @@
+"""The journal: what happened in a run, one JSON object per line, appended as it happens.
+
+    runs/quickstart/journal.jsonl
+
+Every record has `kind`, `time` (seconds since the epoch), `iter` (updates done so far) and `process` (0, 1, …
+per start of the run). It is readable while the run lives. A line torn by a crash is skipped, and the next
+start begins on a fresh line, so an append never damages what was there. NaN and infinities are written as the
+strings "nan", "inf", "-inf", and come back as numbers. docs/journal.md describes every kind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+NAME = "journal.jsonl"
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Journal:
+    """Appends records to a file; each is handed to the operating system before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        torn = path.exists() and not _ends_with_newline(path)
+        self._file = path.open("ab", buffering=0)
+        if torn:
+            self._file.write(b"\n")
+
+    def write(self, record: Record) -> None:
+        self._file.write(encode(record))  # one write call: readers see whole lines
+
+    def close(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def encode(record: Record) -> bytes:
+    return json.dumps(_plain(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _special(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SPECIAL.get(value, value)
+    if isinstance(value, list):
+        return [_special(item) for item in value]
+    return value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Every whole record. Torn lines (a crash, or a line being written just now) are passed over."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line, object_hook=_revive)
+            except ValueError:  # includes UnicodeDecodeError
+                continue
+            if isinstance(record, dict) and "kind" in record and "iter" in record:
+                yield record
+
+
+def _revive(record: Record) -> Record:
+    return {name: _special(value) for name, value in record.items()}
+
+
+def current(records: Iterable[Record]) -> list[Record]:
+    """The records that still count: a resume takes back what lies past the point it went on from."""
+    kept: list[Record] = []
+    for record in records:
+        if record["kind"] == "resume":
+            start = record["from_iter"]
+            kept = [old for old in kept if old["iter"] <= start or old["kind"] in ("run", "resume", "end")]
+        kept.append(record)
+    return kept

@@ -1,0 +1,208 @@
+"""What a run ran on: the machine for the record, the process's age, its memory now.
+
+    describe_machine("cuda")["device"]["name"]      # "NVIDIA H200"
+    process_age_s()                                 # 3.41: interpreter and imports included
+
+Nothing here identifies a person: no host name, no user, no path.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from glassgpt.version import VERSION
+
+
+def describe_machine(device: str) -> dict[str, object]:
+    """Everything about this machine that can change a run's speed or its numbers; goes into the journal."""
+    import numpy
+    import torch
+
+    memory = psutil.virtual_memory()
+    return {
+        "os": platform.system(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "glassgpt": VERSION,
+        "glassgpt_commit": source_commit(Path(__file__).resolve().parents[2]),
+        "cpu": _describe_cpu() | {"torch_threads": torch.get_num_threads()},
+        "memory": {"total": memory.total, "available": memory.available},
+        "device": _describe_device(device),
+    }
+
+
+def _describe_cpu() -> dict[str, object]:
+    info = _read(Path("/proc/cpuinfo"))
+    flags = re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)
+    known = flags[1].split() if flags else None  # None: this system does not say
+    return {
+        "model": cpu_model(info),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": usable_cores(),
+        # The two that decide whether bfloat16 is fast on a CPU.
+        "avx512_bf16": None if known is None else "avx512_bf16" in known,
+        "amx": None if known is None else "amx_bf16" in known,
+    }
+
+
+def cpu_model(cpuinfo: str) -> str:
+    named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    if named:
+        return named[1].strip()
+    if sys.platform == "darwin" and (brand := _output("sysctl", "-n", "machdep.cpu.brand_string")):
+        return brand
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def usable_cores() -> float:
+    """Cores this process may use: what the scheduler allows, and no more than a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = cpu_quota(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    return allowed if quota is None else min(allowed, quota)
+
+
+def cpu_quota(own_cgroups: str, root: Path) -> float | None:
+    """The tightest CPU quota, in cores, over this process's control groups and their parents."""
+    quotas = []
+    for line in own_cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2: one file, "max 100000" or "150000 100000"
+            groups, files = _upward(root, path), ["cpu.max"]
+        elif "cpu" in controllers.split(","):  # version 1: two files, quota -1 for none
+            groups, files = _upward(root / "cpu", path), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        for group in groups:
+            numbers = " ".join(_read(group / name) for name in files).split()
+            if len(numbers) == 2 and numbers[0].isdigit():
+                quotas.append(int(numbers[0]) / int(numbers[1]))
+    return min(quotas, default=None)
+
+
+def _upward(root: Path, path: str) -> Iterator[Path]:
+    """The group and its parents. In a container the path may exist only outside; then the root counts."""
+    group = root / path.lstrip("/")
+    while group != root and root in group.parents:
+        yield group
+        group = group.parent
+    yield root
+
+
+def _describe_device(device: str) -> dict[str, object]:
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        return _describe_cuda(device)
+    if kind == "mps":
+        return {"type": kind, "name": apple_gpu_name()}
+    return {"type": kind, "name": cpu_model(_read(Path("/proc/cpuinfo")))}
+
+
+def _describe_cuda(device: str) -> dict[str, object]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "count": torch.cuda.device_count(),
+        "driver": _nvidia_driver(),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+
+
+def _nvidia_driver() -> str | None:
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _read(Path("/proc/driver/nvidia/version")))
+    if found:
+        return found[0]
+    answer = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return answer.splitlines()[0] if answer else None
+
+
+@cache
+def apple_gpu_name() -> str:
+    """`Apple M2 Pro 19-core GPU`, as in the card table: chips of one name differ in GPU cores."""
+    chip = cpu_model("")
+    cores = re.search(r"Total Number of Cores: (\d+)", _output("system_profiler", "SPDisplaysDataType") or "")
+    return f"{chip} {cores[1]}-core GPU" if cores else chip
+
+
+def source_commit(root: Path) -> str | None:
+    """The git commit of the source tree at `root`, `-dirty` after it if files differ; None if it is no
+    checkout. An installed package must not report the repository that its environment happens to lie in."""
+    if not (root / ".git").exists():
+        return None
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return _output("git", "--no-optional-locks", "-C", str(root), *describe)
+
+
+def process_age_s() -> float:
+    """Seconds since the operating system created this process: imports and interpreter included."""
+    if sys.platform == "linux":
+        stat = _read(Path("/proc/self/stat"))
+        if stat:
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            return max(0.0, now - start_since_boot_s(stat, os.sysconf("SC_CLK_TCK")))
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
+
+
+def start_since_boot_s(stat: str, ticks_per_s: int) -> float:
+    """When a process started, from its /proc/PID/stat, precise to a tick (10 ms). psutil makes a date of the
+    same number by adding the boot time in whole seconds, which is wrong by up to a second."""
+    after_name = stat.rpartition(")")[2].split()  # the name may hold spaces and brackets itself
+    return int(after_name[19]) / ticks_per_s  # field 22 of the line, starttime
+
+
+def memory_now(device: str) -> dict[str, int]:
+    """Bytes in use: `rss` of this process; on a GPU also `allocated_peak` and `reserved` there."""
+    memory = {"rss": int(_process(os.getpid()).memory_info().rss)}
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        import torch
+
+        memory["allocated_peak"] = torch.cuda.max_memory_allocated(device)
+        memory["reserved"] = torch.cuda.memory_reserved(device)
+    elif kind == "mps":
+        import torch
+
+        memory["allocated_peak"] = torch.mps.current_allocated_memory()  # it keeps no peak: this is now
+        memory["reserved"] = torch.mps.driver_allocated_memory()
+    return memory
+
+
+@cache
+def _process(pid: int) -> psutil.Process:  # making one costs more than asking it; a fork has another pid
+    return psutil.Process(pid)
+
+
+def _read(path: Path) -> str:
+    """The file's text, or nothing if this system has no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, or None if it is missing, fails, hangs or says nothing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

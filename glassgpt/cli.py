@@ -1,0 +1,220 @@
+"""The command `glass`: one thin function per subcommand.
+
+    glass train [PRESET|FILE.toml] [--key=value ...]
+    glass prepare DATASET|FILE|FOLDER [--key=value ...]
+    glass runs [FOLDER]
+    glass show RUN [--svg=FILE]
+
+Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
+130 and 143 stopped by Ctrl-C or SIGTERM. Only `train` imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import DEFAULT_PRESET, check_settings, find_recipe, parse_flags, preset_names
+from glassgpt.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = """\
+glass: train a small GPT, and see through the run.
+
+  glass train [PRESET|FILE.toml] [--key=value ...]   train; without a preset: quickstart
+  glass prepare DATASET|FILE|FOLDER [--key=value ...]   turn text into tokens to train on
+  glass runs [FOLDER]                                list runs: state, loss, speed, size
+  glass show RUN [--svg=FILE]                        print a run's output again, or as a picture
+
+  glass COMMAND --help   explains a command and its settings
+  glass --version
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped at once; what was saved before is whole", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `glass runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "help"):
+        print(HELP, end="")
+        return 0
+    if words[0] == "--version":
+        print(f"glassgpt {VERSION}")
+        return 0
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": train,
+        "prepare": prepare,
+        "runs": runs,
+        "show": show,
+    }
+    if words[0] not in commands:
+        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")
+    return commands[words[0]](words[1:])
+
+
+# --- glass train ---
+
+
+def train(words: list[str]) -> int:
+    if _wants_help(words):
+        about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
+        return _print_help(TrainConfig, "glass train [PRESET|FILE.toml]", f"Presets:\n\n{about}")
+    names, flags, problems = parse_flags(words, TrainConfig)
+    if len(names) > 1:
+        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
+    problems += check_settings(flags, TrainConfig)[1]
+    if problems:
+        raise UserError(problems)
+    recipe = find_recipe(names[0] if names else DEFAULT_PRESET)
+    from glassgpt.account.machine import process_age_s
+    from glassgpt.show.console import RunConsole
+    from glassgpt.train import session
+
+    config = session.resolve(recipe, flags)
+    out = _console()
+    _prepare_if_built_in(config, out)
+    console = RunConsole(out, live=out.is_terminal)
+    run = session.train(config, recipe.name, [console], process_age_s())
+    return run.exit_code
+
+
+def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
+    """pylib is on every machine: no need to make people ask for it."""
+    from glassgpt import config as settings
+    from glassgpt.data.options import PrepareOptions
+    from glassgpt.data.prepare import prepare as prepare_data
+
+    directory = settings.data_dir(config)
+    if config.dataset == "pylib" and not directory.exists():
+        out.print("data       preparing pylib, the Python standard library's source, once", soft_wrap=True)
+        prepare_data(
+            PrepareOptions(dataset="pylib", out_dir=str(directory)),
+            lambda line: None,
+            progress=out.is_terminal,
+        )
+
+
+# --- glass prepare ---
+
+
+def prepare(words: list[str]) -> int:
+    from glassgpt.data.options import PrepareOptions
+    from glassgpt.data.prepare import prepare as prepare_data
+
+    if _wants_help(words):
+        return _print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER")
+    names, flags, problems = parse_flags(words, PrepareOptions)
+    if len(names) != 1:
+        problems.append(
+            "say what to prepare: glass prepare pylib, shakespeare_char, shakespeare, a file or a folder"
+        )
+    settings, more = check_settings(flags, PrepareOptions)
+    if problems or more:
+        raise UserError(problems + more)
+    out = _console()
+    options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
+    prepare_data(
+        options, lambda line: out.print(line, soft_wrap=True, markup=False), progress=out.is_terminal
+    )
+    return 0
+
+
+# --- glass runs, glass show ---
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """List the runs in a folder."""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Print what a run printed, from its journal."""
+
+    # Write it as an SVG picture to this file instead.
+    svg: str = ""
+    # Characters per line of the picture.
+    width: int = 118
+
+
+def runs(words: list[str]) -> int:
+    if _wants_help(words):
+        return _print_help(RunsOptions, "glass runs [FOLDER]")
+    from glassgpt.insight.runs import find_runs
+    from glassgpt.show.runs import print_runs
+
+    names, flags, problems = parse_flags(words, RunsOptions)
+    problems += check_settings(flags, RunsOptions)[1]
+    folder = Path(names[0] if names else "runs")
+    if names and not folder.is_dir():
+        problems.append(f"there is no folder {folder}")
+    if problems:
+        raise UserError(problems)
+    print_runs(find_runs(folder), folder, _console())
+    return 0
+
+
+def show(words: list[str]) -> int:
+    if _wants_help(words):
+        return _print_help(ShowOptions, "glass show RUN")
+    from glassgpt.show.replay import replay, replay_svg
+
+    names, flags, problems = parse_flags(words, ShowOptions)
+    settings, more = check_settings(flags, ShowOptions)
+    problems += more
+    if len(names) != 1:
+        problems.append("say which run to show; `glass runs` lists them")
+    if problems:
+        raise UserError(problems)
+    options = ShowOptions(**settings)  # type: ignore[arg-type]
+    if options.svg:
+        replay_svg(Path(names[0]), Path(options.svg), options.width)
+    else:
+        replay(Path(names[0]), _console())
+    return 0
+
+
+# --- common to all ---
+
+
+def _wants_help(words: list[str]) -> bool:
+    return "--help" in words or "-h" in words
+
+
+def _print_help(options: type, usage: str, text: str = "") -> int:
+    """Help from the comments of the options' fields."""
+    import tyro
+
+    tyro.cli(options, prog=usage, description=text or None, args=["--help"])
+    return 0
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""What a run is asked to do: one flat, documented dataclass, what can be wrong with it, what follows from it.
+
+    glass train --help
+
+The comments of the fields are the help text. nanoGPT's names keep their meaning. How the values get here
+(presets, files, `--key=value`) is in recipe.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Value = str | int | float | bool | None
+
+DEVICE_TYPES = ("cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a training run. `none` means: derived, and the run says how."""
+
+    # --- where things are ---
+
+    # Folder of the run. Default: runs/PRESET, then runs/PRESET-2, ...; an existing run is never overwritten.
+    out_dir: str = ""
+    # Name of the prepared dataset, see `glass prepare --help`.
+    dataset: str = "pylib"
+    # Folder of the dataset. Default: data/DATASET.
+    data_dir: str = ""
+    # `scratch`, or `resume` to go on with the run in --out_dir (default: the newest run of the preset).
+    init_from: Literal["scratch", "resume"] = "scratch"
+
+    # --- model ---
+
+    # `gpt2`: GPT-2's layers and names. `modern`: rotary positions, RMSNorm, QK-norm, relu squared, no biases.
+    arch: Literal["gpt2", "modern"] = "gpt2"
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    # Context: how many tokens the model sees at once.
+    block_size: int = 1024
+    # 0 is right for pretraining on much data; 0.1 or 0.2 against overfitting on little.
+    dropout: float = 0.0
+    # Biases in linear layers and layer norms, as GPT-2 has them; without is a bit faster and no worse.
+    bias: bool = False
+    # `auto`: gelu for gpt2 (exact, as nanoGPT), relu2 for modern. GPT-2's own weights want gelu_new (tanh).
+    activation: Literal["auto", "gelu", "gelu_new", "relu2"] = "auto"
+
+    # --- batch ---
+
+    # Sequences per forward pass and process (the micro-batch). none: 12, or chosen under batch_tokens.
+    batch_size: int | None = None
+    # Micro-batches per update, over all processes. none: 1, or derived from batch_tokens.
+    gradient_accumulation_steps: int | None = None
+    # Tokens per update, over everything: the one batch setting that the result depends on.
+    batch_tokens: int | None = None
+
+    # --- optimizer ---
+
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float = 6e-4
+    # Number of updates.
+    max_iters: int = 600_000
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    # Gradients with a larger norm are scaled down to it; 0 switches that off.
+    grad_clip: float = 1.0
+
+    # --- learning rate over the run ---
+
+    # False: the learning rate stays as it is after the warm-up.
+    decay_lr: bool = True
+    # `cosine`: falls from warm-up on. `wsd`: stays up, then falls over the last part (good for continuing).
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    # Updates of linear warm-up. none: 5% of max_iters, at most 2000.
+    warmup_iters: int | None = None
+    # Where the decay ends. none: max_iters.
+    lr_decay_iters: int | None = None
+    # Where the decay ends up. none: learning_rate / 10.
+    min_lr: float | None = None
+    # wsd only: the part of lr_decay_iters that the fall takes.
+    wsd_decay_fraction: float = 0.2
+
+    # --- evaluation ---
+
+    # Updates between evaluations; there is also one before the first update and one after the last.
+    eval_interval: int = 2000
+    # Tokens evaluated per split, always the same ones. none: the whole validation split up to one million.
+    eval_tokens: int | None = None
+    # nanoGPT's way to say it: eval_iters x batch_size x block_size tokens.
+    eval_iters: int | None = None
+    # Evaluate once and stop.
+    eval_only: bool = False
+    # Stop when this many evaluations in a row were no better than the best beyond their noise; 0: never.
+    patience: int = 0
+
+    # --- checkpoints ---
+
+    # Updates between checkpoints. none: at every evaluation.
+    checkpoint_interval: int | None = None
+    # How many of the latest checkpoints are kept. The best one is kept always.
+    keep_checkpoints: int = 1
+    # False: checkpoints between the first and the last only when the validation loss is the best so far.
+    always_save_checkpoint: bool = True
+
+    # --- machine ---
+
+    # auto, cpu, cuda, cuda:1, mps
+    device: str = "auto"
+    # float16 comes with a loss scaler; on a CPU it becomes bfloat16.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # auto weighs what compiling costs against what it saves in this run. True and False work too.
+    compile: Literal["auto", "on", "off"] = "auto"
+    # sdpa: PyTorch's fused kernels. manual: the textbook formula, for checking.
+    attention: Literal["auto", "sdpa", "manual"] = "auto"
+    # Recompute activations in the backward pass: less memory, about a third more time.
+    activation_checkpointing: bool = False
+    # Seed of weights, batches and dropout.
+    seed: int = 1337
+    # Seconds spent at start to measure the matmul peak that MFU is compared with; 0: only the card table.
+    probe_seconds: float = 1.0
+
+    # --- what is shown ---
+
+    # Updates between log lines.
+    log_interval: int = 1
+    # Tokens to generate at the end as a sample; 0: none.
+    sample_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value the program decided on, and why. Printed and recorded: there is no silent choice."""
+
+    name: str
+    value: Value
+    reason: str
+
+
+# --- what can be wrong ---
+
+
+# fmt: off
+_POSITIVE = (
+    "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "batch_tokens",
+    "learning_rate", "max_iters", "lr_decay_iters", "log_interval", "eval_interval", "eval_tokens",
+    "eval_iters", "checkpoint_interval", "keep_checkpoints",
+)
+_NOT_NEGATIVE = (
+    "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience", "sample_tokens", "seed",
+    "probe_seconds",
+)
+# fmt: on
+
+
+def find_problems(config: TrainConfig) -> list[str]:
+    """Everything wrong with the values themselves; what depends on data or machine is checked there."""
+    problems = []
+    for name in _POSITIVE + _NOT_NEGATIVE:
+        value = getattr(config, name)
+        if value is not None and (value < 0 or (value == 0 and name in _POSITIVE)):
+            need = "greater than 0" if name in _POSITIVE else "0 or more"
+            problems.append(f"--{name}={value} must be {need}")
+    for name in ("dropout", "beta1", "beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
+    if not 0 < config.wsd_decay_fraction <= 1:
+        problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
+    if config.min_lr is not None and config.min_lr > config.learning_rate:
+        problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
+    if config.device.split(":")[0] not in ("auto", *DEVICE_TYPES):
+        problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
+    if problems:
+        return problems  # what follows divides by these values
+    return _shape_problems(config) + _batch_problems(config)
+
+
+def _shape_problems(config: TrainConfig) -> list[str]:
+    width, heads = config.n_embd, config.n_head
+    if width % heads:
+        below, above = width // heads * heads or heads, (width // heads + 1) * heads
+        return [
+            f"--n_embd={width} is not divisible by --n_head={heads}; try --n_embd={below} or --n_embd={above}"
+        ]
+    if config.arch == "modern" and (width // heads) % 2:
+        return [f"--arch=modern rotates pairs: --n_embd / --n_head = {width // heads} must be even"]
+    return []
+
+
+def _batch_problems(config: TrainConfig) -> list[str]:
+    tokens, size, steps = config.batch_tokens, config.batch_size, config.gradient_accumulation_steps
+    if tokens is None:
+        return []
+    T = config.block_size
+    if tokens % T:
+        good = max(1, round(tokens / T)) * T
+        return [f"--batch_tokens={tokens} is not a multiple of --block_size={T}; try --batch_tokens={good}"]
+    if size and steps and size * steps * T != tokens:
+        return [
+            f"--batch_size={size} x --gradient_accumulation_steps={steps} x --block_size={T} is "
+            f"{size * steps * T} tokens, not --batch_tokens={tokens}; leave one of them out"
+        ]
+    for name, part in (("batch_size", size), ("gradient_accumulation_steps", steps)):
+        if part and tokens // T % part:
+            return [
+                f"--batch_tokens={tokens} is {tokens // T} sequences of --block_size={T}, which "
+                f"--{name}={part} does not divide; leave --{name} out to have it chosen"
+            ]
+    return []
+
+
+# --- values that follow from others ---
+
+
+def warmup_iters(config: TrainConfig) -> int:
+    return min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
+
+
+def decay_iters(config: TrainConfig) -> int:
+    return config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
+
+
+def min_lr(config: TrainConfig) -> float:
+    return config.learning_rate / 10 if config.min_lr is None else config.min_lr
+
+
+def activation(config: TrainConfig) -> str:
+    if config.activation != "auto":
+        return config.activation
+    return "gelu" if config.arch == "gpt2" else "relu2"
+
+
+def data_dir(config: TrainConfig) -> Path:
+    return Path(config.data_dir or f"data/{config.dataset}")

@@ -1,0 +1,218 @@
+"""Turn text into a dataset: read it, split it, choose a tokenizer, write the ids, all or nothing.
+
+    glass prepare pylib
+    glass prepare my.txt --tokenizer bpe:1024 --out_dir data/mine
+
+Everything streams, so the size of the text does not matter; and the dataset is written beside its place
+and renamed at the end, so that it is either complete or not there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassgpt.data.dataset import DTYPES, Manifest, write_manifest
+from glassgpt.data.options import PrepareOptions, asked_tokenizer, check_options, out_directory
+from glassgpt.data.progress import passing
+from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
+from glassgpt.data.seams import cut_safely
+from glassgpt.data.sources import KNOWN, Source, open_source
+from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
+from glassgpt.data.staging import move_into_place, staging
+from glassgpt.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    bpe_size,
+    gpt2_tokenizer,
+    train_bpe,
+)
+from glassgpt.errors import UserError
+
+__all__ = ["PrepareOptions", "prepare"]
+
+# A text with more different characters than this spends its embedding table on rare ones.
+MOST_CHARACTERS = 512
+# The tokenizers library gathers 256 pieces before it counts words: small pieces keep its memory small.
+_LEARNING_CHUNK_BYTES = 2**16
+
+
+def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
+    """Write the dataset that `options` describes and return its manifest."""
+    out = out_directory(options)
+    check_options(options, out)
+    notes: list[str] = []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        say(line)
+
+    with staging(out) as work:
+        source, ranks = _find_inputs(options, work, out)
+        for line in source.notes:
+            note(line)
+        total_bytes = sum(document.size_bytes for document in source.documents)
+        show = functools.partial(passing, total_bytes=total_bytes, say=say, show=progress)
+
+        with show("reading") as advance:
+            survey = survey_documents(source.documents, _text_encoding(options.tokenizer), advance)
+        split = split_documents(survey, options.val_fraction)
+        note(f"split: {split.reason}")
+
+        name, reason = _choose_tokenizer(options, survey)
+        note(f"tokenizer {name}: {reason}")
+        with show(f"making {name}") as advance:
+            tokenizer = _make_tokenizer(name, survey, split, ranks, advance)
+        if (asked := bpe_size(name)) is not None and tokenizer.vocab_size < asked:
+            note(f"the text is too small for {asked} tokens, it yields {tokenizer.vocab_size}")
+
+        with show("encoding") as advance:
+            manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
+        move_into_place(work, out)
+    say(
+        f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
+        f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
+    )
+    return manifest
+
+
+def _text_encoding(tokenizer_name: str) -> str:
+    """latin-1 maps bytes to characters one to one: raw bytes take the same road as text."""
+    return "latin-1" if tokenizer_name == "byte" else "utf-8"
+
+
+def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source, Ranks | None]:
+    """The text and, for gpt2, its table: both may need a network, so both are reported when it is down."""
+    problems: list[str] = []
+    source: Source | None = None
+    ranks: Ranks | None = None
+    try:
+        source = open_source(options.dataset, options.source, keep_in=work, kept_in=out)
+    except UserError as error:
+        problems += error.problems
+    try:
+        if asked_tokenizer(options) == "gpt2":
+            files = options.tokenizer_files
+            ranks = read_ranks(Path(files).expanduser()) if files else download_ranks()
+    except UserError as error:
+        problems += error.problems
+    if source is None or problems:
+        raise UserError(problems)
+    return source, ranks
+
+
+def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str]:
+    """A tokenizer's name, and why it."""
+    if options.tokenizer != "auto":
+        return options.tokenizer, "as asked"
+    if options.dataset in KNOWN:
+        return KNOWN[options.dataset], f"the usual one for {options.dataset}"
+    distinct = f"the text has {len(survey.characters):,} different characters"
+    if len(survey.characters) <= MOST_CHARACTERS:
+        return "char", f"{distinct}, and up to {MOST_CHARACTERS} each can have an id"
+    return "bpe:8192", f"{distinct}, over {MOST_CHARACTERS}, too many for an id each"
+
+
+def _make_tokenizer(
+    name: str, survey: Survey, split: Split, ranks: Ranks | None, advance: Callable[[int], None]
+) -> Tokenizer:
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "char":
+        # A newline goes between documents, whether or not one of them has any.
+        separator = "\n" if len(survey.documents) > 1 else ""
+        return CharTokenizer("".join(sorted(set(survey.characters + separator))))
+    if ranks is not None:
+        return gpt2_tokenizer(ranks)
+    size = bpe_size(name)
+    assert size is not None, name
+    # Learned from the training text alone: a vocabulary that has seen the validation text flatters it.
+    return train_bpe(_learning_text(split.train, advance), size)
+
+
+def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> Iterator[str]:
+    for span in spans:
+        for text in cut_safely(span.text("utf-8", _LEARNING_CHUNK_BYTES)):
+            advance(len(text.encode()))
+            yield text
+
+
+def _write_dataset(
+    work: Path,
+    source: Source,
+    split: Split,
+    tokenizer: Tokenizer,
+    notes: tuple[str, ...],
+    advance: Callable[[int], None],
+) -> Manifest:
+    # Ids up to 65535 fit 16 bits, so a vocabulary of 65536 still does.
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, advance)
+    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, advance)
+    sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
+    for name, content in tokenizer.files.items():
+        (work / name).write_bytes(content)
+        sha256[name] = hashlib.sha256(content).hexdigest()
+    manifest = Manifest(
+        name=source.name,
+        source=source.description,
+        tokenizer=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype,
+        tokens={"train": train.tokens, "val": val.tokens},
+        text_bytes={"train": train.text_bytes, "val": val.text_bytes},
+        sha256=sha256,
+        characters=tokenizer.characters if isinstance(tokenizer, CharTokenizer) else None,
+        notes=notes,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    write_manifest(work, manifest)
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Written:
+    tokens: int
+    text_bytes: int
+    sha256: str
+
+
+def _write_split(
+    path: Path, spans: tuple[Span, ...], tokenizer: Tokenizer, dtype: str, advance: Callable[[int], None]
+) -> _Written:
+    tokens = text_bytes = 0
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for ids, size in _encoded(spans, tokenizer):
+            content = ids.astype(DTYPES[dtype]).tobytes()
+            file.write(content)
+            digest.update(content)
+            tokens += len(ids)
+            text_bytes += size
+            advance(size)
+    return _Written(tokens, text_bytes, digest.hexdigest())
+
+
+def _encoded(spans: tuple[Span, ...], tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """The ids of the spans, a separator between documents, and how many bytes of text they stand for."""
+    for index, span in enumerate(spans):
+        if index and tokenizer.eot is not None:
+            yield np.array([tokenizer.eot]), 0
+        elif index:
+            yield tokenizer.encode("\n"), 1
+        chunks = span.text(_text_encoding(tokenizer.name))
+        if isinstance(tokenizer, ByteTokenizer):
+            for raw in (text.encode("latin-1") for text in chunks):
+                yield tokenizer.encode_bytes(raw), len(raw)
+        else:
+            # A character is a token wherever the stream is cut; a word is not.
+            for text in chunks if tokenizer.name == "char" else cut_safely(chunks):
+                yield tokenizer.encode(text), len(text.encode())

@@ -1,0 +1,215 @@
+"""Where text comes from: a known name, a file or a folder, always as documents read in a stream.
+
+glass prepare pylib                               the source of the Python that is running: no network
+glass prepare shakespeare_char                    tiny shakespeare, downloaded once
+glass prepare shakespeare_char --source FILE      the same without a network
+glass prepare my.txt                              any UTF-8 text file
+glass prepare my_folder                           every text file in a folder, one document each
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from glassgpt.data.dataset import file_sha256
+from glassgpt.errors import UserError
+
+CHUNK_BYTES = 2**20
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SHAKESPEARE_FILE = "input.txt"
+
+# The tokenizer each known dataset is prepared with when --tokenizer is auto.
+KNOWN = {"pylib": "char", "shakespeare": "gpt2", "shakespeare_char": "char"}
+
+# What is not code somebody wrote to be read: test suites, other people's packages, generated tables.
+_PYLIB_SKIPPED_FOLDERS = (
+    *("test", "tests", "*_test", "*_tests"),
+    *("site-packages", "dist-packages", "_bundled"),
+    *("__pycache__", "config-*", "pydoc_data"),
+)
+_PYLIB_SKIPPED_FILES = ("html/entities.py", "msilib/s*.py", "stringprep.py", "_sysconfigdata*")
+# Every charmap in encodings/ is one of these tables, most of them written by gencodec.py.
+_CHARMAP_MARKS = (b"decoding_table", b"decoding_map")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file of text. It is never held in memory: each pass streams it from the disk."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+    def text(self, encoding: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
+        """The text in chunks, newlines untouched; "latin-1" gives one character per raw byte."""
+        decoder = codecs.getincrementaldecoder(encoding)()
+        read_bytes = 0
+        try:
+            with self.path.open("rb") as file:
+                while chunk := file.read(chunk_bytes):
+                    read_bytes += len(chunk)
+                    yield decoder.decode(chunk)
+                yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            # The decoder sees the bytes it kept back plus the chunk; the user wants a place in the file.
+            offset = read_bytes - len(error.object) + error.start
+            raise UserError(
+                f"{self.path} is not UTF-8 at byte {offset:,}: convert it to UTF-8, "
+                "or use --tokenizer byte, which reads raw bytes"
+            ) from error
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """The documents of a dataset, in a fixed order, and what to say about them."""
+
+    name: str
+    description: str
+    documents: tuple[Document, ...]
+    notes: tuple[str, ...] = ()
+
+
+def dataset_problem(dataset: str) -> str | None:
+    """Why `dataset` is neither a known name nor something to read, or None."""
+    if not dataset:
+        return f"no dataset named: give a file, a folder, or one of {', '.join(KNOWN)}"
+    if dataset in KNOWN or Path(dataset).expanduser().exists():
+        return None
+    near = difflib.get_close_matches(dataset, KNOWN, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(KNOWN)}"
+    return f"{dataset!r} is no known dataset, and there is no file or folder of that name: {hint}"
+
+
+def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
+    """Find the documents of a dataset.
+
+    A download is kept in the folder `keep_in`; one from an earlier time is taken from `kept_in`.
+    """
+    path = Path(local_file or dataset).expanduser()
+    if dataset == "pylib":
+        source = _pylib()
+    elif dataset in KNOWN:
+        source = _shakespeare(dataset, local_file, keep_in, kept_in)
+    else:
+        source = _folder(path) if path.is_dir() else _file(path)
+    if not source.documents:
+        what = "has no text files" if path.is_dir() else "is empty"
+        skipped = f" ({', '.join(source.notes)})" if source.notes else ""
+        raise UserError(f"{path} {what}{skipped}: there is nothing to learn from, bring some text")
+    return source
+
+
+def _documents(paths: dict[str, Path]) -> tuple[Document, ...]:
+    """Documents sorted by name; empty files carry no text and would only add separators."""
+    documents = (Document(name, path, path.stat().st_size) for name, path in sorted(paths.items()))
+    return tuple(document for document in documents if document.size_bytes)
+
+
+def _file(path: Path) -> Source:
+    return Source(path.stem, f"file {path}", _documents({path.name: path}))
+
+
+def _folder(root: Path) -> Source:
+    """Every file under a folder but hidden ones and binaries; what was left out is said."""
+    texts: dict[str, Path] = {}
+    hidden = binary = 0
+    for folder, subfolders, names in os.walk(root):
+        hidden += sum(name.startswith(".") for name in subfolders + names)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for path in (Path(folder, name) for name in names if not name.startswith(".")):
+            if not path.is_file():
+                continue
+            if _looks_binary(path):
+                binary += 1
+            else:
+                texts[path.relative_to(root).as_posix()] = path
+    documents = _documents(texts)
+    skipped = {"binary": binary, "hidden": hidden, "empty": len(texts) - len(documents)}
+    notes = tuple(f"skipped {count} {kind} files" for kind, count in skipped.items() if count)
+    return Source(root.resolve().name, f"folder {root}, {len(documents)} files", documents, notes)
+
+
+def _looks_binary(path: Path) -> bool:
+    """Git's test: text has no NUL byte near its beginning."""
+    try:
+        with path.open("rb") as file:
+            return b"\0" in file.read(8192)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _pylib() -> Source:
+    """The standard library of the running Python: about ten megabytes of good prose that everyone has.
+
+    ASCII files only, which keeps the char vocabulary under a hundred.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    documents = _documents({name: path for name, path in _pylib_files(root) if _is_prose(name, path)})
+    description = f"Python {platform.python_version()} standard library, {len(documents)} files"
+    return Source("pylib", description, documents)
+
+
+def _pylib_files(root: Path) -> Iterator[tuple[str, Path]]:
+    for folder, subfolders, names in os.walk(root):
+        # Pruned here, because site-packages may hold a hundred times more files than the library.
+        subfolders[:] = [name for name in subfolders if not _matches(name, _PYLIB_SKIPPED_FOLDERS)]
+        for path in (Path(folder, name) for name in names if name.endswith(".py")):
+            yield path.relative_to(root).as_posix(), path
+
+
+def _is_prose(name: str, path: Path) -> bool:
+    code = path.read_bytes()
+    is_charmap = name.startswith("encodings/") and any(mark in code for mark in _CHARMAP_MARKS)
+    return code.isascii() and not is_charmap and not _matches(name, _PYLIB_SKIPPED_FILES)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shakespeare(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
+    if local_file:
+        path = Path(local_file).expanduser()
+        canonical = file_sha256(path) == SHAKESPEARE_SHA256
+        notes = () if canonical else (f"{path} is not the canonical tiny shakespeare (its SHA-256 differs)",)
+        return Source(dataset, f"file {path}", _documents({path.name: path}), notes)
+    kept = kept_in / SHAKESPEARE_FILE
+    path = keep_in / SHAKESPEARE_FILE
+    if is_kept_download(kept):
+        path.write_bytes(kept.read_bytes())
+    else:
+        path.write_bytes(_download_shakespeare(dataset))
+    return Source(dataset, f"tiny shakespeare, {SHAKESPEARE_URL}", _documents({path.name: path}))
+
+
+def is_kept_download(path: Path) -> bool:
+    """Whether a file is a download that can be had again, and not somebody's own text."""
+    return path.name == SHAKESPEARE_FILE and path.is_file() and file_sha256(path) == SHAKESPEARE_SHA256
+
+
+def _download_shakespeare(dataset: str) -> bytes:
+    import hashlib
+    import urllib.request
+
+    fix = f"get the file another way and run  glass prepare {dataset} --source FILE"
+    try:
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=30) as response:
+            content: bytes = response.read()
+    except OSError as error:
+        raise UserError(f"{SHAKESPEARE_URL} could not be downloaded ({error}): {fix}") from error
+    if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
+        # A login page of a hotel network is the usual reason.
+        raise UserError(f"what {SHAKESPEARE_URL} sent is not tiny shakespeare (its SHA-256 differs): {fix}")
+    return content

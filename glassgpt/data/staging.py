@@ -1,0 +1,66 @@
+"""A folder that appears all at once: written beside its place, synced to the disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from glassgpt.errors import UserError
+
+
+@contextlib.contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out` to work in; gone afterwards, whatever happens."""
+    work = out.parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        work.mkdir(parents=True)
+        yield work
+    except OSError as error:
+        raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def move_into_place(work: Path, out: Path) -> None:
+    """Rename the finished folder to its name; a folder it replaces is removed last.
+
+    The only gap is between two renames: whoever is killed there finds both folders, complete, under
+    their hidden names.
+    """
+    for path in (*work.iterdir(), work):
+        _sync(path)
+    old = work.with_suffix(".old")
+    if out.exists():
+        out.rename(old)
+    try:
+        work.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        raise
+    _sync(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def writable_problem(out: Path) -> str | None:
+    """Why no folder can be made at `out`, or None."""
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return None
+    return f"{out} cannot be written, because of {nearest}: choose another --out_dir"
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no such call for folders
+    # Windows syncs only what is open for writing.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,74 @@
+"""What runs there are, and how they are doing: read from their journals, without importing torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.account import journal
+from glassgpt.account.journal import Record
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of `glass runs`. What the journal does not say is None."""
+
+    path: Path
+    state: str
+    iter: int
+    max_iters: int | None
+    loss: float | None
+    best_val_loss: float | None
+    best_iter: int | None
+    tokens_per_s: float | None
+    bytes: int
+    started: float | None
+
+
+def find_runs(folder: Path) -> list[RunSummary]:
+    """Every run below `folder`, the latest last."""
+    found = [summarize(path.parent) for path in sorted(folder.glob(f"*/{journal.NAME}"))]
+    return sorted(found, key=lambda run: run.started or 0.0)
+
+
+def summarize(run_dir: Path) -> RunSummary:
+    records = journal.current(journal.read(run_dir / journal.NAME))
+    last = {record["kind"]: record for record in records}
+    step, start = last.get("step", {}), last.get("run", {})
+    sampled = [r for r in records if r["kind"] == "eval" and r["split"] == "val" and math.isfinite(r["loss"])]
+    best = min(sampled, key=lambda record: (record["loss"], record["iter"]), default=None)
+    return RunSummary(
+        path=run_dir,
+        state=_state(run_dir, records),
+        iter=max((record["iter"] for record in records), default=0),
+        max_iters=start.get("config", {}).get("max_iters"),
+        loss=step.get("loss"),
+        best_val_loss=best["loss"] if best else None,
+        best_iter=best["iter"] if best else None,
+        tokens_per_s=step.get("tokens_per_s"),
+        bytes=sum(file.stat().st_size for file in run_dir.rglob("*") if file.is_file()),
+        started=records[0]["time"] if records else None,
+    )
+
+
+def _state(run_dir: Path, records: list[Record]) -> str:
+    """What the last process said at its end; without a word it is running, or it died."""
+    if _is_locked(run_dir):
+        return "running"
+    if records and records[-1]["kind"] == "end":
+        return str(records[-1]["reason"])
+    return "died"
+
+
+def _is_locked(run_dir: Path) -> bool:
+    try:
+        import fcntl
+
+        with (run_dir / "lock").open() as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False

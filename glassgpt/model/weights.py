@@ -1,0 +1,45 @@
+"""The model's weights under other names: GPT-2 as `transformers` keeps it.
+
+GPT-2's linear layers are stored input-first there (`Conv1D`), ours output-first (`nn.Linear`), so those four
+matrices per block are transposed on the way. Every key is accounted for: a missing or left-over one is an
+error, never a silently random layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
+
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_BUFFERS = (".attn.bias", ".attn.masked_bias")  # causal masks that old files carry along
+
+
+def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A GPT2LMHeadModel (or GPT2Model) state dict under our names and in our layout."""
+    ours = {}
+    for name, tensor in state.items():
+        if name.endswith(_BUFFERS):
+            continue
+        name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+        ours[name] = tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor
+    ours.setdefault("lm_head.weight", ours["transformer.wte.weight"])  # tied
+    return ours
+
+
+def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
+    """Copies `state` into the model; every difference in names or shapes is reported at once."""
+    own = model.state_dict()
+    problems = [f"{origin} lacks {name}" for name in own if name not in state]
+    problems += [f"{origin} has {name}, which this model does not" for name in state if name not in own]
+    problems += [
+        f"{name} is {tuple(state[name].shape)} in {origin}, but {tuple(own[name].shape)} here"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if problems:
+        raise UserError(problems[:5] + ([f"... and {len(problems) - 5} more"] if len(problems) > 5 else []))
+    model.load_state_dict(dict(state))

@@ -1,0 +1,260 @@
+"""A run in the terminal, line by line, from its records.
+
+It is a listener of the sink during a run, and replays a journal afterwards (`glass show RUN`): both print the
+same. On a terminal a progress bar stays below the lines; elsewhere there are plain lines only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from glassgpt.account.clock import PHASES
+from glassgpt.account.hardware import Peak, mfu_note
+from glassgpt.account.journal import Record
+from glassgpt.show import format
+from glassgpt.show.chart import bar, sparkline
+from glassgpt.show.format import harmless
+
+_PHASE_MEANING = {
+    "startup": "imports, reading data, building the model",
+    "compile": "first calls beyond a steady step: compiling, warming up",
+    "data": "waiting for batches",
+    "train": "forward, backward, optimizer",
+    "eval": "train and validation loss, sample",
+    "checkpoint": "copying weights; writing them goes on in the background",
+    "log": "this output and the journal",
+    "other": "what none of the above claims",
+}
+
+
+class RunConsole:
+    """Prints records. Holds only what a later line needs of earlier ones."""
+
+    def __init__(self, out: Console, live: bool = False) -> None:
+        self._out, self._live = out, live
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._run: Record = {}
+        self._train_eval: Record | None = None
+        self._val_losses: list[float] = []
+        self._best = math.inf
+        self._last_mfu: float | None = None
+        self._print_kind: dict[str, Callable[[Record], None]] = {
+            "run": self._print_run,
+            "resume": self._print_resume,
+            "step": self._print_step,
+            "eval": self._print_eval,
+            "checkpoint": self._print_checkpoint,
+            "finding": self._print_finding,
+            "sample": self._print_sample,
+            "end": self._print_end,
+        }
+
+    def __call__(self, record: Record) -> None:
+        show = self._print_kind.get(record["kind"])
+        if show:
+            show(record)
+
+    def _line(self, label: str, text: str, style: str = "") -> None:
+        self._out.print(
+            Text(f"{label:<14}", style="bold") + Text(harmless(text), style=style), soft_wrap=True
+        )
+
+    # --- the start ---
+
+    def _print_run(self, record: Record) -> None:
+        self._run = record
+        model, data, peak = record["model"], record["data"], record["peak"]
+        machine = record["machine"]
+        self._line("run", f"{record['out_dir']}   (glassgpt {machine['glassgpt']}, torch {machine['torch']})")
+        self._line(
+            "model",
+            f"{model['arch']}: {model['n_layer']} layers, {model['n_head']} heads, {model['n_embd']} wide, "
+            f"context {model['block_size']}: {format.count(model['parameters'])} parameters",
+        )
+        tokens = data["tokens"]
+        self._line(
+            "data",
+            f"{data['name']}: {format.count(tokens['train'])} tokens to learn from, "
+            f"{format.count(tokens['val'])} held out, {data['tokenizer']}; "
+            f"{record['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs",
+        )
+        for choice in record["choices"]:
+            self._line(choice["name"], f"{choice['value']}   ({choice['reason']})")
+        value = peak["value"]
+        self._line(
+            "MFU",
+            f"{model['flops_per_token'] / 1e6:.4g} MFLOP per token, "
+            + (f"100% is {format.flops(value)}" if value else "no peak to compare with")
+            + f"   ({peak['source']})",
+        )
+        self._out.print()
+        if self._live:
+            self._start_bar(record)
+
+    def _start_bar(self, record: Record) -> None:
+        self._progress = Progress(
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:.0f}%  {task.fields[note]}"),
+            console=self._out,
+            transient=True,
+        )
+        total = record["config"]["max_iters"]
+        self._task = self._progress.add_task("", total=total, completed=record["iter"], note="starting")
+        self._progress.start()
+
+    def _move_bar(self, done: int, note: str) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, note=note)
+
+    def _print_resume(self, record: Record) -> None:
+        for complaint in record["complaints"]:
+            self._line("warning", complaint, "yellow")
+        self._line("resume", f"after {record['from_iter']:,} updates")
+
+    # --- on the way ---
+
+    def _print_step(self, record: Record) -> None:
+        parts = [f"loss {record['loss']:.4f}"]
+        if record["step_ms"] is None:
+            parts.append("first update")
+        else:
+            parts.append(format.milliseconds(record["step_ms"]))
+            parts.append(f"{format.count(record['tokens_per_s'])} tok/s")
+        if record["mfu"] is not None:
+            parts.append(f"MFU {record['mfu']:.1f}%")
+            self._last_mfu = record["mfu"]
+        parts.append(f"lr {record['lr']:.2e}")
+        parts.append(f"norm {record['grad_norm']:.2f}")
+        if record["eta_s"] is not None and record["iter"] < self._max_iters():
+            parts.append(f"{format.duration(record['eta_s'])} to go")
+        # The first interval also held this; it is not in the step time.
+        if record["phases"]["compile"] >= 1:
+            parts.append(f"(compile and warm-up {format.duration(record['phases']['compile'] / 1000)})")
+        bad = "" if math.isfinite(record["loss"]) else "red"
+        self._line(f"iter {record['iter']:>6}", "  ".join(parts), bad)
+        left = record["eta_s"]
+        self._move_bar(record["iter"], f"{format.duration(left)} to go" if left else "")
+
+    def _max_iters(self) -> int:
+        return int(self._run["config"]["max_iters"]) if self._run else 0
+
+    def _print_eval(self, record: Record) -> None:
+        if record["split"] == "train":
+            self._train_eval = record
+            return
+        train, self._train_eval = self._train_eval, None
+        ms = record["ms"] + (train["ms"] if train else 0.0)
+        compile_ms = record["compile_ms"] + (train["compile_ms"] if train else 0.0)
+        text = f"val {record['loss']:.4f}"
+        if not math.isnan(record["stderr"]):
+            text += f" ± {record['stderr']:.4f}"
+        if train:
+            text = f"train {train['loss']:.4f}  {text}"
+        text += f"  {record['bits_per_byte']:.3f} bits/byte"
+        text += "  whole split" if record["whole_split"] else f"  {format.count(record['tokens'])} tokens"
+        text += f"  took {format.duration(ms / 1000)}"
+        if compile_ms >= 1:
+            text += f" (and {format.duration(compile_ms / 1000)} compile and warm-up)"
+        if train:  # the closing pass over the whole split does not compete with sampled ones
+            self._val_losses.append(record["loss"])
+            if record["loss"] < self._best:
+                self._best = record["loss"]
+                text += "  best so far" if record["iter"] else ""
+        self._line(f"eval {record['iter']:>6}", text, "cyan")
+
+    def _print_checkpoint(self, record: Record) -> None:
+        self._line(
+            f"save {record['iter']:>6}",
+            f"{format.size(record['bytes'])}  blocked {format.milliseconds(record['blocking_ms'])}, "
+            f"{format.milliseconds(record['background_ms'])} in the background"
+            + ("  best" if record["best"] else ""),
+            "dim",
+        )
+
+    def _print_finding(self, record: Record) -> None:
+        self._line(
+            record["severity"], f"{record['title']} ({record['evidence']}). {record['advice']}.", "yellow"
+        )
+
+    # --- the end ---
+
+    def _print_sample(self, record: Record) -> None:
+        self._out.print()
+        self._line("sample", f"{format.duration(record['ms'] / 1000)}, not cherry-picked:")
+        self._out.print(Text(harmless(record["text"]), style="green"), soft_wrap=True)
+
+    def _print_end(self, record: Record) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._out.print()
+        self._print_ledger(record)
+        reason = record["reason"]
+        self._line("end", f"{reason} after {record['iter']:,} updates in {format.duration(record['wall_s'])}")
+        if record["best_iter"] is not None:
+            curve = sparkline(self._val_losses)
+            self._line(
+                "best",
+                f"validation loss {record['best_val_loss']:.4f} at iter {record['best_iter']:,}   {curve}",
+            )
+        note = mfu_note(self._last_mfu, _peak(self._run))
+        if note:
+            self._line("MFU", note, "yellow")
+        for label, text in _what_next(record, self._run):
+            self._line(label, text)
+
+    def _print_ledger(self, record: Record) -> None:
+        wall = record["wall_s"]
+        self._out.print(Text(f"{'where the time went':<19}{'s':>10}{'%':>8}", style="bold"))
+        for name in PHASES:
+            seconds = record["ledger"][name]
+            share = seconds / wall if wall else 0.0
+            line = Text(f"{name:<19}{seconds:>10.2f}{share:>8.1%}  ")
+            line.append(f"{bar(share, 20):<20}  ", style="cyan").append(_PHASE_MEANING[name], style="dim")
+            self._out.print(line, soft_wrap=True)
+        self._out.print(Text(f"{'wall time':<19}{wall:>10.2f}{1:>8.1%}", style="bold"))
+
+
+def _peak(run: Record) -> Peak | None:
+    names = ("table", "table_source", "measured", "measured_how")
+    return Peak(**{name: run["peak"][name] for name in names}) if run else None
+
+
+def _what_next(end: Record, run: Record) -> list[tuple[str, str]]:
+    place = run.get("out_dir", "RUN")
+    go_on = f"glass train --init_from=resume --out_dir={place}"
+    reason = end["reason"]
+    if reason == "not finite":
+        norms = ", ".join(f"{norm:.3g}" for norm in end["recent_grad_norms"][-5:])
+        saved = end["last_checkpoint"]
+        return [
+            (
+                "problem",
+                f"the loss or gradient of iter {end['bad_iter']:,} was not finite; it was not applied",
+            ),
+            ("norms", f"the last gradient norms: {norms}"),
+            ("next", f"the last good checkpoint is {saved}" if saved else "there is no checkpoint yet"),
+            ("", "try a lower --learning_rate, a longer --warmup_iters, or --dtype=float32"),
+        ]
+    if reason == "interrupted":
+        return [("next", f"go on with  {go_on}")]
+    if reason == "crashed":
+        return [
+            ("problem", str(end.get("error", ""))),
+            ("next", f"go on from the last checkpoint with  {go_on}"),
+        ]
+    if reason == "finished":
+        more: Any = 2 * run["config"]["max_iters"] if run else "N"
+        return [
+            ("next", f"train it longer:  {go_on} --max_iters={more}"),
+            ("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"),
+            ("", "see all runs:      glass runs"),
+        ]
+    return []

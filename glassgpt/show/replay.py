@@ -1,0 +1,34 @@
+"""A run's output again, from its journal: in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from glassgpt.account import journal
+from glassgpt.errors import UserError
+from glassgpt.show.console import RunConsole
+
+
+def replay(run_dir: Path, out: Console) -> None:
+    path = run_dir / journal.NAME
+    if not path.is_file():
+        raise UserError(
+            f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
+        )
+    show = RunConsole(out)
+    for record in journal.current(journal.read(path)):
+        show(record)
+
+
+def replay_svg(run_dir: Path, svg: Path, width: int) -> None:
+    out = Console(
+        record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False, emoji=False
+    )
+    replay(run_dir, out)
+    try:
+        svg.write_text(out.export_svg(title=f"glass train ({run_dir})"), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--svg={svg} cannot be written: {error.strerror}") from None

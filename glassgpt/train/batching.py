@@ -1,0 +1,67 @@
+"""How an update's tokens are cut into micro-batches.
+
+The result of a run depends on the tokens per update; how many of them go through the model at once is a
+matter of memory and speed. `batch_tokens` states the first, and the rest can be derived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.errors import UserError
+
+DEFAULT_BATCH_SIZE = 12
+
+# More tokens than this in one pass gain nothing more: the matmuls are large enough.
+_ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """`batch_size` sequences at a time, `micro_steps` times per update in each process."""
+
+    batch_size: int
+    micro_steps: int
+    sequences: int  # per update, over everything
+    tokens: int  # per update, over everything
+
+
+def plan_batch(
+    config: TrainConfig, device_type: str, fits: int | None, ranks: int = 1
+) -> tuple[BatchPlan, list[Choice]]:
+    """The plan and what had to be decided for it. `fits`: sequences that memory allows at once, if known."""
+    T, size, steps = config.block_size, config.batch_size, config.gradient_accumulation_steps
+    choices = []
+    if config.batch_tokens is None:
+        size, steps = size or DEFAULT_BATCH_SIZE, steps or ranks
+    else:
+        sequences = config.batch_tokens // T
+        if size is None and steps is None:
+            size, reason = _choose_size(sequences, T, device_type, fits, ranks)
+            choices.append(Choice("batch_size", size, reason))
+        elif size is None:
+            size = sequences // (steps or 1)
+        steps = sequences // size
+    if steps % ranks:
+        raise UserError(
+            f"--gradient_accumulation_steps={steps} is over all processes: it must be a multiple of {ranks}"
+        )
+    tokens = size * steps * T
+    how = f"{size} sequences x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
+    choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
+    return BatchPlan(size, steps // ranks, size * steps, tokens), choices
+
+
+def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
+    """The largest divisor that fits in memory and is not beyond what still pays."""
+    enough = max(1, _ENOUGH_TOKENS[device_type] // T)
+    limit = min(enough, sequences // ranks, fits if fits is not None else enough)
+    size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)
+    if fits is not None and fits < enough:
+        why = f"memory is estimated to hold {fits} sequences at once"
+    elif size == sequences // ranks:
+        why = "the whole update fits in one pass"
+    else:
+        why = f"more than {enough * T:,} tokens in one pass gain nothing on {device_type}"
+    return size, f"{why}; divides the update's {sequences} sequences"

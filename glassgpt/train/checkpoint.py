@@ -1,0 +1,231 @@
+"""Checkpoints: safetensors and JSON, committed by a rename, written in the background.
+
+    checkpoints/00000500/model.safetensors       parameters under GPT-2's names
+                         optimizer.safetensors   PARAMETER:exp_avg, …
+                         evaluation.safetensors  what early stopping compares with, if it is on
+                         state.json              iteration, losses, settings, SHA-256 of the others
+
+A checkpoint is written beside its place, flushed to disk, and renamed: a folder with a plain number is whole,
+whatever happened. Which one is `last` and which is `best` is not stored anywhere, it follows from what is
+there: the highest iteration, and the lowest validation loss. Nothing is pickled; loading executes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from glassgpt.account.journal import Record
+from glassgpt.errors import UserError
+
+FOLDER = "checkpoints"
+VERSION = 1
+_COMMITTED = re.compile(r"(\d{8,})(?:\.(\d+))?")  # ".1": saved again at the same iteration
+
+Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint; its tensors are still on disk."""
+
+    path: Path
+    state: Mapping[str, Any]
+
+    @property
+    def iter(self) -> int:
+        return int(self.state["iter"])
+
+    @property
+    def val_loss(self) -> float | None:
+        return None if self.state["val_loss"] is None else float(self.state["val_loss"])
+
+
+# --- reading ---
+
+
+def committed(run_dir: Path) -> list[Path]:
+    """Folders of committed checkpoints, oldest first."""
+    folder = run_dir / FOLDER
+    found = [(match, path) for path in _entries(folder) if (match := _COMMITTED.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def describe(path: Path) -> Checkpoint:
+    """The checkpoint's state without its tensors."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        if state["version"] != VERSION:
+            raise UserError(f"{path} is of version {state['version']}; this program reads {VERSION}")
+        point = Checkpoint(path, state)
+        point.iter, point.val_loss, state["sha256"].items()  # are they there, and of the right type?
+        return point
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged: {error!r}") from None
+
+
+def best(run_dir: Path) -> Checkpoint | None:
+    """The committed checkpoint with the lowest validation loss, the earliest of equals."""
+    evaluated = [point for point in _readable(run_dir) if point.val_loss is not None]
+    return min(evaluated, key=lambda point: (point.val_loss, point.iter), default=None)
+
+
+def _readable(run_dir: Path) -> Iterator[Checkpoint]:
+    """Damaged ones are nobody's best; whoever resumes is told of them."""
+    for path in committed(run_dir):
+        with suppress(UserError):
+            yield describe(path)
+
+
+def load_tensors(point: Checkpoint) -> Tensors:
+    """Everything, on the CPU, each file checked against its SHA-256."""
+    tensors = {}
+    for name, digest in point.state["sha256"].items():
+        path = point.path / name
+        try:
+            if _sha256(path) != digest:
+                raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
+            tensors[path.stem] = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} is damaged: {error!r}") from None
+    return tensors
+
+
+def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with the newer ones, if any."""
+    complaints: list[str] = []
+    for path in reversed(committed(run_dir)):
+        try:
+            point = describe(path)
+            return point, load_tensors(point), complaints
+        except UserError as error:
+            complaints += error.problems
+    raise UserError(
+        [*complaints, f"{run_dir} has no checkpoint to resume from; start anew in another --out_dir"]
+    )
+
+
+# --- writing ---
+
+
+class Saver:
+    """Writes checkpoints in a thread, one at a time. The loop waits only for the copy of the tensors."""
+
+    def __init__(self, run_dir: Path, keep: int) -> None:
+        self._run_dir, self._keep = run_dir, keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Record] | None = None
+        for leftover in _entries(run_dir / FOLDER):
+            if leftover.name.startswith(".tmp-"):  # of a process that died while saving
+                shutil.rmtree(leftover)
+
+    def save(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
+        """Copies the tensors and starts writing. The save before must have been waited for."""
+        assert self._pending is None
+        started = time.perf_counter()
+        copies = {file: _snapshot(content) for file, content in tensors.items() if content}
+        blocking_ms = (time.perf_counter() - started) * 1000
+        record = {"kind": "checkpoint", "iter": state["iter"], "blocking_ms": blocking_ms}
+        self._pending = self._thread.submit(self._write, copies, dict(state), record)
+
+    def poll(self, wait: bool = False) -> Record | None:
+        """The record of a save that has ended since last asked. A save that failed raises here."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        try:
+            return pending.result()
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"the checkpoint could not be written: {error}; "
+                f"the ones before it in {self._run_dir / FOLDER} are whole"
+            ) from error
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _write(self, tensors: Tensors, state: dict[str, Any], record: Record) -> Record:
+        started = time.perf_counter()
+        folder = self._run_dir / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
+        try:
+            temporary.mkdir()
+            state["version"], state["sha256"] = VERSION, {}
+            for file, content in tensors.items():
+                path = temporary / f"{file}.safetensors"
+                save_file(content, path)
+                _flush(path)
+                state["sha256"][path.name] = _sha256(path)
+            (temporary / "state.json").write_text(json.dumps(state, indent=1))
+            _flush(temporary / "state.json")
+            _flush(temporary)
+            place = _free_place(folder, state["iter"])
+            temporary.rename(place)  # the commit
+            _flush(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        record["bytes"] = sum(file.stat().st_size for file in place.iterdir())
+        record["best"] = self._prune() == place
+        record["background_ms"] = (time.perf_counter() - started) * 1000
+        return record
+
+    def _prune(self) -> Path | None:
+        """Removes what is neither the best nor among the last ones; returns the best."""
+        paths = committed(self._run_dir)
+        top = best(self._run_dir)
+        for path in paths[: -self._keep]:
+            if top is None or path != top.path:
+                shutil.rmtree(path)
+        return top.path if top else None
+
+
+def _snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    copies = {
+        name: tensor.detach().to("cpu", copy=True, non_blocking=True) for name, tensor in tensors.items()
+    }
+    if any(tensor.device.type == "cuda" for tensor in tensors.values()):
+        torch.cuda.synchronize()
+    return {name: copy.contiguous() for name, copy in copies.items()}
+
+
+def _free_place(folder: Path, iteration: int) -> Path:
+    place, again = folder / f"{iteration:08d}", 0
+    while place.exists():
+        again += 1
+        place = folder / f"{iteration:08d}.{again}"
+    return place
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Makes a file, or a folder's list of names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""Evaluation: the same tokens every time, exactly the whole split where it is small enough.
+
+It is deterministic and draws nothing from training's random numbers: evaluating more or less often changes no
+training loss. Batches all have one shape (the last is padded with ignored targets), so that compiled code is
+compiled once, and the result does not depend on the batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from glassgpt.account.clock import Ledger
+from glassgpt.config import TrainConfig
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
+from glassgpt.train.batching import BatchPlan
+from glassgpt.train.learner import Learner
+
+DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
+_LOGITS_BYTES = 2**30  # an evaluation batch's float32 logits stay under this
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss over `tokens` targets, and what it is made of: one mean per window."""
+
+    loss: float
+    tokens: int
+    window_losses: np.ndarray
+    window_tokens: np.ndarray
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of the mean, windows taken as independent draws."""
+        return _stderr(self.window_losses, self.window_tokens)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def bits_per_byte(self, bytes_per_token: float) -> float:
+        """The loss per byte of text, which compares across tokenizers."""
+        return self.loss / math.log(2) / bytes_per_token
+
+
+def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
+    n = len(values)
+    if n < 2:
+        return math.nan
+    share = weights / weights.sum()
+    mean = float((share * values).sum())
+    return math.sqrt(float((share**2 * (values - mean) ** 2).sum()) * n / (n - 1))
+
+
+def is_gain(reference: Evaluation | None, now: Evaluation) -> bool:
+    """Whether `now` is better than `reference` by more than noise.
+
+    The noise is that of the difference, window by window: hard windows are hard for both, which cancels, so
+    it is far smaller than either one's own error.
+    """
+    if reference is None or len(reference.window_losses) != len(now.window_losses):
+        return True  # other windows do not compare; start anew from these
+    noise = _stderr(reference.window_losses - now.window_losses, now.window_tokens)
+    return reference.loss - now.loss > (0.0 if math.isnan(noise) else noise)
+
+
+def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
+    """Per split. By default train is evaluated on as many tokens as the validation split has."""
+    if config.eval_iters is not None:
+        return config.eval_iters * plan.batch_size * config.block_size
+    return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
+
+
+def batch_rows(config: TrainConfig, device_type: str, vocab_size: int) -> int:
+    """Windows per batch: enough to keep the device busy, few enough for the logits to fit."""
+    tokens = min(_BATCH_TOKENS[device_type], _LOGITS_BYTES // (4 * vocab_size))
+    return max(1, tokens // config.block_size)
+
+
+def evaluate(
+    learner: Learner,
+    tokens: np.ndarray,
+    eval_tokens: int | None,
+    rows: int,
+    ledger: Ledger,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """The loss on a split; None if asked to stop on the way. `eval_tokens=None`: all of it."""
+    T = learner.config.block_size
+    starts = evaluation_windows(len(tokens), T, eval_tokens)
+    sums: list[torch.Tensor] = []
+    counts: list[np.ndarray] = []
+    first_call_s = None
+    with ledger.phase("eval") as whole:
+        for i in range(0, len(starts), rows):
+            if should_stop():
+                return None
+            chunk = starts[i : i + rows]
+            filled = np.pad(chunk, (0, rows - len(chunk)), constant_values=len(tokens))  # nothing but padding
+            x, y = evaluation_batch(tokens, filled, T)
+            if learner.is_first("score"):
+                with ledger.phase("compile") as first_call:
+                    sums.append(_window_sums(learner, x, y))
+                    learner.placement.synchronize()
+                first_call_s = first_call.seconds
+            else:
+                sums.append(_window_sums(learner, x, y))
+            counts.append((y != IGNORED_TARGET).sum(1))
+        window_sums = torch.cat(sums).cpu().numpy()[: len(starts)]
+    if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one
+        ledger.move("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
+    window_tokens = np.concatenate(counts)[: len(starts)]
+    total = int(window_tokens.sum())
+    return Evaluation(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
+
+
+def _window_sums(learner: Learner, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+    """In float64, so that the order of summation does not show."""
+    device = learner.placement.device
+    losses = learner.score(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))
+    if device.type == "mps":  # which has no float64
+        losses = losses.cpu()
+    return losses.double().sum(1)

@@ -1,0 +1,231 @@
+"""The loop. Everything a run does happens here, in this order:
+
+    evaluate  ->  end?  ->  save  ->  update  ->  log  ->  …
+
+`iter` counts updates done, so an evaluation at iter 500 is of the model after 500 updates. Time is always in
+exactly one phase of the ledger, and everything worth knowing goes to the sink as a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.account.clock import since
+from glassgpt.account.journal import Record
+from glassgpt.data.tokenizers import load_tokenizer
+from glassgpt.model.generate import generate
+from glassgpt.train import record
+from glassgpt.train.evaluate import Evaluation, evaluate, is_gain
+from glassgpt.train.job import Job
+from glassgpt.train.state import state_of, tensors_of
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run ended, the exit code for it, and what its last record says besides."""
+
+    reason: str
+    exit_code: int = 0
+    details: Record | None = None
+
+
+class NotFinite(Exception):
+    """A loss or gradient was NaN or infinite. The weights are still those before that update."""
+
+
+def run(job: Job) -> Ending:
+    """Trains until something ends it."""
+    try:
+        while True:
+            if evaluation_is_due(job):
+                evaluate_splits(job)
+            ending = why_end(job)
+            if save_is_due(job, ending):
+                save(job)
+            if ending:
+                close(job, ending)
+                return ending
+            update(job)
+            if job.progress.iter % job.config.log_interval == 0:
+                log_step(job)
+    except NotFinite:
+        return end_not_finite(job)
+
+
+def why_end(job: Job) -> Ending | None:
+    if job.stop.requested:
+        return Ending("interrupted", job.stop.exit_code)
+    if job.config.eval_only:
+        return Ending("evaluated")
+    if job.progress.iter >= job.config.max_iters:
+        return Ending("finished")
+    if job.config.patience and job.progress.evaluations_without_gain >= job.config.patience:
+        return Ending("stopped early")
+    return None
+
+
+def update(job: Job) -> None:
+    """One update. The first one of a process compiles and warms up, and is accounted for as that."""
+    first = job.learner.is_first("update")
+    with job.ledger.phase("compile" if first else "train"):
+        job.learner.update(job.progress.iter)
+        if first:
+            job.placement.synchronize()
+    job.interval.update_done(first)
+    job.progress.iter += 1
+    job.progress.val_loss = None
+    if first:
+        tell_compile_failure(job)
+
+
+# --- evaluating ---
+
+
+def evaluation_is_due(job: Job) -> bool:
+    done = job.progress.iter
+    due = done % job.config.eval_interval == 0 or done >= job.config.max_iters or job.config.eval_only
+    return due and job.progress.val_loss is None  # a resumed run may have done it already
+
+
+def evaluate_splits(job: Job) -> None:
+    """Both splits, on the same tokens as ever. Keeps track of the best, and of the last real gain."""
+    catch_up(job)
+    before = job.ledger.seconds()
+    result = evaluate_split(job, "train", job.eval_tokens) and evaluate_split(job, "val", job.eval_tokens)
+    if result is None:
+        return
+    progress = job.progress
+    progress.val_loss = result.loss
+    if result.loss < progress.best_val_loss:
+        progress.best_val_loss, progress.best_iter = result.loss, progress.iter
+    if is_gain(job.reference, result):
+        job.reference, progress.evaluations_without_gain = result, 0
+    else:
+        progress.evaluations_without_gain += 1
+    job.eval_cost.add(since(before, job.ledger.seconds())["eval"])
+
+
+def evaluate_split(job: Job, split: str, eval_tokens: int | None) -> Evaluation | None:
+    """Evaluates and records; None if the user asked to stop meanwhile."""
+    first, before = job.learner.is_first("score"), job.ledger.seconds()
+    result = evaluate(
+        job.learner,
+        job.splits[split],
+        eval_tokens,
+        job.eval_rows,
+        job.ledger,
+        should_stop=lambda: job.stop.requested,
+    )
+    spent = since(before, job.ledger.seconds())
+    if first:
+        tell_compile_failure(job)
+    if result is not None:
+        tell(job, record.eval_record(job, split, result, spent))
+    return result
+
+
+# --- saving ---
+
+
+def save_is_due(job: Job, ending: Ending | None) -> bool:
+    config, progress = job.config, job.progress
+    if config.eval_only or job.saved == (progress.iter, progress.val_loss):
+        return False
+    if ending is not None:
+        return True
+    if progress.iter == 0:
+        return False
+    if progress.best_iter == progress.iter:
+        return True
+    if config.checkpoint_interval is not None:
+        return progress.iter % config.checkpoint_interval == 0
+    return progress.val_loss is not None and config.always_save_checkpoint
+
+
+def save(job: Job) -> None:
+    """Waits for the save before, if it still runs, and for a copy of the tensors. The rest is background."""
+    catch_up(job)
+    with job.ledger.phase("checkpoint") as phase:
+        tell(job, job.saver.poll(wait=True))
+        job.saver.save(tensors_of(job), state_of(job))
+    job.saved = (job.progress.iter, job.progress.val_loss)
+    job.save_cost.add(phase.seconds)
+
+
+# --- logging ---
+
+
+def log_step(job: Job) -> None:
+    catch_up(job)
+    tell_step(job)
+    tell(job, job.saver.poll())
+
+
+def catch_up(job: Job) -> None:
+    """Waits for the device, reads what it computed since last time, and looks whether all was finite."""
+    with job.ledger.phase("train"):
+        losses, norms = job.learner.take_results()
+        bad_update = job.learner.finite.first_bad_update()
+    job.progress.losses += losses
+    job.progress.norms += norms
+    job.recent_norms.extend(norms)
+    job.interval.split_data_from_train(job.stream.waited_s())
+    if bad_update is not None:
+        raise NotFinite
+
+
+def tell_step(job: Job) -> None:
+    if job.progress.losses:
+        with job.ledger.phase("log"):
+            job.sink(record.step_record(job))
+        job.progress.losses, job.progress.norms = [], []
+
+
+def tell_compile_failure(job: Job) -> None:
+    if job.learner.compile_error is not None:
+        tell(job, record.compile_failure(job, job.learner.compile_error))
+        job.learner.compile_error = None
+
+
+def tell(job: Job, what: Record | None) -> None:
+    if what is not None:
+        with job.ledger.phase("log"):
+            job.sink(what)
+
+
+# --- ending ---
+
+
+def close(job: Job, ending: Ending) -> None:
+    """What remains to be done for a run that ends, in whatever way."""
+    catch_up(job)
+    tell_step(job)
+    if ending.exit_code == 0 and not job.config.eval_only:
+        if job.eval_tokens < len(job.splits["val"]) - 1:
+            evaluate_split(job, "val", None)  # the whole split, once, whatever the evaluations sampled
+        if job.config.sample_tokens:
+            write_sample(job)
+    with job.ledger.phase("checkpoint"):
+        tell(job, job.saver.poll(wait=True))
+
+
+def write_sample(job: Job) -> None:
+    """Text from the model as it is now; looking at it is part of evaluating it."""
+    with job.ledger.phase("eval") as phase:
+        tokenizer = load_tokenizer(job.dataset.directory)
+        prompt = tokenizer.encode("\n").tolist() if tokenizer.eot is None else [tokenizer.eot]
+        count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
+        tokens = list(generate(job.model, prompt, count, vocab_size=vocab_size, seed=job.config.seed))
+    text = tokenizer.decode(tokens)
+    tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
+
+
+def end_not_finite(job: Job) -> Ending:
+    """Shows the bad loss as it is. Nothing is saved: the last checkpoint is from before."""
+    tell_step(job)
+    with job.ledger.phase("checkpoint"):
+        tell(job, job.saver.poll(wait=True))
+    bad_update = job.learner.finite.first_bad_update()
+    assert bad_update is not None
+    job.progress.iter = bad_update  # none of the updates from there on was applied
+    return Ending("not finite", 3, record.failure(job, bad_update))

@@ -1,0 +1,153 @@
+"""The loop's records: what the journal says about a run, an interval of updates, an evaluation, an end.
+
+docs/journal.md explains every field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from glassgpt.account import flops, machine
+from glassgpt.account.journal import Record
+from glassgpt.account.meter import rates, time_to_go
+from glassgpt.train.checkpoint import committed
+from glassgpt.train.evaluate import Evaluation
+from glassgpt.train.job import Job, parameter_count
+from glassgpt.train.schedule import learning_rate
+
+
+def run_record(job: Job) -> Record:
+    """What this process is about to do, on what, and why."""
+    shape, manifest = job.model.config, job.dataset.manifest
+    counted = parameter_count(shape, positions=False)
+    model = {
+        "parameters": parameter_count(shape),
+        "parameters_without_positions": counted,
+        "flops_per_token": job.flops_per_token,
+        "flops_convention": flops.CONVENTION,
+        "plain_flops_per_token": flops.plain_flops_per_token(counted),
+    }
+    data = {
+        "name": manifest.name,
+        "hash": job.dataset.hash,
+        "tokenizer": manifest.tokenizer,
+        "vocab_size": manifest.vocab_size,
+        "tokens": dict(manifest.tokens),
+        "bytes_per_token": {split: job.dataset.bytes_per_token(split) for split in job.splits},
+        "epochs": job.config.max_iters * job.plan.tokens / len(job.splits["train"]),
+    }
+    return {
+        "kind": "run",
+        "iter": job.progress.iter,
+        "out_dir": str(job.run_dir),
+        "config": dataclasses.asdict(job.config),
+        "choices": [dataclasses.asdict(choice) for choice in job.choices],
+        "model": dataclasses.asdict(shape) | model,
+        "batch": dataclasses.asdict(job.plan),
+        "peak": dataclasses.asdict(job.peak) | {"value": job.peak.value, "source": job.peak.source},
+        "data": data,
+        "machine": machine.describe_machine(str(job.placement.device)),
+    }
+
+
+def step_record(job: Job) -> Record:
+    """The updates since the last such record; the next interval begins here."""
+    config, progress, plan = job.config, job.progress, job.plan
+    updates = job.interval.updates
+    seconds, phases = job.interval.close()
+    speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak)
+    record: Record = {
+        "kind": "step",
+        "iter": progress.iter,
+        "loss": progress.losses[-1],
+        "loss_mean": sum(progress.losses) / len(progress.losses),
+        "lr": learning_rate(config, progress.iter - 1),
+        "grad_norm": progress.norms[-1],
+        "clipped": sum(norm > config.grad_clip > 0 for norm in progress.norms) / len(progress.norms),
+        "tokens": progress.iter * plan.tokens,
+        "updates": len(progress.losses),
+        "step_ms": speed.step_ms,
+        "phases": {name: value * 1000 for name, value in phases.items()},
+        "tokens_per_s": speed.tokens_per_s,
+        "flops_per_s": speed.flops_per_s,
+        "mfu": speed.mfu,
+        "memory": machine.memory_now(str(job.placement.device)),
+        "eta_s": _time_to_go(job, seconds / updates if updates else None),
+    }
+    if job.learner.scaler.is_enabled():
+        record["loss_scale"] = job.learner.scaler.get_scale()
+    return record
+
+
+def _time_to_go(job: Job, step_s: float | None) -> float | None:
+    done, end = job.progress.iter, job.config.max_iters
+    evaluations = _left(done, end, job.config.eval_interval) + (end % job.config.eval_interval != 0)
+    every = job.config.checkpoint_interval
+    saves = evaluations if every is None else _left(done, end, every)
+    return time_to_go(end - done, step_s, evaluations, job.eval_cost.value, saves, job.save_cost.value)
+
+
+def _left(done: int, end: int, every: int) -> int:
+    return end // every - done // every
+
+
+def eval_record(job: Job, split: str, result: Evaluation, spent: dict[str, float]) -> Record:
+    return {
+        "kind": "eval",
+        "iter": job.progress.iter,
+        "split": split,
+        "loss": result.loss,
+        "stderr": result.stderr,
+        "tokens": result.tokens,
+        "whole_split": result.tokens == len(job.splits[split]) - 1,
+        "perplexity": result.perplexity,
+        "bits_per_byte": result.bits_per_byte(job.dataset.bytes_per_token(split)),
+        "ms": spent["eval"] * 1000,
+        "compile_ms": spent["compile"] * 1000,
+    }
+
+
+def compile_failure(job: Job, error: Exception) -> Record:
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return {
+        "kind": "finding",
+        "iter": job.progress.iter,
+        "id": "compile-failed",
+        "severity": "warning",
+        "title": "compiling failed; the run goes on without it",
+        "evidence": f"{type(error).__name__}: {first_line}",
+        "explanation": "torch.compile could not build the model here. Only speed is lost.",
+        "advice": "--compile=off skips the attempt",
+    }
+
+
+def failure(job: Job, bad_update: int) -> Record:
+    """What a person needs to find out why: which update, what led up to it, where to go back to."""
+    whole = committed(job.run_dir)
+    return {
+        "bad_iter": bad_update + 1,
+        "last_checkpoint": str(whole[-1]) if whole else None,
+        "recent_grad_norms": list(job.recent_norms),
+    }
+
+
+def resume_record(job: Job, complaints: list[str]) -> Record:
+    """`from_iter` takes back whatever the journal says past it."""
+    done = job.progress.iter
+    return {"kind": "resume", "iter": done, "from_iter": done, "complaints": complaints}
+
+
+def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:
+    """The end of a process, with where its time went."""
+    ledger = job.ledger.seconds()
+    return {
+        "kind": "end",
+        "iter": job.progress.iter,
+        "reason": reason,
+        "exit_code": exit_code,
+        "best_val_loss": job.progress.best_val_loss,
+        "best_iter": job.progress.best_iter,
+        "ledger": ledger,
+        "wall_s": sum(ledger.values()),
+        **(details or {}),
+    }

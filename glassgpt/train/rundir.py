@@ -1,0 +1,131 @@
+"""A run's folder: where it is, that it is new, and that only one process at a time writes to it.
+
+runs/quickstart/
+    config.toml       the resolved settings; `glass train runs/quickstart/config.toml` asks for the same
+    journal.jsonl     what happened
+    checkpoints/      see checkpoint.py
+    tokenizer/        what turns its tokens back into text
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from glassgpt.account import journal
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import to_toml
+
+RUNS = Path("runs")
+CONFIG = "config.toml"
+LOCK = "lock"
+TOKENIZER = "tokenizer"
+
+
+def is_run(directory: Path) -> bool:
+    return (directory / journal.NAME).exists() or (directory / CONFIG).exists()
+
+
+def make_run_dir(asked: str, name: str) -> Path:
+    """Makes the folder asked for, which must not hold a run; else the first free of runs/NAME, NAME-2, …"""
+    if asked:
+        directory = Path(asked)
+        if is_run(directory):
+            raise UserError(
+                f"--out_dir={directory} holds a run already, and runs are never overwritten; "
+                "go on with it by --init_from=resume, or choose another --out_dir"
+            )
+        _make(directory, "--out_dir")
+        return directory
+    number = 1
+    while True:
+        directory = RUNS / (name if number == 1 else f"{name}-{number}")
+        number += 1
+        if not directory.exists():
+            try:
+                _make(directory, "the folder of runs")
+            except FileExistsError:  # another process was faster
+                continue
+            return directory
+
+
+def _make(directory: Path, flag: str) -> None:
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=flag == "--out_dir")
+    except FileExistsError:
+        if flag == "--out_dir":
+            raise UserError(f"{flag}={directory} is a file, not a folder") from None
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{flag} {directory} cannot be made: {error.strerror}; choose another --out_dir"
+        ) from None
+
+
+def existing_run_dir(asked: str, name: str) -> Path:
+    """The folder to resume: the one asked for, or the latest of runs/NAME, runs/NAME-2, …"""
+    if asked:
+        if not is_run(Path(asked)):
+            raise UserError(
+                f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are"
+            )
+        return Path(asked)
+    pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+    numbered = [
+        (int(match[1] or 1), path)
+        for path in (RUNS.iterdir() if RUNS.is_dir() else ())
+        if (match := pattern.fullmatch(path.name)) and is_run(path)
+    ]
+    if not numbered:
+        raise UserError(f"there is no run of {name} in {RUNS}/ to resume; say which by --out_dir=RUN")
+    return max(numbered)[1]
+
+
+class Place:
+    """A run's folder while a process trains in it. Nobody else does: it holds a lock that dies with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            self._lock = (directory / LOCK).open("a")
+        except OSError as error:
+            raise UserError(
+                f"{directory} cannot be written to: {error.strerror}; choose another --out_dir"
+            ) from None
+        if not try_lock(self._lock.fileno()):
+            self._lock.close()
+            raise UserError(f"another process is training in {directory} right now; let it end first")
+        path = directory / journal.NAME
+        self.process = sum(old["kind"] == "run" for old in journal.read(path)) if path.exists() else 0
+
+    def write_config(self, config: TrainConfig) -> None:
+        text = to_toml(config, "The settings of this run, with everything decided. Resuming reads them.")
+        temporary = self.directory / f".{CONFIG}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.directory / CONFIG)
+
+    def copy_tokenizer(self, files: Iterable[Path]) -> None:
+        folder = self.directory / TOKENIZER
+        folder.mkdir(exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Takes an exclusive lock on an open file, without waiting."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: its runs go without
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""The learning rate over the run."""
+
+from __future__ import annotations
+
+import math
+
+from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
+
+
+def learning_rate(config: TrainConfig, update: int) -> float:
+    """The rate of update 0, 1, …: linear warm-up, then `cosine` or `wsd` down to min_lr."""
+    peak, floor = config.learning_rate, min_lr(config)
+    warmup, end = warmup_iters(config), decay_iters(config)
+    if update < warmup:
+        return peak * (update + 1) / (warmup + 1)  # never 0: the first update should count
+    if not config.decay_lr:
+        return peak
+    if update >= end:
+        return floor
+    if config.schedule == "wsd":
+        fall = max(1, round(end * config.wsd_decay_fraction))
+        return floor + (peak - floor) * min(1.0, (end - update) / fall)
+    done = (update - warmup) / (end - warmup)
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def describe(config: TrainConfig) -> str:
+    """One sentence about the schedule, with what is odd about it."""
+    warmup, end = warmup_iters(config), decay_iters(config)
+    if warmup >= config.max_iters:
+        return f"warm-up only: its {warmup} updates do not end before --max_iters={config.max_iters}"
+    text = f"warm-up over {warmup} updates to {config.learning_rate:g}, then "
+    if not config.decay_lr:
+        return text + "constant"
+    text += f"{config.schedule} to {min_lr(config):g} at update {end}"
+    if end < config.max_iters:
+        text += f"; the last {config.max_iters - end} updates stay there"
+    elif end > config.max_iters:
+        last = learning_rate(config, config.max_iters - 1)
+        text += f"; the run ends before, at {last:.3g}"
+    return text

@@ -1,0 +1,105 @@
+"""A job's state as a checkpoint keeps it, and how it is put back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from glassgpt.data.dataset import Manifest
+from glassgpt.errors import UserError
+from glassgpt.model.weights import load_weights
+from glassgpt.train.checkpoint import Tensors, load_last
+from glassgpt.train.evaluate import Evaluation
+from glassgpt.train.job import Job
+from glassgpt.train.optimizers import load_optimizer, optimizer_tensors
+
+
+def tensors_of(job: Job) -> Tensors:
+    evaluation = {}
+    if job.reference is not None:
+        evaluation = {
+            "window_losses": torch.from_numpy(job.reference.window_losses),
+            "window_tokens": torch.from_numpy(job.reference.window_tokens),
+        }
+    return {
+        "model": dict(job.model.named_parameters()),  # which names the tied matrix once
+        "optimizer": optimizer_tensors(job.model, job.learner.optimizer),
+        "evaluation": evaluation,
+    }
+
+
+def state_of(job: Job) -> dict[str, Any]:
+    """What is saved beside the tensors. JSON has no infinity, so "no best yet" is null."""
+    progress = dataclasses.asdict(job.progress)
+    if math.isinf(job.progress.best_val_loss):
+        progress["best_val_loss"] = None
+    return {
+        "iter": job.progress.iter,
+        "val_loss": job.progress.val_loss,
+        "progress": progress,
+        "scaler": job.learner.scaler.state_dict(),
+        "model": dataclasses.asdict(job.model.config),
+        "config": dataclasses.asdict(job.config),
+        "data_hash": job.dataset.hash,
+        "tokenizer": _tokenizer_identity(job.dataset.manifest),
+    }
+
+
+def restore(job: Job) -> list[str]:
+    """Puts the last whole checkpoint back; returns complaints about newer ones that were damaged."""
+    point, tensors, complaints = load_last(job.run_dir)
+    _check_fit(job, point.state)
+    weights = tensors["model"]
+    load_weights(job.model, weights | {"lm_head.weight": weights["transformer.wte.weight"]}, str(point.path))
+    load_optimizer(job.model, job.learner.optimizer, tensors.get("optimizer", {}))
+    if point.state["scaler"] and job.learner.scaler.is_enabled():
+        job.learner.scaler.load_state_dict(point.state["scaler"])
+    if "evaluation" in tensors:
+        job.reference = _evaluation(**tensors["evaluation"])
+    progress = dict(point.state["progress"])
+    if progress["best_val_loss"] is None:
+        progress["best_val_loss"] = math.inf
+    for name, value in progress.items():
+        setattr(job.progress, name, value)
+    job.saved = (job.progress.iter, job.progress.val_loss)
+    return complaints
+
+
+def _evaluation(window_losses: torch.Tensor, window_tokens: torch.Tensor) -> Evaluation:
+    losses, counts = window_losses.numpy(), window_tokens.numpy()
+    total = int(counts.sum())
+    return Evaluation(float((losses * counts).sum()) / total, total, losses, counts)
+
+
+def _check_fit(job: Job, state: Mapping[str, Any]) -> None:
+    """A checkpoint fits only the model it was made with (dropout has no parameters and may change)."""
+    now, then = dataclasses.asdict(job.model.config), state["model"]
+    problems = []
+    if now["vocab_size"] != then["vocab_size"]:
+        problems.append(
+            f"--dataset={job.config.dataset} has a vocabulary of {now['vocab_size']}, the checkpoint of "
+            f"{then['vocab_size']}; resume with the dataset it was trained on"
+        )
+    elif state["tokenizer"] != _tokenizer_identity(job.dataset.manifest):
+        problems.append(
+            f"--dataset={job.config.dataset} numbers its tokens differently from the dataset that the "
+            "checkpoint was trained on; resume with that one"
+        )
+    for name in now:
+        if name not in ("vocab_size", "dropout") and now[name] != then[name]:
+            problems.append(
+                f"--{name}={now[name]} does not fit the checkpoint, which has {name}={then[name]}"
+            )
+    if problems:
+        raise UserError(problems)
+
+
+def _tokenizer_identity(manifest: Manifest) -> str:
+    """What decides which token is which; the text itself does not."""
+    files = {name: digest for name, digest in manifest.sha256.items() if not name.endswith(".bin")}
+    return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)

@@ -1,0 +1,398 @@
+"""The card table against itself and against arithmetic; the probe against a clock we control."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from glassgpt.account import hardware
+from glassgpt.account.hardware import (
+    Card,
+    Peak,
+    best_rate,
+    cards,
+    find_card,
+    find_peak,
+    measure_peak,
+    mfu_note,
+    mfu_percent,
+    nearest_cards,
+    rate,
+)
+
+GIB = 2**30
+
+# Floating-point operations per core and clock (a multiply-add is two), from each architecture's whitepaper:
+# float32, tf32, bfloat16, float16, float8; 0 where the hardware has no such unit or nobody publishes it.
+OPERATIONS = {
+    "Pascal data centre": (2, 0, 0, 0, 0),
+    "GeForce GTX 16 (Turing, no tensor cores)": (2, 0, 0, 0, 0),
+    "GeForce RTX 20 (Turing)": (2, 0, 0, 8, 0),
+    "Turing, full rate": (2, 0, 0, 16, 0),
+    "Volta data centre": (2, 0, 0, 16, 0),
+    "Ampere data centre (GA100)": (2, 16, 32, 32, 0),
+    "GeForce RTX 30 (Ampere)": (2, 2, 4, 4, 0),
+    "GeForce RTX 30 laptop (Ampere)": (2, 2, 4, 4, 0),
+    "Ampere professional (GA10x), half rate": (2, 2, 4, 4, 0),
+    "Ampere professional (GA10x)": (2, 4, 8, 8, 0),
+    "GeForce RTX 40 (Ada)": (2, 2, 4, 4, 8),
+    "GeForce RTX 40 laptop (Ada)": (2, 2, 4, 4, 8),
+    "Ada professional, half rate": (2, 2, 4, 4, 8),
+    "Ada professional": (2, 4, 8, 8, 16),
+    "Hopper data centre": (2, 16, 32, 32, 64),
+    "GeForce RTX 50 (Blackwell)": (2, 2, 4, 4, 8),
+    "GeForce RTX 50 laptop (Blackwell)": (2, 2, 4, 4, 8),
+    "RTX PRO (Blackwell)": (2, 4, 8, 8, 16),
+    "AMD CDNA 2": (4, 0, 16, 16, 0),
+    "AMD CDNA 3": (4, 16, 32, 32, 64),
+    "Apple M1": (2, 0, 0, 2, 0),
+    "Apple M2": (2, 0, 0, 2, 0),
+    "Apple M3": (2, 0, 0, 0, 0),
+    "Apple M4": (2, 0, 0, 0, 0),
+}
+UNPUBLISHED_CORES = {"B200", "GB200"}
+
+
+def card(name: str, memory_gib: float | None = None) -> Card:
+    found = find_card(name, None if memory_gib is None else int(memory_gib * GIB))
+    assert found is not None, name
+    return found
+
+
+def tflops(name: str, dtype: str, memory_gib: float | None = None) -> float:
+    return card(name, memory_gib).peaks[dtype] / 1e12
+
+
+# --- the table
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_every_peak_is_cores_times_clock_times_operations(one: Card) -> None:
+    if one.name in UNPUBLISHED_CORES:
+        assert one.cuda_cores is None
+        return
+    assert one.cuda_cores is not None
+    assert one.boost_mhz is not None
+    for dtype, operations in zip(hardware.DTYPES, OPERATIONS[one.family], strict=True):
+        mhz = one.boost_mhz if dtype == "float32" else one.tensor_mhz or one.boost_mhz
+        expected = one.cuda_cores * mhz * 1e6 * operations
+        assert one.peaks.get(dtype, 0.0) == pytest.approx(expected, rel=0.03, abs=1e9), dtype
+
+
+def test_every_family_is_checked_by_the_arithmetic() -> None:
+    assert set(OPERATIONS) | {"Blackwell data centre"} == {one.family for one in cards()}
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_a_card_has_a_source_and_sane_numbers(one: Card) -> None:
+    assert len(one.source) > 15
+    assert "float32" in one.peaks
+    assert all(math.isfinite(peak) and 1e12 < peak < 1e16 for peak in one.peaks.values())
+    assert 50 < one.bandwidth_gb_s < 10_000
+    assert one.memory_gb is None or 4 <= one.memory_gb <= 288
+    assert set(one.peaks) <= set(hardware.DTYPES)
+
+
+@pytest.mark.parametrize("one", [one for one in cards() if one.vendor == "nvidia"], ids=lambda one: one.name)
+def test_what_a_card_can_do_follows_from_its_capability(one: Card) -> None:
+    assert one.capability is not None
+    assert ("bfloat16" in one.peaks) == (one.capability >= (8, 0))
+    assert ("tf32" in one.peaks) == (one.capability >= (8, 0))
+    assert ("float8" in one.peaks) == (one.capability >= (8, 9))
+    if "bfloat16" in one.peaks:
+        peaks = one.peaks
+        assert peaks["float32"] <= peaks["tf32"] * 1.03 < peaks["bfloat16"] == peaks["float16"]
+        assert "float8" not in peaks or peaks["float8"] > peaks["float16"]
+
+
+def test_no_card_is_in_the_table_twice() -> None:
+    assert max(Counter(one.name for one in cards()).values()) == 1
+    known = Counter((name, one.memory_gb) for one in cards() for name in one.known_as)
+    assert [key for key, count in known.items() if count > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "published"),
+    [
+        ("NVIDIA GeForce RTX 2080 Ti", "float16", 53.8),
+        ("NVIDIA GeForce RTX 3090", "bfloat16", 71),
+        ("NVIDIA GeForce RTX 4070 Ti", "bfloat16", 80.2),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
+        ("NVIDIA GeForce RTX 4090", "float8", 330.3),
+        ("NVIDIA GeForce RTX 5090", "bfloat16", 209.5),
+        ("NVIDIA RTX A6000", "bfloat16", 154.8),
+        ("Tesla T4", "float16", 65),
+        ("Tesla V100-SXM2-16GB", "float16", 125),
+        ("NVIDIA A100-SXM4-40GB", "bfloat16", 312),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 156),
+        ("NVIDIA A10G", "bfloat16", 70),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+        ("NVIDIA H100 PCIe", "bfloat16", 756),
+        ("NVIDIA H200", "bfloat16", 989.4),
+        ("AMD Instinct MI300X", "bfloat16", 1307.4),
+    ],
+)
+def test_the_figures_people_quote(name: str, dtype: str, published: float) -> None:
+    assert tflops(name, dtype) == pytest.approx(published, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "slow_to_fast",
+    [
+        "RTX 2070, RTX 2070 SUPER, RTX 2080, RTX 2080 SUPER, RTX 2080 Ti",
+        "RTX 3060, RTX 3060 Ti, RTX 3070, RTX 3070 Ti, RTX 3080 10GB, RTX 3080 12GB, RTX 3080 Ti, RTX 3090, "
+        "RTX 3090 Ti",
+        "RTX 4060, RTX 4060 Ti 8GB, RTX 4070, RTX 4070 SUPER, RTX 4070 Ti, RTX 4070 Ti SUPER, RTX 4080, "
+        "RTX 4080 SUPER, RTX 4090 D, RTX 4090",
+        "RTX 5050, RTX 5060, RTX 5060 Ti 8GB, RTX 5070, RTX 5070 Ti, RTX 5080, RTX 5090",
+        "RTX 4050 Laptop GPU, RTX 4060 Laptop GPU, RTX 4070 Laptop GPU, RTX 4080 Laptop GPU, "
+        "RTX 4090 Laptop GPU, RTX 4090",
+        "RTX 5050 Laptop GPU, RTX 5060 Laptop GPU, RTX 5070 Laptop GPU, RTX 5070 Ti Laptop GPU, "
+        "RTX 5080 Laptop GPU, RTX 5090 Laptop GPU, RTX 5090",
+        "T4, V100-PCIE-16GB, V100-SXM2-16GB, A100-SXM4-40GB, H100 PCIe, H100 NVL, H100 SXM5, B200, GB200",
+        "Apple M1 7-core GPU, Apple M1 8-core GPU, Apple M2 8-core GPU, Apple M2 10-core GPU",
+    ],
+)
+def test_a_dearer_card_is_a_faster_card(slow_to_fast: str) -> None:
+    speeds = [tflops(name, "float16") for name in slow_to_fast.split(", ")]
+    assert speeds == sorted(speeds)
+    assert len(set(speeds)) == len(speeds)
+
+
+# --- finding a card
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_every_card_is_found_by_each_of_its_names(one: Card) -> None:
+    memory = None if one.memory_gb is None else int(one.memory_gb * 0.96 * GIB)
+    for name in (one.name, one.name.upper(), *one.device_names):
+        assert find_card(name, memory) == one
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA GeForce RTX 4070", "RTX 4070"),
+        ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070 Ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
+        ("GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("nvidia geforce rtx 4090 laptop gpu", "RTX 4090 Laptop GPU"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("Apple M2 Pro 19-core GPU", "Apple M2 Pro 19-core GPU"),
+    ],
+)
+def test_names_as_drivers_report_them(reported: str, name: str) -> None:
+    assert card(reported).name == name
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        "NVIDIA GeForce RTX 6090",
+        "NVIDIA GeForce RTX 4070 Ti Laptop GPU",  # there is none; it must not become the desktop card
+        "NVIDIA GeForce RTX 3090 Max-Q",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a seventh of the card
+        "NVIDIA H100",
+        "RTX",
+        "Apple M2 Pro",  # 16 or 19 GPU cores?
+        "AMD EPYC 9654",
+        "",
+    ],
+)
+def test_what_we_do_not_know_stays_unknown(unknown: str) -> None:
+    assert find_card(unknown) is None
+    assert find_card(unknown, 40 * GIB) is None
+
+
+def test_memory_decides_between_cards_of_one_name() -> None:
+    assert card("NVIDIA GeForce RTX 3080", 9.77).name == "RTX 3080 10GB"
+    assert card("NVIDIA GeForce RTX 3080", 11.75).name == "RTX 3080 12GB"
+    assert card("NVIDIA GeForce RTX 4060 Ti", 15.6).memory_gb == 16
+    assert find_card("NVIDIA GeForce RTX 3080") is None
+    assert find_card("NVIDIA GeForce RTX 3080", 20 * GIB) is None
+
+
+def test_nearest_cards_for_did_you_mean() -> None:
+    assert nearest_cards("RTX 4070 supr")[0] == "RTX 4070 SUPER"
+    assert nearest_cards("4070ti")[0] == "RTX 4070 Ti"
+    assert set(nearest_cards("RTX 3080", 2)) <= {"RTX 3080 10GB", "RTX 3080 12GB", "RTX 3080 Ti"}
+    assert all(name.startswith("H100") for name in nearest_cards("h100"))
+    assert len(nearest_cards("toaster", 5)) == 5
+
+
+def test_the_table_can_be_read_without_torch() -> None:
+    code = (
+        "import sys, json; from glassgpt.account import hardware; hardware.find_card('T4');"
+        "print(json.dumps('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) is False
+
+
+# --- the probe
+
+
+class Machine:
+    """A device with a known speed and a clock that only its work moves."""
+
+    def __init__(
+        self, speed: Callable[[int], float], wait_s: float = 0.0, jitter: tuple[float, ...] = (1.0,)
+    ) -> None:
+        self.now, self.speed, self.wait_s, self.jitter = 100.0, speed, wait_s, jitter
+        self.sizes: list[int] = []
+        self.calls = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def prepare(self, size: int) -> hardware.Run:
+        self.sizes.append(size)
+
+        def run(count: int) -> None:
+            slowdown = self.jitter[self.calls % len(self.jitter)]
+            self.calls += 1
+            self.now += count * 2 * size**3 / self.speed(size) * slowdown + self.wait_s
+
+        return run
+
+
+def test_the_rate_is_flops_over_time() -> None:
+    machine = Machine(lambda size: 5e12)
+    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+    assert machine.now - 100 <= 0.51
+
+
+def test_one_slow_batch_does_not_change_the_rate() -> None:
+    machine = Machine(lambda size: 5e12, jitter=(1, 1, 1, 9, 1, 1, 1))
+    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+
+
+def test_waiting_for_the_device_is_shared_by_many_matmuls() -> None:
+    machine = Machine(lambda size: 500e12, wait_s=20e-6)
+    one_by_one = 2 * 2048**3 / (2 * 2048**3 / 500e12 + 20e-6)
+    found = rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
+    assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < found <= 500e12
+
+
+def test_the_best_size_wins_and_growing_stops_past_it() -> None:
+    speeds = {256: 1e11, 512: 4e11, 1024: 2e11, 2048: 1e11}
+    machine = Machine(speeds.__getitem__)
+    assert best_rate(machine.prepare, list(speeds), 1.0, machine.clock) == pytest.approx(4e11)
+    assert 2048 not in machine.sizes
+
+
+def test_a_fast_device_is_measured_at_every_size_within_the_time() -> None:
+    machine = Machine(lambda size: 1e14 * size / 2048)
+    found = measure_peak("cuda", "bfloat16", 1.0, machine.clock, machine.prepare)
+    assert found == pytest.approx(4e14)
+    assert machine.now - 100 < 1.1
+
+
+@pytest.mark.parametrize("flops_per_s", [2e8, 1e9, 5e9, 1e11])
+def test_a_slow_cpu_still_ends_in_twice_the_time(flops_per_s: float) -> None:
+    machine = Machine(lambda size: flops_per_s)
+    assert measure_peak("cpu", "float32", 1.0, machine.clock, machine.prepare) == pytest.approx(flops_per_s)
+    assert machine.now - 100 < 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_probe_on_this_cpu(dtype: str) -> None:
+    import torch
+
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    assert 1e8 < measure_peak("cpu", dtype, 0.2) < 1e14
+    assert torch.equal(torch.rand(3), expected)  # training draws the same numbers with and without a probe
+
+
+@pytest.mark.gpu
+def test_the_real_probe_on_a_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    peak = find_peak("cuda", name, "bfloat16", memory, 1.0)
+    assert peak.measured is not None
+    assert peak.table is None or 0.5 < peak.measured / peak.table < 1.2
+    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated()
+
+
+# --- peaks and MFU
+
+
+def test_a_known_card_has_both_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "measure_peak", lambda device, dtype, seconds: 70e12)
+    peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", 12 * GIB, 1.0)
+    assert peak.table == pytest.approx(80.2e12)
+    assert peak.measured == 70e12
+    assert peak.value == peak.table
+    assert "whitepaper" in peak.source
+
+
+def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "measure_peak", lambda device, dtype, seconds: 70e12)
+    for device_type, name in [("cuda", "NVIDIA GeForce RTX 6090"), ("cpu", "AMD EPYC"), ("cpu", None)]:
+        peak = find_peak(device_type, name, "bfloat16")
+        assert (peak.table, peak.value) == (None, 70e12)
+        assert peak.source == "measured: bfloat16 matmuls for 1 s"
+
+
+def test_no_table_entry_for_a_dtype_the_card_lacks() -> None:
+    peak = find_peak("cuda", "Tesla T4", "bfloat16", probe_seconds=0)
+    assert peak == Peak()
+    assert peak.value is None
+    assert peak.source.startswith("unknown")
+
+
+def test_a_probe_that_fails_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: str, dtype: str, seconds: float) -> float:
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(hardware, "measure_peak", fail)
+    peak = find_peak("mps", None, "bfloat16")
+    assert peak.value is None
+    assert "no kernel for this dtype" in peak.source
+
+
+@pytest.mark.parametrize(("setting", "tflops"), [("highest", 19.5), ("high", 156.0)])
+def test_float32_follows_torchs_matmul_precision(setting: str, tflops: float) -> None:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(setting)
+        peak = find_peak("cuda", "NVIDIA A100-SXM4-80GB", "float32", probe_seconds=0)
+        assert peak.table == pytest.approx(tflops * 1e12, rel=1e-3)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_mfu_is_achieved_over_peak() -> None:
+    assert mfu_percent(48e12, Peak(table=80.2e12)) == pytest.approx(59.85, abs=0.01)
+    assert mfu_percent(35e12, Peak(measured=70e12)) == pytest.approx(50)
+
+
+@pytest.mark.parametrize("flops_per_s", [0.0, -1.0, math.inf, math.nan])
+def test_mfu_is_never_zero_infinite_or_negative(flops_per_s: float) -> None:
+    assert mfu_percent(flops_per_s, Peak(table=1e12)) is None
+    assert mfu_percent(1e12, Peak()) is None
+
+
+def test_mfu_above_100_is_explained() -> None:
+    table, measured = Peak(table=1e12), Peak(measured=1e12)
+    assert mfu_note(None) is None
+    assert mfu_note(100.0, table) is None
+    assert "boost clock" in str(mfu_note(107.0, table))
+    assert "suspect the timing" in str(mfu_note(337.0, table))
+    assert "probe" in str(mfu_note(107.0, measured))

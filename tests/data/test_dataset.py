@@ -1,0 +1,123 @@
+"""A manifest is believed only when all of it makes sense, and files only when they match it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glassgpt.data.dataset import Manifest, open_dataset, read_manifest, verify
+from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("glass houses " * 40)
+    out = tmp_path / "data" / "text"
+    prepare(PrepareOptions(str(tmp_path / "text.txt"), out_dir=str(out)), say=lambda line: None)
+    return out
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_round_trip(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    assert manifest == Manifest(**{**dataclasses.asdict(manifest), "notes": manifest.notes})
+    assert manifest.tokens == {"train": 468, "val": 52}
+    dataset = open_dataset(folder)
+    verify(dataset)
+    tokens = dataset.tokens("train")
+    assert tokens.dtype == np.dtype("<u2")
+    assert len(tokens) == 468
+    assert dataset.bytes_per_token("val") == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+
+
+def test_the_hash_follows_the_content_and_nothing_else(folder: Path) -> None:
+    before = open_dataset(folder).hash
+    edit(folder, created="2001-01-01", notes=["another"], source="elsewhere", name="x")
+    assert open_dataset(folder).hash == before
+    characters = read_manifest(folder).characters
+    assert characters is not None
+    edit(folder, characters=characters[::-1])
+    assert open_dataset(folder).hash != before
+
+
+def test_no_dataset_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no dataset at .*pylib: run  glass prepare pylib"):
+        open_dataset(tmp_path / "pylib")
+    (tmp_path / "train.bin").touch()
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        open_dataset(tmp_path)
+
+
+def test_every_truncation_of_a_manifest_is_refused(folder: Path) -> None:
+    path = folder / "manifest.json"
+    content = path.read_bytes().rstrip()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError, match="damaged"):
+            read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "version 2, this GlassGPT reads version 1"),
+        ({"version": None}, "version None"),
+        ({"vocab_size": "65"}, "'vocab_size' is not int"),
+        ({"vocab_size": True}, "'vocab_size' is not int"),
+        ({"vocab_size": 0}, "between 1 and"),
+        ({"vocab_size": 7}, "vocab_size different characters"),
+        ({"dtype": "object"}, "dtype 'object'"),
+        ({"tokenizer": "../../evil"}, "tokenizer '../../evil'"),
+        ({"tokens": {"train": 1}}, "'tokens' does not give"),
+        ({"tokens": {"train": -1, "val": 3}}, "'tokens' does not give"),
+        ({"tokens": {"train": 1.5, "val": 3}}, "'tokens' is not"),
+        ({"sha256": {"../secret": "00"}}, "'sha256' does not name"),
+        ({"notes": "one"}, "'notes' is not"),
+        ({"characters": None}, "belongs to the char tokenizer"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+    ],
+)
+def test_nonsense_in_a_manifest_is_named(folder: Path, changes: dict[str, Any], message: str) -> None:
+    edit(folder, **changes)
+    with pytest.raises(UserError) as caught:
+        read_manifest(folder)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"version": 1}'])
+def test_what_is_no_manifest_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        read_manifest(folder)
+
+
+def test_a_missing_or_short_file_is_seen_at_once(folder: Path) -> None:
+    (folder / "val.bin").unlink()
+    (folder / "train.bin").write_bytes(b"\0" * 10)
+    with pytest.raises(UserError) as caught:
+        open_dataset(folder)
+    assert len(caught.value.problems) == 2
+    assert "10 bytes where its manifest says 936" in caught.value.problems[0]
+    assert "val.bin is missing" in caught.value.problems[1]
+
+
+def test_one_flipped_bit_is_seen_by_verify(folder: Path) -> None:
+    path = folder / "train.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    dataset = open_dataset(folder)
+    with pytest.raises(UserError, match=r"train\.bin is not what was prepared"):
+        verify(dataset)

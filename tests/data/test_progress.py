@@ -1,0 +1,51 @@
+"""Progress says little and says it right: checked with a clock that is not one."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from glassgpt.data.progress import passing
+
+
+def test_lines_are_rare_and_their_numbers_true() -> None:
+    now = 0.0
+    said: list[str] = []
+    with passing("reading", 100_000_000, said.append, True, clock=lambda: now) as advance:
+        for _ in range(50):
+            now += 1.0
+            advance(2_000_000)
+    assert said == [
+        "reading: 20 of 100 MB, 2.0 MB/s, 40 s left",
+        "reading: 40 of 100 MB, 2.0 MB/s, 30 s left",
+        "reading: 60 of 100 MB, 2.0 MB/s, 20 s left",
+        "reading: 80 of 100 MB, 2.0 MB/s, 10 s left",
+        "reading: 100 of 100 MB, 2.0 MB/s, 0 s left",
+    ]
+
+
+def test_silence_when_not_asked() -> None:
+    said: list[str] = []
+    with passing("reading", 100, said.append, False, clock=iter(range(0, 9000, 60)).__next__) as advance:
+        advance(50)
+        advance(50)
+    assert said == []
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    said: list[str] = []
+    with passing("encoding", 2_000_000, said.append, True) as advance:
+        advance(2_000_000)
+    assert said == []
+    assert "encoding" in terminal.getvalue()
+    assert "2.0/2.0 MB" in terminal.getvalue()

@@ -1,0 +1,83 @@
+"""A text cut at its seams has the same words, and so the same ids, as the text in one piece."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small_gpt2 import learn
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from glassgpt.data import seams as seams_module
+from glassgpt.data.ranks import parse_tokenizer_json
+from glassgpt.data.seams import cut_safely
+from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
+
+# Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
+seams = st.text("aZ1'.sé字अ🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e", max_size=40)
+
+
+@functools.cache
+def library() -> LibraryTokenizer:
+    return learn()
+
+
+@functools.cache
+def small_bpe() -> BytePairTokenizer:
+    return gpt2_tokenizer(parse_tokenizer_json(library().to_str().encode()))
+
+
+@functools.cache
+def pair_bpe() -> BytePairTokenizer:
+    """Every two bytes are a token, so that nearly any change of a word's ends shows in the ids."""
+    singles = [bytes([b]) for b in range(256)]
+    tokens = singles + [first + second for first in singles for second in singles]
+    return gpt2_tokenizer({token: rank for rank, token in enumerate(tokens)})
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(seams, max_size=6))
+@example(["a\n", "\nb", " ", "\n \n", "c  ", "d\n\n\n"])
+@example(["a \x1c", "b"])
+@example(["a\n \x85b"])
+@example(["it", "'s ", "'s"])
+def test_encoding_the_pieces_equals_encoding_the_whole(chunks: list[str]) -> None:
+    pieces = list(cut_safely(chunks))
+    whole = "".join(chunks)
+    assert "".join(pieces) == whole
+    encoded = [pair_bpe().encode(piece).tolist() for piece in pieces]
+    assert list(itertools.chain(*encoded)) == pair_bpe().encode(whole).tolist()
+    # The library that learns a BPE must see the same words, too.
+    assert list(itertools.chain(*map(words, pieces))) == words(whole)
+
+
+def words(text: str) -> list[str]:
+    splitter = library().pre_tokenizer
+    assert splitter is not None
+    return [word for word, _ in splitter.pre_tokenize_str(text)]
+
+
+def test_pieces_follow_the_stream_and_do_not_pile_up() -> None:
+    chunks = ["word " * 200] * 50
+    assert max(map(len, cut_safely(chunks))) < 1100
+
+
+def test_text_without_blanks_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seams_module, "_LONGEST_UNCUT", 100)
+    pieces = list(cut_safely(["x" * 30] * 20))
+    assert "".join(pieces) == "x" * 600
+    assert max(map(len, pieces)) < 131
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\u3000"])
+def test_a_million_blanks_are_encoded(blank: str) -> None:
+    # tiktoken's own regular expression gives up on this text.
+    text = "a" + blank * 1_000_000 + "b"
+    ids = small_bpe().encode(text)
+    assert small_bpe().decode(ids) == text
+    # What a cut does to a long run is what the library does to it whole.
+    shorter = "a" + blank * 20_000 + "b c"
+    assert small_bpe().encode(shorter).tolist() == library().encode(shorter).ids

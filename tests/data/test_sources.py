@@ -1,0 +1,130 @@
+"""Text arrives exactly as it lies on the disk, in small pieces, and what cannot be read is named."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glassgpt.data import sources
+from glassgpt.data.sources import Document, Source, dataset_problem, is_kept_download, open_source
+from glassgpt.errors import UserError
+
+PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+
+def source_of(dataset: Path | str, local_file: str = "", folder: Path = Path("nowhere")) -> Source:
+    return open_source(str(dataset), local_file, keep_in=folder, kept_in=folder / "before")
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=st.text(max_size=60), chunk_bytes=st.integers(1, 9))
+def test_text_survives_any_chunking(
+    tmp_path_factory: pytest.TempPathFactory, text: str, chunk_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "t"
+    path.write_bytes(text.encode())
+    document = Document("t", path, path.stat().st_size)
+    assert "".join(document.text("utf-8", chunk_bytes)) == text
+    assert "".join(document.text("latin-1", chunk_bytes)).encode("latin-1") == text.encode()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize(
+    ("raw", "offset"), [(b"\xff", 0), ("é".encode() * 7 + b"\xc3(", 14), (b"abc\xe0\xa4", 3)]
+)
+def test_invalid_utf8_is_named_with_its_byte(
+    tmp_path: Path, raw: bytes, offset: int, chunk_bytes: int
+) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=rf"latin\.txt is not UTF-8 at byte {offset}: .*--tokenizer byte"):
+        list(Document("latin.txt", path, len(raw)).text("utf-8", chunk_bytes))
+
+
+def test_a_folder_is_its_visible_text_files_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.md", "a.txt", ".hidden", ".git/config", "a/no_suffix"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "empty.txt").touch()
+    source = source_of(tmp_path)
+    assert [document.name for document in source.documents] == ["a.txt", "a/no_suffix", "a/z.md", "b.txt"]
+    assert source.notes == ("skipped 1 binary files", "skipped 2 hidden files", "skipped 1 empty files")
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match=r"folder has no text files: there is nothing"):
+        source_of(tmp_path / "folder")
+    (tmp_path / "folder" / "x.bin").write_bytes(b"\0")
+    with pytest.raises(UserError, match=r"\(skipped 1 binary files\)"):
+        source_of(tmp_path / "folder")
+    with pytest.raises(UserError, match=r"empty\.txt is empty"):
+        source_of(tmp_path / "empty.txt")
+    with pytest.raises(UserError, match=r"empty\.txt is empty"):
+        source_of("shakespeare", str(tmp_path / "empty.txt"))
+
+
+def test_unknown_names_get_the_nearest_one() -> None:
+    assert dataset_problem("pylib") is None
+    assert "did you mean shakespeare_char?" in (dataset_problem("shakespeare_chr") or "")
+    assert "known names: pylib" in (dataset_problem("no/such/file.txt") or "")
+    assert "give a file, a folder" in (dataset_problem("") or "")
+
+
+def test_pylib_is_readable_code_in_a_fixed_order() -> None:
+    source = source_of("pylib")
+    names = [document.name for document in source.documents]
+    assert names == sorted(names)
+    assert {"argparse.py", "json/decoder.py", "encodings/aliases.py"} <= set(names)
+    assert not [n for n in names if "/test" in n or n.startswith("test") or "site-packages" in n]
+    assert not {"html/entities.py", "encodings/cp1252.py", "pydoc_data/topics.py"} & set(names)
+    assert all(document.path.read_bytes().isascii() for document in source.documents[::20])
+    assert source_of("pylib") == source
+
+
+@pytest.fixture
+def canonical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A short play that stands for tiny shakespeare, behind a URL that needs no network."""
+    path = tmp_path / "server" / "play.txt"
+    path.parent.mkdir()
+    path.write_bytes(PLAY)
+    monkeypatch.setattr(sources, "SHAKESPEARE_URL", path.as_uri())
+    monkeypatch.setattr(sources, "SHAKESPEARE_SHA256", hashlib.sha256(PLAY).hexdigest())
+    return path
+
+
+def test_shakespeare_is_downloaded_and_kept(canonical: Path, tmp_path: Path) -> None:
+    source = source_of("shakespeare_char", folder=tmp_path)
+    assert [document.path for document in source.documents] == [tmp_path / "input.txt"]
+    assert (tmp_path / "input.txt").read_bytes() == PLAY
+    assert is_kept_download(tmp_path / "input.txt")
+    # The next time it comes from the dataset that is there, not from the network.
+    canonical.unlink()
+    again = tmp_path / "again"
+    again.mkdir()
+    open_source("shakespeare_char", "", keep_in=again, kept_in=tmp_path)
+    assert (again / "input.txt").read_bytes() == PLAY
+
+
+def test_shakespeare_without_a_network_says_what_to_do(canonical: Path, tmp_path: Path) -> None:
+    canonical.unlink()
+    with pytest.raises(UserError, match=r"could not be downloaded .*glass prepare shakespeare --source FILE"):
+        source_of("shakespeare", folder=tmp_path)
+    canonical.write_text("<html>Welcome to our hotel</html>")
+    with pytest.raises(UserError, match="is not tiny shakespeare"):
+        source_of("shakespeare", folder=tmp_path)
+    assert not (tmp_path / "input.txt").exists()
+
+
+def test_shakespeare_from_a_local_file(canonical: Path, tmp_path: Path) -> None:
+    assert source_of("shakespeare_char", str(canonical)).notes == ()
+    other = tmp_path / "other.txt"
+    other.write_text("Once upon a time")
+    (note,) = source_of("shakespeare_char", str(other)).notes
+    assert "not the canonical tiny shakespeare" in note

@@ -206,7 +206,7 @@ def _print_help(options: type, usage: str, text: str = "") -> int:
     """Help from the comments of the options' fields."""
     import tyro
 
-    tyro.cli(options, prog=usage, description=text or None, args=["--help"])
+    tyro.cli(options, prog=usage, description=text or None, args=["--help"], use_underscores=True)
     return 0
 
 

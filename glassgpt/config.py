@@ -36,8 +36,11 @@ class TrainConfig:
 
     # `gpt2`: GPT-2's layers and names. `modern`: rotary positions, RMSNorm, QK-norm, relu squared, no biases.
     arch: Literal["gpt2", "modern"] = "gpt2"
+    # Blocks of attention and MLP, one after the other.
     n_layer: int = 12
+    # Attention heads per block; must divide n_embd.
     n_head: int = 12
+    # Channels: the width of the model.
     n_embd: int = 768
     # Context: how many tokens the model sees at once.
     block_size: int = 1024
@@ -59,12 +62,17 @@ class TrainConfig:
 
     # --- optimizer ---
 
+    # AdamW, fused where the device has it.
     optimizer: Literal["adamw"] = "adamw"
+    # The highest rate, reached after the warm-up. Small models take more, large ones less.
     learning_rate: float = 6e-4
     # Number of updates.
     max_iters: int = 600_000
+    # Pull of matrices towards zero; gains and biases are left alone.
     weight_decay: float = 0.1
+    # AdamW's memory of gradients.
     beta1: float = 0.9
+    # AdamW's memory of their squares; 0.99 is better when an update has few tokens.
     beta2: float = 0.95
     # Gradients with a larger norm are scaled down to it; 0 switches that off.
     grad_clip: float = 1.0

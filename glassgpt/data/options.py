@@ -29,8 +29,8 @@ class PrepareOptions:
     tokenizer: str = "auto"
     # A folder with GPT-2's tokenizer files, for --tokenizer gpt2 without a network.
     tokenizer_files: str = ""
-    # The share of the text kept for validation; 0.1 is nanoGPT's.
-    val_fraction: float = 0.1
+    # The share of the text kept for validation. none: 0.1, as nanoGPT; of pylib 0.03, which is plenty.
+    val_fraction: float | None = None
     # Where the dataset goes; data/<name> when empty.
     out_dir: str = ""
     # Replace a dataset that is already there. Without it, nothing is ever overwritten.
@@ -47,10 +47,17 @@ def out_directory(options: PrepareOptions) -> Path:
     return Path("data", path.name if path.is_dir() else path.stem)
 
 
+def val_fraction(options: PrepareOptions) -> float:
+    """A whole validation split is evaluated at the end of every run, so it should not be huge."""
+    if options.val_fraction is not None:
+        return options.val_fraction
+    return 0.03 if options.dataset == "pylib" else 0.1
+
+
 def check_options(options: PrepareOptions, out: Path) -> None:
     """Everything that can be known to be wrong before any work, all at once."""
     problems = [dataset_problem(options.dataset), tokenizer_problem(options.tokenizer)]
-    if not 0 < options.val_fraction < 1:
+    if options.val_fraction is not None and not 0 < options.val_fraction < 1:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
     if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
         problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {options.source}")

@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.dataset import DTYPES, Manifest, write_manifest
-from glassgpt.data.options import PrepareOptions, asked_tokenizer, check_options, out_directory
+from glassgpt.data.options import (
+    PrepareOptions,
+    asked_tokenizer,
+    check_options,
+    out_directory,
+    val_fraction,
+)
 from glassgpt.data.progress import passing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seams import cut_safely
@@ -64,7 +70,7 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
 
         with show("reading") as advance:
             survey = survey_documents(source.documents, _text_encoding(options.tokenizer), advance)
-        split = split_documents(survey, options.val_fraction)
+        split = split_documents(survey, val_fraction(options))
         note(f"split: {split.reason}")
 
         name, reason = _choose_tokenizer(options, survey)

@@ -35,10 +35,18 @@ from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.train import checkpoint
 
 TOKENS_PER_UPDATE = 12 * 64
-README_FLAGS = (
-    "--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 "
-    "--n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
-).split()
+README_FLAGS = [
+    "--device=cpu",
+    "--compile=False",
+    "--eval_iters=20",
+    "--log_interval=1",
+    "--block_size=64",
+    "--batch_size=12",
+    "--n_layer=4",
+    "--n_head=4",
+    "--n_embd=128",
+    "--dropout=0.0",
+]
 WARM_UP = 20  # updates at the start of a process that are not counted
 
 

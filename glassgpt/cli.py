@@ -213,7 +213,9 @@ def _print_help(options: type, usage: str, text: str = "") -> int:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False)
+    # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, highlight=False, emoji=False)
 
 
 if __name__ == "__main__":

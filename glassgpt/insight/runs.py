@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +35,7 @@ def summarize(run_dir: Path) -> RunSummary:
     records = journal.current(journal.read(run_dir / journal.NAME))
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
-    sampled = [r for r in records if r["kind"] == "eval" and r["split"] == "val" and math.isfinite(r["loss"])]
-    best = min(sampled, key=lambda record: (record["loss"], record["iter"]), default=None)
+    best = next((old for old in reversed(records) if old["kind"] == "eval" and old["best"]), None)
     return RunSummary(
         path=run_dir,
         state=_state(run_dir, records),

@@ -43,7 +43,6 @@ class RunConsole:
         self._run: Record = {}
         self._train_eval: Record | None = None
         self._val_losses: list[float] = []
-        self._best = math.inf
         self._last_mfu: float | None = None
         self._print_kind: dict[str, Callable[[Record], None]] = {
             "run": self._print_run,
@@ -92,7 +91,7 @@ class RunConsole:
             "MFU",
             f"{model['flops_per_token'] / 1e6:.4g} MFLOP per token, "
             + (f"100% is {format.flops(value)}" if value else "no peak to compare with")
-            + f"   ({peak['source']})",
+            + f"   ({_peak_origin(peak)})",
         )
         self._out.print()
         if self._live:
@@ -163,11 +162,10 @@ class RunConsole:
         text += f"  took {format.duration(ms / 1000)}"
         if compile_ms >= 1:
             text += f" (and {format.duration(compile_ms / 1000)} compile and warm-up)"
-        if train:  # the closing pass over the whole split does not compete with sampled ones
+        if not record["closing"]:
             self._val_losses.append(record["loss"])
-            if record["loss"] < self._best:
-                self._best = record["loss"]
-                text += "  best so far" if record["iter"] else ""
+        if record["best"] and record["iter"]:
+            text += "  best so far"
         self._line(f"eval {record['iter']:>6}", text, "cyan")
 
     def _print_checkpoint(self, record: Record) -> None:
@@ -220,6 +218,12 @@ class RunConsole:
             line.append(f"{bar(share, 20):<20}  ", style="cyan").append(_PHASE_MEANING[name], style="dim")
             self._out.print(line, soft_wrap=True)
         self._out.print(Text(f"{'wall time':<19}{wall:>10.2f}{1:>8.1%}", style="bold"))
+
+
+def _peak_origin(peak: Record) -> str:
+    if peak["table"] and peak["measured"]:
+        return f"{peak['source']}; matmuls here reach {format.flops(peak['measured'])}"
+    return str(peak["source"])
 
 
 def _peak(run: Record) -> Peak | None:

@@ -102,8 +102,8 @@ def _bf16_warning(asked: str, device: torch.device) -> str:
 
 
 # What compiling costs and saves, as measured with torch 2.11 (H200) and 2.13 (2 CPU cores); bench/LOG.md.
-_COMPILE_COST_S = {"cpu": (12.0, 8.0), "cuda": (15.0, 3.0)}  # at all, and per layer
-_COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.35}  # of an eager step
+_COMPILE_COST_S = {"cpu": (12.0, 8.0), "cuda": (19.0, 1.0)}  # at all, and per layer
+_COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3}  # of an eager step
 
 
 def estimate_step_s(
@@ -113,7 +113,7 @@ def estimate_step_s(
     takes to launch its kernels, whichever is more."""
     if peak is None:
         return None
-    share, launch_s = (0.5, 0.0) if device.type == "cpu" else (0.35, 1.2e-3)
+    share, launch_s = (0.5, 0.0) if device.type == "cpu" else (0.43, 2.3e-3)
     return max(plan.tokens * flops_per_token / (share * peak), launch_s * n_layer * plan.micro_steps)
 
 
@@ -175,11 +175,11 @@ def sequences_that_fit(
 
     Weights, gradients and AdamW's two moments take 16 bytes a parameter. A token keeps about 34 bytes a
     channel and layer for the backward pass (one sixth of that under activation checkpointing, besides one
-    layer's worth), and its logits about 10 bytes a vocabulary entry.
+    layer's worth), and its logits about 12 bytes a vocabulary entry. Compiled code needs less.
     """
     if free_bytes is None:
         return None
     layers = config.n_layer / 6 + 1 if config.activation_checkpointing else config.n_layer
-    per_token = 34 * layers * config.n_embd * (2 if config.dtype == "float32" else 1) + 10 * vocab_size
+    per_token = 34 * layers * config.n_embd * (2 if config.dtype == "float32" else 1) + 12 * vocab_size
     room = 0.85 * free_bytes - 16 * parameters
     return max(1, int(room / (per_token * config.block_size)))

@@ -83,8 +83,9 @@ def update(job: Job) -> None:
 
 def evaluation_is_due(job: Job) -> bool:
     done = job.progress.iter
-    due = done % job.config.eval_interval == 0 or done >= job.config.max_iters or job.config.eval_only
-    return due and job.progress.val_loss is None  # a resumed run may have done it already
+    due = done % job.config.eval_interval == 0 or done >= job.config.max_iters
+    already = job.progress.val_loss is not None  # before the checkpoint that a run was resumed from
+    return job.config.eval_only or (due and not already)
 
 
 def evaluate_splits(job: Job) -> None:
@@ -105,7 +106,7 @@ def evaluate_splits(job: Job) -> None:
     job.eval_cost.add(since(before, job.ledger.seconds())["eval"])
 
 
-def evaluate_split(job: Job, split: str, eval_tokens: int | None) -> Evaluation | None:
+def evaluate_split(job: Job, split: str, eval_tokens: int | None, closing: bool = False) -> Evaluation | None:
     """Evaluates and records; None if the user asked to stop meanwhile."""
     first, before = job.learner.is_first("score"), job.ledger.seconds()
     result = evaluate(
@@ -120,7 +121,7 @@ def evaluate_split(job: Job, split: str, eval_tokens: int | None) -> Evaluation 
     if first:
         tell_compile_failure(job)
     if result is not None:
-        tell(job, record.eval_record(job, split, result, spent))
+        tell(job, record.eval_record(job, split, result, spent, closing))
     return result
 
 
@@ -202,7 +203,7 @@ def close(job: Job, ending: Ending) -> None:
     tell_step(job)
     if ending.exit_code == 0 and not job.config.eval_only:
         if job.eval_tokens < len(job.splits["val"]) - 1:
-            evaluate_split(job, "val", None)  # the whole split, once, whatever the evaluations sampled
+            evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before
         if job.config.sample_tokens:
             write_sample(job)
     with job.ledger.phase("checkpoint"):

@@ -91,7 +91,10 @@ def _left(done: int, end: int, every: int) -> int:
     return end // every - done // every
 
 
-def eval_record(job: Job, split: str, result: Evaluation, spent: dict[str, float]) -> Record:
+def eval_record(
+    job: Job, split: str, result: Evaluation, spent: dict[str, float], closing: bool = False
+) -> Record:
+    """`closing`: the pass over the whole split at the end, which does not compete with sampled ones."""
     return {
         "kind": "eval",
         "iter": job.progress.iter,
@@ -100,6 +103,8 @@ def eval_record(job: Job, split: str, result: Evaluation, spent: dict[str, float
         "stderr": result.stderr,
         "tokens": result.tokens,
         "whole_split": result.tokens == len(job.splits[split]) - 1,
+        "closing": closing,
+        "best": split == "val" and not closing and result.loss < job.progress.best_val_loss,
         "perplexity": result.perplexity,
         "bits_per_byte": result.bits_per_byte(job.dataset.bytes_per_token(split)),
         "ms": spent["eval"] * 1000,

@@ -1,0 +1,62 @@
+"""Shared by all rooms: one thread, a tiny dataset, the settings of a run that takes a fifth of a second."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glassgpt.config import TrainConfig
+from glassgpt.data.prepare import PrepareOptions, prepare
+
+# One thread: sums have one order, in this process and in those the tests start, and two cores stay free.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+MakeConfig = Callable[..., TrainConfig]
+
+_WORDS = ("glass", "house", "room", "door", "a", "sees", "the", "light", "through", "wall")
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 3000 characters of some twenty kinds: small enough to overfit, and never random by accident."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(7)
+    lines = (" ".join(draw.choices(_WORDS, k=6)) for _ in range(100))
+    (folder / "tiny.txt").write_text("\n".join(lines) + "\n")
+    out = folder / "tiny"
+    prepare(PrepareOptions(str(folder / "tiny.txt"), out_dir=str(out)), say=lambda line: None, progress=False)
+    return out
+
+
+@pytest.fixture
+def tiny(tiny_data: Path, tmp_path: Path) -> MakeConfig:
+    """`tiny("name", max_iters=5)`: settings of a run in tmp_path/name."""
+
+    def make(name: str = "run", **changes: Any) -> TrainConfig:
+        settings: dict[str, Any] = {
+            "out_dir": str(tmp_path / name),
+            "data_dir": str(tiny_data),
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 16,
+            "block_size": 8,
+            "batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "learning_rate": 1e-2,
+            "warmup_iters": 3,
+            "max_iters": 20,
+            "eval_interval": 10,
+            "device": "cpu",
+            "compile": "off",
+            "probe_seconds": 0.0,
+        }
+        return TrainConfig(**settings | changes)
+
+    return make

@@ -1,0 +1,56 @@
+"""Little GPTs whose every parameter is random: nothing hides behind a gain of 1 or a bias of 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassgpt.model.gpt import GPT, GPTConfig
+
+VOCABULARY, CONTEXT = 23, 16
+
+
+def little_config(**changes: Any) -> GPTConfig:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "block_size": CONTEXT,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 24,
+        "bias": True,
+    }
+    return GPTConfig(**settings | changes)
+
+
+def little_gpt(seed: int = 0, **changes: Any) -> GPT:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT(little_config(**changes))
+    shake(model, seed)
+    return model
+
+
+def shake(model: torch.nn.Module, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+
+def some_tokens(rows: int = 3, length: int = CONTEXT, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def some_batch(rows: int = 3) -> tuple[Tensor, Tensor]:
+    tokens = some_tokens(rows, CONTEXT + 1)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = model(tokens, targets)
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.item(), {name: gradient.clone() for name, gradient in found.items() if gradient is not None}

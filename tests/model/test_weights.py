@@ -1,0 +1,100 @@
+"""Our GPT computes what GPT-2 computes, and no weight is lost or invented on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from little import CONTEXT, VOCABULARY, little_gpt, shake, some_tokens
+
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import from_transformers, load_weights
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+
+def reference(n_head: int = 2, activation: str = "gelu_new") -> GPT2LMHeadModel:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=24,
+        n_layer=2,
+        n_head=n_head,
+        activation_function=activation,
+    )
+    model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
+    shake(model)
+    return model
+
+
+def ours(**changes: Any) -> GPT:
+    return little_gpt(**{"activation": "gelu_new"} | changes).eval()
+
+
+@pytest.mark.parametrize("n_head", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers(n_head: int, activation: str) -> None:
+    theirs, model = reference(n_head, activation), ours(n_head=n_head, activation=activation)
+    load_weights(model, from_transformers(theirs.state_dict()), "transformers")
+    for length in (1, 5, CONTEXT):
+        tokens = some_tokens(length=length)
+        expected = theirs(tokens).logits
+        assert expected.std() > 0.1
+        torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_file_without_head_prefix_and_with_old_masks_is_understood() -> None:
+    theirs, model = reference(), ours()
+    state = {name.removeprefix("transformer."): tensor for name, tensor in theirs.state_dict().items()}
+    del state["lm_head.weight"]
+    state["h.0.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
+    state["h.1.attn.masked_bias"] = torch.tensor(-1e4)
+    load_weights(model, from_transformers(state), "an old file")
+    torch.testing.assert_close(model(some_tokens()), theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+
+
+def test_names_and_shapes_are_gpt2s() -> None:
+    theirs = from_transformers(reference().state_dict())
+    state = ours().state_dict()
+    assert list(state) == list(theirs)
+    assert {name: tensor.shape for name, tensor in state.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
+    }
+
+
+def test_every_difference_is_named_and_nothing_is_loaded() -> None:
+    model = ours()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = {name: tensor + 1 for name, tensor in before.items()}
+    del state["transformer.h.1.mlp.c_fc.weight"], state["transformer.ln_f.bias"]
+    state["transformer.h.2.ln_1.weight"] = torch.zeros(24)
+    state["transformer.wpe.weight"] = torch.zeros(99, 24)
+    with pytest.raises(UserError) as caught:
+        load_weights(model, state, "the file")
+    assert sorted(caught.value.problems) == [
+        "the file has transformer.h.2.ln_1.weight, which this model does not",
+        "the file lacks transformer.h.1.mlp.c_fc.weight",
+        "the file lacks transformer.ln_f.bias",
+        "transformer.wpe.weight is (99, 24) in the file, but (16, 24) here",
+    ]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_wholly_different_file_says_how_different() -> None:
+    model = ours()
+    count = len(model.state_dict())
+    with pytest.raises(UserError) as caught:
+        load_weights(model, {}, "the file")
+    assert caught.value.problems[-1] == f"... and {count - 5} more"
+    assert len(caught.value.problems) == 6
+
+
+def test_wrong_bias_setting_is_an_error_not_a_random_layer() -> None:
+    with pytest.raises(UserError, match=r"has transformer\.h\.0\.ln_1\.bias, which this model does not"):
+        load_weights(ours(bias=False), ours().state_dict(), "the file")

@@ -1,0 +1,168 @@
+"""Every setting explains itself, and what is wrong with the values is said with a way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from glassgpt import config as derived
+from glassgpt.config import TrainConfig, find_problems
+
+few = settings(max_examples=60, deadline=None)
+FIELDS = [field.name for field in dataclasses.fields(TrainConfig)]
+
+
+# --- the comments are the help
+
+
+@pytest.fixture(scope="module")
+def help_lines() -> dict[str, str]:
+    """`glass train --help` as text per setting."""
+    wide = os.environ | {"COLUMNS": "400"}
+    command = [sys.executable, "-m", "glassgpt", "train", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=wide)
+    found = {}
+    for chunk in re.split(r"│\s+(?=--)", done.stdout)[1:]:
+        words = " ".join(chunk.replace("│", " ").split())
+        flag, _, text = words.partition(" ")
+        found[flag.strip(",").removeprefix("--").replace("-", "_")] = text
+    return found
+
+
+def explanation(text: str) -> str:
+    """Without the kind of value before it and the default after it."""
+    text = re.sub(r"\(default: [^()]*\).*", "", text)
+    return re.sub(r"^(--no[\w-]+|\{[^}]*\}(\|\w+)?|[A-Z]+)\s*", "", text).strip()
+
+
+def test_help_names_every_setting_with_its_default(help_lines: dict[str, str]) -> None:
+    assert set(FIELDS) <= set(help_lines)
+    for field in dataclasses.fields(TrainConfig):
+        default = re.escape(repr(field.default) if field.default == "" else str(field.default))
+        assert re.search(rf"\(default: {default}\)", help_lines[field.name]), field.name
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_help_explains_every_setting(help_lines: dict[str, str], name: str) -> None:
+    text = explanation(help_lines[name])
+    assert len(text) >= 15, text
+    others = [explanation(help_lines[other]) for other in FIELDS if other != name]
+    assert text not in others, f"{name} has the help of another setting: {text}"
+
+
+# --- what is wrong
+
+
+def problems(**values: Any) -> list[str]:
+    return find_problems(TrainConfig(**values))
+
+
+def test_the_defaults_are_in_order() -> None:
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"block_size": 0}, "--block_size=0 must be greater than 0"),
+        ({"batch_size": -1}, "--batch_size=-1 must be greater than 0"),
+        ({"learning_rate": 0.0, "min_lr": 0.0}, "--learning_rate=0.0 must be greater than 0"),
+        ({"warmup_iters": -1}, "--warmup_iters=-1 must be 0 or more"),
+        ({"grad_clip": -0.5}, "--grad_clip=-0.5 must be 0 or more"),
+        ({"dropout": 1.0}, "--dropout=1.0 must be at least 0 and below 1"),
+        ({"beta2": 1.5}, "--beta2=1.5 must be at least 0 and below 1"),
+        ({"wsd_decay_fraction": 0.0}, "--wsd_decay_fraction=0.0 must be above 0 and at most 1"),
+        ({"learning_rate": 1e-4, "min_lr": 1e-3}, "--min_lr=0.001 is above --learning_rate=0.0001"),
+        ({"device": "tpu"}, "--device=tpu is not one of auto, cpu, cuda, cuda:N, mps"),
+        ({"n_embd": 100, "n_head": 12}, "--n_embd=100 is not divisible by --n_head=12; try --n_embd=96 or"),
+        ({"n_embd": 5, "n_head": 12}, "try --n_embd=12 or"),
+        ({"arch": "modern", "n_embd": 36, "n_head": 12}, "--n_embd / --n_head = 3 must be even"),
+        ({"batch_tokens": 1000, "block_size": 256}, "try --batch_tokens=1024"),
+        ({"batch_tokens": 3, "block_size": 256}, "try --batch_tokens=256"),
+        (
+            {"batch_tokens": 4096, "batch_size": 12, "gradient_accumulation_steps": 40},
+            "is 491520 tokens, not --batch_tokens=4096; leave one of them out",
+        ),
+        ({"batch_tokens": 4096, "batch_size": 3}, "leave --batch_size out to have it chosen"),
+        (
+            {"batch_tokens": 4096, "gradient_accumulation_steps": 3},
+            "leave --gradient_accumulation_steps out",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_the_fix(values: dict[str, Any], expected: str) -> None:
+    (problem,) = problems(**values)
+    assert expected in problem
+
+
+def test_zero_is_a_value_where_it_means_off() -> None:
+    assert problems(warmup_iters=0, min_lr=0.0, grad_clip=0.0, patience=0, sample_tokens=0, seed=0) == []
+    assert problems(probe_seconds=0.0, weight_decay=0.0, dropout=0.0) == []
+
+
+def test_settings_that_agree_are_no_contradiction() -> None:
+    assert problems(batch_tokens=8192, batch_size=2, gradient_accumulation_steps=4) == []
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    found = problems(n_layer=0, n_head=-1, dropout=2.0, device="abacus")
+    assert [line.split("=")[0] for line in found] == ["--n_layer", "--n_head", "--dropout", "--device"]
+
+
+def test_shape_and_batch_are_reported_together() -> None:
+    assert len(problems(n_embd=100, batch_tokens=1000)) == 2
+
+
+@few
+@given(st.integers(1, 4000), st.integers(1, 64))
+def test_the_width_it_suggests_is_right(n_embd: int, n_head: int) -> None:
+    assume(n_embd % n_head)
+    (problem,) = problems(n_embd=n_embd, n_head=n_head)
+    for width in re.findall(r"try --n_embd=(\d+) or --n_embd=(\d+)", problem)[0]:
+        assert problems(n_embd=int(width), n_head=n_head) == []
+
+
+@few
+@given(st.integers(1, 100_000), st.integers(1, 2048))
+def test_the_batch_it_suggests_is_right(batch_tokens: int, block_size: int) -> None:
+    assume(batch_tokens % block_size)
+    (problem,) = problems(batch_tokens=batch_tokens, block_size=block_size)
+    suggested = int(problem.rpartition("=")[2])
+    assert problems(batch_tokens=suggested, block_size=block_size) == []
+
+
+# --- what follows
+
+
+@pytest.mark.parametrize(("max_iters", "warmup"), [(100, 5), (19, 0), (40_000, 2000), (600_000, 2000)])
+def test_warm_up_is_a_twentieth_and_at_most_2000(max_iters: int, warmup: int) -> None:
+    assert derived.warmup_iters(TrainConfig(max_iters=max_iters)) == warmup
+
+
+def test_what_is_said_is_not_derived() -> None:
+    said = TrainConfig(
+        warmup_iters=0, lr_decay_iters=7, min_lr=0.0, activation="gelu_new", data_dir="elsewhere"
+    )
+    assert derived.warmup_iters(said) == 0
+    assert derived.decay_iters(said) == 7
+    assert derived.min_lr(said) == 0.0
+    assert derived.activation(said) == "gelu_new"
+    assert derived.data_dir(said) == Path("elsewhere")
+
+
+def test_what_is_not_said_is_derived() -> None:
+    config = TrainConfig(max_iters=123, learning_rate=5e-3, dataset="mine")
+    assert derived.decay_iters(config) == 123
+    assert derived.min_lr(config) == pytest.approx(5e-4)
+    assert derived.data_dir(config) == Path("data/mine")
+    assert derived.activation(config) == "gelu"
+    assert derived.activation(dataclasses.replace(config, arch="modern")) == "relu2"

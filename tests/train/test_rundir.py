@@ -1,0 +1,142 @@
+"""A run's folder: new, numbered, never overwritten, one writer at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import records, resume
+
+from glassgpt.account.journal import NAME
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import Recipe, combine, read_recipe
+from glassgpt.train.rundir import Place, existing_run_dir, make_run_dir
+from glassgpt.train.session import resolve, train
+
+MakeConfig = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:
+    config = tiny(out_dir="", max_iters=1)
+    assert [train(config, "quick").out_dir for _ in range(3)] == [
+        Path("runs/quick"),
+        Path("runs/quick-2"),
+        Path("runs/quick-3"),
+    ]
+    assert train(config, "other").out_dir == Path("runs/other")
+    assert existing_run_dir("", "quick") == Path("runs/quick-3")
+
+
+def test_the_tenth_run_comes_after_the_second(here: Path) -> None:
+    for name in ("quick-2", "quick-10", "quick-extra-11", "quick"):
+        (here / "runs" / name).mkdir(parents=True)
+        (here / "runs" / name / NAME).touch()
+    (here / "runs" / "quick-12").mkdir()  # not a run: nothing to resume there
+    assert existing_run_dir("", "quick") == Path("runs/quick-10")
+    assert make_run_dir("", "quick") == Path("runs/quick-3")
+
+
+def test_an_existing_run_is_never_overwritten(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2)
+    train(config)
+    folder = Path(config.out_dir)
+    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    with pytest.raises(UserError, match=r"holds a run already.*--init_from=resume, or choose another"):
+        train(config)
+    assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
+
+
+def test_a_folder_that_holds_no_run_may_be_used(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=1)
+    Path(config.out_dir).mkdir()
+    (Path(config.out_dir) / "notes.txt").write_text("mine")
+    train(config)
+    assert (Path(config.out_dir) / "notes.txt").read_text() == "mine"
+
+
+def test_what_cannot_be_a_folder_is_an_error(tiny: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        train(tiny("file"))
+    with pytest.raises(UserError, match="choose another --out_dir"):
+        train(tiny("file/below"))
+
+
+def test_a_mistake_leaves_no_folder_behind(tiny: MakeConfig, tmp_path: Path) -> None:
+    for changes in ({"block_size": 10**6}, {"data_dir": str(tmp_path / "nowhere")}, {"device": "cuda:99"}):
+        with pytest.raises(UserError):
+            train(tiny(**changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2)
+    train(config)
+    journal_before = (Path(config.out_dir) / NAME).read_bytes()
+    first = Place(Path(config.out_dir))
+    with pytest.raises(UserError, match="another process is training in .* right now"):
+        resume(config)
+    assert (Path(config.out_dir) / NAME).read_bytes() == journal_before
+    first.close()
+    assert resume(config, max_iters=3).iter == 3
+
+
+def test_nothing_to_resume_is_an_error(here: Path, tiny: MakeConfig) -> None:
+    with pytest.raises(UserError, match="holds no run to resume"):
+        resume(tiny("nowhere"))
+    with pytest.raises(UserError, match="there is no run of run in runs/ to resume"):
+        resume(tiny(out_dir=""))
+    config = tiny(eval_only=True)
+    train(config)
+    with pytest.raises(UserError, match="has no checkpoint to resume from"):
+        resume(config)
+
+
+def test_the_folder_holds_what_the_design_says(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2, batch_size=None, dtype="auto")
+    train(config)
+    folder = Path(config.out_dir)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.toml",
+        "journal.jsonl",
+        "checkpoints",
+        "tokenizer",
+        "lock",
+    }
+    written = tomllib.loads((folder / "config.toml").read_text())
+    assert written["dtype"] == "float32"  # decided, no longer auto
+    assert written["batch_size"] == 12
+    assert combine(read_recipe(folder / "config.toml"), {}) == dataclasses.replace(
+        config, batch_size=12, dtype="float32"
+    )
+
+
+def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2, learning_rate=0.0123)
+    train(config)
+    asked = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
+    resumed = resolve(Recipe("quickstart", "", {"n_layer": 7}), asked)
+    assert resumed == dataclasses.replace(config, init_from="resume", max_iters=5, dtype="float32")
+    assert train(resumed).iter == 5
+    assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]
+
+
+def test_looking_at_a_run_does_not_change_what_it_does_next(tiny: MakeConfig) -> None:
+    """`--eval_only` is about one start of the program, not about the run."""
+    config = tiny(max_iters=2)
+    train(config)
+    asked = {"init_from": "resume", "out_dir": config.out_dir}
+    train(resolve(Recipe("quickstart", "", {}), {**asked, "eval_only": "True"}))
+    later = resolve(Recipe("quickstart", "", {}), {**asked, "max_iters": "4"})
+    assert not later.eval_only
+    assert train(later).iter == 4

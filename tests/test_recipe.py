@@ -27,7 +27,7 @@ from glassgpt.recipe import (
     to_toml,
 )
 
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=60, deadline=None)
 NOTHING = Recipe("nothing", "", {})
 
 
@@ -56,7 +56,9 @@ def test_whole_numbers_come_in_many_ways(text: Any, number: int) -> None:
     assert type(found) is int
 
 
-@pytest.mark.parametrize("text", ["1.5", 1.5, "twelve", "", "nan", "inf", "-inf", "0x10", True, [1], {"a": 1}])
+@pytest.mark.parametrize(
+    "text", ["1.5", 1.5, "twelve", "", "nan", "inf", "-inf", "0x10", True, [1], {"a": 1}]
+)
 def test_what_is_no_whole_number_is_refused(text: Any) -> None:
     with pytest.raises(UserError, match=r"^--max_iters="):
         coerce("--max_iters", text, int)
@@ -155,7 +157,12 @@ def test_the_flags_that_help_shows_for_switches_work() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("n_layr", "n_layer"), ("lerning_rate", "learning_rate"), ("max_iter", "max_iters"), ("blocksize", "block_size")],
+    [
+        ("n_layr", "n_layer"),
+        ("lerning_rate", "learning_rate"),
+        ("max_iter", "max_iters"),
+        ("blocksize", "block_size"),
+    ],
 )
 def test_an_unknown_setting_gets_the_nearest_known_one(wrong: str, right: str, tmp_path: Path) -> None:
     _, found = check_settings({wrong: "1"}, TrainConfig)
@@ -351,7 +358,7 @@ def test_the_presets_there_are() -> None:
     ]
 
 
-NANOGPT = {
+NANOGPT: dict[str, dict[str, Any]] = {
     # nanoGPT 3adf61e: config/train_shakespeare_char.py
     "shakespeare_char": {
         "dataset": "shakespeare_char",
@@ -498,8 +505,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
 
 
 @few
-@given(configs(), texts)
-def test_every_config_survives_being_written_and_read(config: TrainConfig, comment: str) -> None:
+@given(configs())
+def test_every_config_survives_being_written_and_read(config: TrainConfig) -> None:
     assert find_problems(config) == []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.toml")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from glassgpt.account.journal import Journal, Record, current, encode, read
 
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=60, deadline=None)
 
 
 def step(iteration: int, **more: Any) -> Record:
@@ -46,7 +46,7 @@ words = st.text(max_size=8).filter(lambda text: text not in ("nan", "inf", "-inf
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=8,
+    max_leaves=6,
 )
 records = st.builds(lambda more, i: step(i) | {"more": more}, values, st.integers(0, 2**40))
 
@@ -185,7 +185,9 @@ def test_a_line_nested_beyond_the_parser_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.xfail(strict=True, reason="read asks that kind and iter are there, not what they are")
-@pytest.mark.parametrize("line", [b'{"kind":[],"iter":1}', b'{"kind":"step","iter":"x"}', b'{"kind":1,"iter":1}'])
+@pytest.mark.parametrize(
+    "line", [b'{"kind":[],"iter":1}', b'{"kind":"step","iter":"x"}', b'{"kind":1,"iter":1}']
+)
 def test_a_record_whose_kind_is_no_word_or_iter_no_number_is_passed_over(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "j").write_bytes(line + b"\n")
     assert list(read(tmp_path / "j")) == []

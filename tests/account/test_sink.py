@@ -134,7 +134,11 @@ def test_a_listener_that_hangs_blocks_neither_the_run_nor_its_end(
 def test_the_patience_is_shared_by_all_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_module, "PATIENCE_S", 0.3)
     released = threading.Event()
-    sink = Sink(tmp_path / "j", 0, [lambda record: bool(released.wait(30)) and None] * 5)
+
+    def hang(record: Record) -> None:
+        released.wait(30)
+
+    sink = Sink(tmp_path / "j", 0, [hang] * 5)
     sink(steps(1)[0])
     begin = time.monotonic()
     sink.close()

@@ -43,11 +43,9 @@ def test_sizes_multiply_to_the_tokens(
         return
     try:
         plan, choices = plan_batch(config, device, fits, ranks)
-    except (UserError, StopIteration) as error:
+    except UserError:
         # Only one thing can be wrong with settings that made sense: that the processes do not divide them.
-        assert isinstance(error, UserError)
-        assert f"multiple of {ranks}" in str(error)
-        assert ranks > 1
+        assert (steps or (sequences or 0) // (size or 1)) % ranks
         return
     assert plan.batch_size >= 1
     assert plan.micro_steps >= 1
@@ -80,7 +78,7 @@ def test_each_pair_of_settings_gives_the_third() -> None:
 @pytest.mark.parametrize(
     ("device", "fits", "size", "why"),
     [
-        ("cpu", None, 15, "more than 4,096 tokens in one pass gain nothing on cpu"),
+        ("cpu", None, 16, "more than 4,096 tokens in one pass gain nothing on cpu"),
         ("cuda", None, 240, "more than 65,536 tokens in one pass gain nothing on cuda"),
         ("cuda", 13, 12, "memory is estimated to hold 13 sequences at once"),
         ("cuda", 1000, 240, "more than 65,536 tokens"),

@@ -154,10 +154,16 @@ def test_compiling_has_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_step_estimate_is_arithmetic_or_launches() -> None:
-    plan = BatchPlan(4, 2, 8, 8 * 100)
-    assert estimate_step_s(CPU, plan, 10**6, 12, peak=1e9) == pytest.approx(800 * 1e6 / 0.5e9)
-    assert estimate_step_s(CUDA, plan, 10**6, 12, peak=1e15) == pytest.approx(12 * 2 * 1.2e-3)
-    assert estimate_step_s(CPU, plan, 10**6, 12, peak=None) is None
+    def estimate(device: torch.device, micro_steps: int, peak: float | None) -> float | None:
+        return estimate_step_s(device, BatchPlan(4, micro_steps, 8, 800), 10**6, 12, peak)
+
+    slow, fast = estimate(CPU, 2, 1e9), estimate(CPU, 2, 2e9)
+    assert slow is not None
+    assert slow == pytest.approx(2 * (fast or 0))
+    assert slow > 800 * 1e6 / 1e9  # nobody reaches the peak
+    # A card that computes in no time still has to be told what to compute, micro-batch by micro-batch.
+    assert estimate(CUDA, 4, 1e18) == pytest.approx(2 * (estimate(CUDA, 2, 1e18) or 0))
+    assert estimate(CPU, 2, None) is None
 
 
 # --- the rest ---

@@ -11,6 +11,7 @@ Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import DEFAULT_PRESET, check_settings, find_recipe, parse_flags, preset_names
+from glassgpt.show.format import harmless
 from glassgpt.version import VERSION
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except UserError as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(f"error: {harmless(problem.replace(chr(10), ' '))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nstopped at once; what was saved before is whole", file=sys.stderr)
@@ -83,10 +85,12 @@ def train(words: list[str]) -> int:
     names, flags, problems = parse_flags(words, TrainConfig)
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
-    problems += check_settings(flags, TrainConfig)[1]
+    try:
+        recipe = find_recipe(names[0] if names else DEFAULT_PRESET)
+    except UserError as error:
+        problems += error.problems
     if problems:
-        raise UserError(problems)
-    recipe = find_recipe(names[0] if names else DEFAULT_PRESET)
+        raise UserError(problems + check_settings(flags, TrainConfig)[1])
     from glassgpt.account.machine import process_age_s
     from glassgpt.show.console import RunConsole
     from glassgpt.train import session
@@ -166,6 +170,8 @@ def runs(words: list[str]) -> int:
 
     names, flags, problems = parse_flags(words, RunsOptions)
     problems += check_settings(flags, RunsOptions)[1]
+    if len(names) > 1:
+        problems.append(f"one folder at a time, not {' and '.join(names)}")
     folder = Path(names[0] if names else "runs")
     if names and not folder.is_dir():
         problems.append(f"there is no folder {folder}")
@@ -185,6 +191,8 @@ def show(words: list[str]) -> int:
     problems += more
     if len(names) != 1:
         problems.append("say which run to show; `glass runs` lists them")
+    if not isinstance(width := settings.get("width", 118), int) or width < 40:
+        problems.append("--width must be at least 40")
     if problems:
         raise UserError(problems)
     options = ShowOptions(**settings)  # type: ignore[arg-type]
@@ -206,16 +214,28 @@ def _print_help(options: type, usage: str, text: str = "") -> int:
     """Help from the comments of the options' fields."""
     import tyro
 
-    tyro.cli(options, prog=usage, description=text or None, args=["--help"], use_underscores=True)
+    with contextlib.suppress(SystemExit):  # tyro leaves the process after printing; we return
+        tyro.cli(
+            options,
+            prog=usage,
+            description=text or None,
+            args=["--help"],
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
     return 0
 
 
 def _console() -> Console:
     from rich.console import Console
 
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with an error; `glass runs | head` is none
+
     # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
     width = None if sys.stdout.isatty() else 160
-    return Console(width=width, highlight=False, emoji=False)
+    return PipeConsole(width=width, highlight=False, emoji=False)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The comments of the fields are the help text. nanoGPT's names keep their meaning
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -164,6 +165,15 @@ _NOT_NEGATIVE = (
 # fmt: on
 
 
+_TEXTS = ("out_dir", "dataset", "data_dir")
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
+
+
+def _is_broken(text: str) -> bool:
+    """Bytes from the command line that are no UTF-8 arrive as lone surrogates."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def find_problems(config: TrainConfig) -> list[str]:
     """Everything wrong with the values themselves; what depends on data or machine is checked there."""
     problems = []
@@ -179,7 +189,12 @@ def find_problems(config: TrainConfig) -> list[str]:
         problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
     if config.min_lr is not None and config.min_lr > config.learning_rate:
         problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
-    if config.device.split(":")[0] not in ("auto", *DEVICE_TYPES):
+    if config.seed >= 2**63:
+        problems.append(f"--seed={config.seed} must be below 2^63")
+    problems += [
+        f"--{name} is not text that a file can hold" for name in _TEXTS if _is_broken(getattr(config, name))
+    ]
+    if not DEVICE.fullmatch(config.device):
         problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
     if problems:
         return problems  # what follows divides by these values

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 import types
 import typing
@@ -36,8 +37,16 @@ class Recipe:
 
 DEFAULT_PRESET = "quickstart"
 
-# Settings that say one thing in two ways: a later layer that sets one takes back an earlier layer's other.
-_EITHER_OR = (("batch_tokens", "gradient_accumulation_steps"), ("eval_tokens", "eval_iters"))
+# Settings that say one thing in two ways: a layer that sets the first takes back what earlier layers said
+# with the others.
+_TAKES_BACK = {
+    "batch_tokens": ("gradient_accumulation_steps", "batch_size"),
+    "gradient_accumulation_steps": ("batch_tokens",),
+    "eval_tokens": ("eval_iters",),
+    "eval_iters": ("eval_tokens",),
+}
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
@@ -88,8 +97,8 @@ def _coerce_float(name: str, value: Any) -> float:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}={value} is not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{name}={_short(value)} is not a number") from None
     if number != number or number in (float("inf"), float("-inf")):
         raise UserError(f"{name}={value} is not a finite number")
     return number
@@ -98,12 +107,20 @@ def _coerce_float(name: str, value: Any) -> float:
 def _coerce_int(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.replace("_", "").lstrip("+-").isdecimal():
+    if isinstance(value, str) and len(value) < 50 and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     number = _coerce_float(name, value)  # 1e4 is a whole number too
     if number != int(number):
         raise UserError(f"{name}={value} is not a whole number")
     return int(number)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = str(value)
+    except ValueError:  # an integer of thousands of digits
+        return "that"
+    return text if len(text) < 50 else text[:47] + "..."
 
 
 # --- reading one layer ---
@@ -172,16 +189,18 @@ def read_recipe(path: Path, name: str | None = None) -> Recipe:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # also bad UTF-8 and absurd numbers
         raise UserError(f"{path} cannot be read as TOML: {error}") from None
     about = document.pop("about", "")
     found = [device for device in DEVICE_TYPES if isinstance(document.get(device), dict)]
     tables = {device: document.pop(device) for device in found}
     settings, problems = check_settings(document, TrainConfig, where)
+    problems += _contradictions(settings, where)
     by_device = {}
     for device, table in tables.items():
-        by_device[device], more = check_settings(table, TrainConfig, f" in [{device}] of {path}")
-        problems += more
+        where = f" in [{device}] of {path}"
+        by_device[device], more = check_settings(table, TrainConfig, where)
+        problems += more + _contradictions(by_device[device], where)
     if problems:
         raise UserError(problems)
     return Recipe(name or path.stem, str(about), settings, by_device)
@@ -216,9 +235,9 @@ def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | Non
     layers = [recipe.settings, recipe.by_device.get(device_type or "", {}), checked]
     settings: dict[str, Any] = {}
     for layer in layers:
-        for pair in _EITHER_OR:
-            for name, other in (pair, pair[::-1]):
-                if name in layer and other not in layer:
+        for name, others in _TAKES_BACK.items():
+            if layer.get(name) is not None:
+                for other in others:
                     settings.pop(other, None)
         settings |= layer
     config = TrainConfig(**settings)
@@ -228,10 +247,10 @@ def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | Non
     return config
 
 
-def _contradictions(layer: Mapping[str, Value]) -> list[str]:
+def _contradictions(layer: Mapping[str, Value], where: str = "") -> list[str]:
     """eval_tokens and eval_iters in one layer; the batch settings may agree, find_problems sees to them."""
     if layer.get("eval_tokens") is not None and layer.get("eval_iters") is not None:
-        return ["--eval_tokens and --eval_iters say the same thing twice: give one of them"]
+        return [f"--eval_tokens and --eval_iters{where} say the same thing twice: give one of them"]
     return []
 
 
@@ -251,6 +270,6 @@ def _toml_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        # TOML's basic strings escape as JSON's do, and control characters must be escaped.
-        return json.dumps(value, ensure_ascii=True)
+        # TOML's strings escape as JSON's do, except that DEL must be escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -20,6 +20,15 @@ from typing import Any
 Record = dict[str, Any]
 
 NAME = "journal.jsonl"
+
+# Fields that may be NaN or infinite.
+# fmt: off
+NUMBERS = frozenset((
+    "loss", "loss_mean", "grad_norm", "stderr", "perplexity", "bits_per_byte", "best_val_loss",
+    "recent_grad_norms", "loss_scale",
+))
+# fmt: on
+
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -55,11 +64,9 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Any) -> Any:
-    if isinstance(value, str):
-        return _SPECIAL.get(value, value)
     if isinstance(value, list):
         return [_special(item) for item in value]
-    return value
+    return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
 def _ends_with_newline(path: Path) -> bool:
@@ -76,14 +83,20 @@ def read(path: Path) -> Iterator[Record]:
         for line in file:
             try:
                 record = json.loads(line, object_hook=_revive)
-            except ValueError:  # includes UnicodeDecodeError
+            except (ValueError, RecursionError):  # also bad UTF-8
                 continue
-            if isinstance(record, dict) and "kind" in record and "iter" in record:
+            if (
+                isinstance(record, dict)
+                and isinstance(record.get("kind"), str)
+                and isinstance(record.get("iter"), int)
+                and isinstance(record.get("time"), int | float)
+            ):
                 yield record
 
 
 def _revive(record: Record) -> Record:
-    return {name: _special(value) for name, value in record.items()}
+    """Only where a number belongs: a sample may well consist of the letters "nan"."""
+    return {name: _special(value) if name in NUMBERS else value for name, value in record.items()}
 
 
 def current(records: Iterable[Record]) -> list[Record]:
@@ -91,7 +104,7 @@ def current(records: Iterable[Record]) -> list[Record]:
     kept: list[Record] = []
     for record in records:
         if record["kind"] == "resume":
-            start = record["from_iter"]
+            start = record.get("from_iter", record["iter"])
             kept = [old for old in kept if old["iter"] <= start or old["kind"] in ("run", "resume", "end")]
         kept.append(record)
     return kept

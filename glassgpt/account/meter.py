@@ -66,10 +66,14 @@ class Interval:
         now = self._ledger.seconds()
         timed = since(self._timed_from, now)
         seconds = sum(timed[name] for name in STEP_PHASES)
+        phases = since(self._opened, now)
         if self._owed_by_compile and self.updates:
-            self._ledger.move("compile", "train", seconds / self.updates)
+            steady = seconds / self.updates
+            self._ledger.move("compile", "train", steady)
             self._owed_by_compile = False
-        phases = since(self._opened, self._ledger.seconds())
+            if phases["compile"] > steady:  # the first update was in this very interval
+                phases["compile"] -= steady
+                phases["train"] += steady
         self._opened = self._timed_from = self._ledger.seconds()
         self.updates = 0
         return seconds, phases

@@ -16,6 +16,7 @@ from glassgpt.errors import UserError
 def staging(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out` to work in; gone afterwards, whatever happens."""
     work = out.parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
+    made = [parent for parent in work.parents if not parent.exists()]
     try:
         work.mkdir(parents=True)
         yield work
@@ -23,6 +24,9 @@ def staging(out: Path) -> Iterator[Path]:
         raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        for parent in made:  # innermost first; stops at the first that holds something
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def move_into_place(work: Path, out: Path) -> None:

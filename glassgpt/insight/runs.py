@@ -35,14 +35,14 @@ def summarize(run_dir: Path) -> RunSummary:
     records = journal.current(journal.read(run_dir / journal.NAME))
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
-    best = next((old for old in reversed(records) if old["kind"] == "eval" and old["best"]), None)
+    best = next((old for old in reversed(records) if old["kind"] == "eval" and old.get("best")), None)
     return RunSummary(
         path=run_dir,
         state=_state(run_dir, records),
-        iter=max((record["iter"] for record in records), default=0),
+        iter=records[-1]["iter"] if records else 0,
         max_iters=start.get("config", {}).get("max_iters"),
         loss=step.get("loss"),
-        best_val_loss=best["loss"] if best else None,
+        best_val_loss=best.get("loss") if best else None,
         best_iter=best["iter"] if best else None,
         tokens_per_s=step.get("tokens_per_s"),
         bytes=sum(file.stat().st_size for file in run_dir.rglob("*") if file.is_file()),
@@ -55,7 +55,7 @@ def _state(run_dir: Path, records: list[Record]) -> str:
     if _is_locked(run_dir):
         return "running"
     if records and records[-1]["kind"] == "end":
-        return str(records[-1]["reason"])
+        return str(records[-1].get("reason"))
     return "died"
 
 

@@ -32,6 +32,20 @@ _PHASE_MEANING = {
     "other": "what none of the above claims",
 }
 
+# fmt: off
+_NEEDED = {
+    "run": ("out_dir", "config", "choices", "model", "peak", "data", "machine"),
+    "resume": ("from_iter", "complaints"),
+    "step": ("loss", "lr", "grad_norm", "step_ms", "phases", "tokens_per_s", "mfu", "eta_s"),
+    "eval": ("split", "loss", "stderr", "tokens", "whole_split", "closing", "best", "bits_per_byte", "ms",
+             "compile_ms"),
+    "checkpoint": ("bytes", "blocking_ms", "background_ms", "best"),
+    "finding": ("severity", "title", "evidence", "advice"),
+    "sample": ("text", "ms"),
+    "end": ("reason", "ledger", "wall_s", "best_val_loss", "best_iter"),
+}
+# fmt: on
+
 
 class RunConsole:
     """Prints records. Holds only what a later line needs of earlier ones."""
@@ -57,12 +71,13 @@ class RunConsole:
 
     def __call__(self, record: Record) -> None:
         show = self._print_kind.get(record["kind"])
-        if show:
+        # A record from elsewhere that lacks what its line is made of is passed over.
+        if show and all(name in record for name in _NEEDED[record["kind"]]):
             show(record)
 
     def _line(self, label: str, text: str, style: str = "") -> None:
         self._out.print(
-            Text(f"{label:<14}", style="bold") + Text(harmless(text), style=style), soft_wrap=True
+            Text(f"{harmless(label):<14}", style="bold") + Text(harmless(text), style=style), soft_wrap=True
         )
 
     # --- the start ---
@@ -74,7 +89,8 @@ class RunConsole:
         self._line("run", f"{record['out_dir']}   (glassgpt {machine['glassgpt']}, torch {machine['torch']})")
         self._line(
             "model",
-            f"{model['arch']}: {model['n_layer']} layers, {model['n_head']} heads, {model['n_embd']} wide, "
+            f"{model['arch']}: {format.plural(model['n_layer'], 'layer')}, "
+            f"{format.plural(model['n_head'], 'head')}, {model['n_embd']} wide, "
             f"context {model['block_size']}: {format.count(model['parameters'])} parameters",
         )
         tokens = data["tokens"]

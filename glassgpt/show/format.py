@@ -51,11 +51,18 @@ def flops(value: float) -> str:
     return f"{value / 1e6:.3g} MFLOP/s"
 
 
+def plural(number: int, noun: str) -> str:
+    """1 layer, 2 layers"""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def harmless(text: str) -> str:
     """Without control characters, so that text from a file cannot move the cursor or hide anything."""
-    return "".join(
-        char
-        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co")
-        else "\N{REPLACEMENT CHARACTER}"
-        for char in text
-    )
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_harmful(char) else char for char in text)
+
+
+def _is_harmful(char: str) -> bool:
+    if char in "\n\t\u200c\u200d":  # the last two join or part letters, in Hindi and Persian for example
+        return False
+    is_nothing = ord(char) & 0xFFFE == 0xFFFE  # no character at all, and forbidden in XML
+    return is_nothing or unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co")

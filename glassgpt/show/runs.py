@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from glassgpt.insight.runs import RunSummary
 from glassgpt.show import format
@@ -23,7 +24,7 @@ def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
     for name in ("run", "state", *_RIGHT):
         table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True)
     for run in runs:
-        table.add_row(*map(harmless, _cells(run)))
+        table.add_row(*(Text(harmless(cell)) for cell in _cells(run)))
     out.print(table)
 
 

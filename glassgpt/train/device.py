@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.train.batching import BatchPlan
 
@@ -42,6 +42,8 @@ class Placement:
 
 
 def choose_device(asked: str) -> tuple[torch.device, Choice]:
+    if not DEVICE.fullmatch(asked):
+        raise UserError(f"--device={asked} is not one of auto, cpu, cuda, cuda:N, mps")
     available = {"cuda": _cuda_works(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if asked == "auto":
         kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])

@@ -91,6 +91,7 @@ class Job:
         return dataclasses.replace(
             self.config,
             init_from="scratch",
+            out_dir="",
             device=str(self.placement.device),
             dtype=self.placement.dtype,  # type: ignore[arg-type]
             compile="on" if self.placement.compile else "off",

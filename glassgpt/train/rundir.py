@@ -29,41 +29,45 @@ def is_run(directory: Path) -> bool:
     return (directory / journal.NAME).exists() or (directory / CONFIG).exists()
 
 
+def check_new(asked: str) -> None:
+    """Complains if the folder asked for holds a run, or cannot be a folder. Makes nothing."""
+    directory = Path(asked)
+    if is_run(directory):
+        raise UserError(
+            f"--out_dir={asked} holds a run already, and runs are never overwritten; "
+            "go on with it by --init_from=resume, or choose another --out_dir"
+        )
+    for path in (directory, *directory.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out_dir={asked} cannot be made: {path} is a file; choose another --out_dir")
+
+
 def make_run_dir(asked: str, name: str) -> Path:
     """Makes the folder asked for, which must not hold a run; else the first free of runs/NAME, NAME-2, …"""
     if asked:
-        directory = Path(asked)
-        if is_run(directory):
-            raise UserError(
-                f"--out_dir={directory} holds a run already, and runs are never overwritten; "
-                "go on with it by --init_from=resume, or choose another --out_dir"
-            )
-        _make(directory, "--out_dir")
-        return directory
+        check_new(asked)
+        _make(Path(asked), exist_ok=True)
+        return Path(asked)
     number = 1
     while True:
         directory = RUNS / (name if number == 1 else f"{name}-{number}")
         number += 1
         if not directory.exists():
             try:
-                _make(directory, "the folder of runs")
+                _make(directory, exist_ok=False)
             except FileExistsError:  # another process was faster
                 continue
             return directory
 
 
-def _make(directory: Path, flag: str) -> None:
+def _make(directory: Path, exist_ok: bool) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(exist_ok=flag == "--out_dir")
+        directory.mkdir(exist_ok=exist_ok)
     except FileExistsError:
-        if flag == "--out_dir":
-            raise UserError(f"{flag}={directory} is a file, not a folder") from None
         raise
     except OSError as error:
-        raise UserError(
-            f"{flag} {directory} cannot be made: {error.strerror}; choose another --out_dir"
-        ) from None
+        raise UserError(f"{directory} cannot be made: {error.strerror}; choose another --out_dir") from None
 
 
 def existing_run_dir(asked: str, name: str) -> Path:

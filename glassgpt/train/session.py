@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ from glassgpt.account.clock import Ledger
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import tokenizer_files
+from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, combine, read_recipe
 from glassgpt.train import loop, record
 from glassgpt.train.device import choose_device
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import set_up
-from glassgpt.train.rundir import CONFIG, existing_run_dir
+from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir
 from glassgpt.train.state import restore
 
 
@@ -35,19 +35,26 @@ class Run:
 
 
 def resolve(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
-    """All layers put together, for a new run or for one that goes on."""
-    asked = combine(recipe, overrides)
-    if asked.init_from == "resume":
-        return _resolve_resumed(recipe, asked, overrides)
-    if not recipe.by_device:
-        return asked
-    device, _ = choose_device(asked.device)
-    return combine(recipe, overrides, device.type)
+    """All layers put together, for a new run or for one that goes on. Every problem is reported at once."""
+    said = {**recipe.settings, **overrides}
+    if said.get("init_from") == "resume":
+        return _resolve_resumed(existing_run_dir(said.get("out_dir", ""), recipe.name), overrides)
+    config = combine(recipe, overrides, _device_type(recipe, said.get("device", "auto")))
+    if config.out_dir:
+        check_new(config.out_dir)
+    return config
 
 
-def _resolve_resumed(recipe: Recipe, asked: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+def _device_type(recipe: Recipe, asked: str) -> str | None:
+    """Which table of the recipe holds; a device that cannot be had is complained about later."""
+    try:
+        return choose_device(asked)[0].type if recipe.by_device else None
+    except UserError:
+        return None
+
+
+def _resolve_resumed(run_dir: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     """The settings the run was started with, and on top of them what is said now."""
-    run_dir = existing_run_dir(asked.out_dir, recipe.name)
     stored = read_recipe(run_dir / CONFIG)
     settings = dict(stored.settings)
     if "device" in overrides and overrides["device"] != settings.get("device"):
@@ -56,8 +63,8 @@ def _resolve_resumed(recipe: Recipe, asked: TrainConfig, overrides: Mapping[str,
             settings.pop(name, None)
         if "batch_tokens" in settings:
             settings.pop("batch_size", None)
-    resumed = combine(dataclasses.replace(stored, settings=settings), overrides)
-    return dataclasses.replace(resumed, init_from="resume", out_dir=str(run_dir))
+    overrides = {**overrides, "init_from": "resume", "out_dir": str(run_dir)}
+    return combine(replace(stored, settings=settings), overrides)
 
 
 def train(

@@ -68,19 +68,19 @@ def test_everything_comes_back_and_is_strict_json(written: list[Record]) -> None
 
 
 def test_nan_and_infinities_are_words_in_the_file(tmp_path: Path) -> None:
-    record = step(1, loss=math.nan, norms=[math.inf, 1.0, -math.inf], deep={"a": [{"b": math.nan}]})
+    norms = [math.inf, 1.0, -math.inf]
+    record = step(1, loss=math.nan, recent_grad_norms=norms, deep={"a": [{"stderr": math.nan}]})
     line = encode(record)
     fields = strictly(line)
-    assert (fields["loss"], fields["norms"], fields["deep"]) == (
+    assert (fields["loss"], fields["recent_grad_norms"], fields["deep"]) == (
         "nan",
         ["inf", 1.0, "-inf"],
-        {"a": [{"b": "nan"}]},
+        {"a": [{"stderr": "nan"}]},
     )
     (tmp_path / "j").write_bytes(line)
     assert same(list(read(tmp_path / "j")), [record])
 
 
-@pytest.mark.xfail(strict=True, reason='a text that reads "nan" or "inf" comes back as a number')
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_text_stays_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "j").write_bytes(encode(step(1, text=text)))
@@ -177,14 +177,12 @@ def test_any_bytes_are_passed_over(noise: bytes) -> None:
         assert list(read(path)) == [step(1), step(2)]
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="read catches ValueError only")
 def test_a_line_nested_beyond_the_parser_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode(step(1)) + b"[" * 100_000 + b"\n" + encode(step(2)))
     assert list(read(path)) == [step(1), step(2)]
 
 
-@pytest.mark.xfail(strict=True, reason="read asks that kind and iter are there, not what they are")
 @pytest.mark.parametrize(
     "line", [b'{"kind":[],"iter":1}', b'{"kind":"step","iter":"x"}', b'{"kind":1,"iter":1}']
 )

@@ -152,9 +152,6 @@ def test_a_first_update_alone_gives_no_speed_and_is_settled_later() -> None:
     assert (total["compile"], total["train"], total["data"]) == (57.0, 5.0, 1.0)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what moves out of compile in a later interval shows as negative there"
-)
 def test_no_interval_has_a_negative_phase() -> None:
     bench = Bench()
     bench.first_update(60)

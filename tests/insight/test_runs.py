@@ -136,7 +136,6 @@ def test_the_closing_pass_is_not_the_best(tmp_path: Path) -> None:
     assert (found.best_val_loss, found.best_iter) == (3.0, 10)
 
 
-@pytest.mark.xfail(strict=True, reason="an `end` that a resume went back behind still counts for iter")
 def test_after_going_back_iter_is_where_the_run_is(tmp_path: Path) -> None:
     end = of("end", 50, reason="interrupted")
     records = [RUN, of("step", 50), end, of("run", 40), of("resume", 40, from_iter=40), of("step", 42)]

@@ -120,7 +120,10 @@ def test_harmless_leaves_no_control_character(text: str) -> None:
     safe = harmless(text)
     assert len(safe) == len(text)
     for before, after in zip(text, safe, strict=True):
-        bad = unicodedata.category(before) in ("Cc", "Cf", "Cs", "Co") and before not in "\n\t"
+        control = (
+            unicodedata.category(before) in ("Cc", "Cf", "Cs", "Co") and before not in "\n\t\u200c\u200d"
+        )
+        bad = control or ord(before) & 0xFFFE == 0xFFFE
         assert after == ("\N{REPLACEMENT CHARACTER}" if bad else before)
     assert harmless(safe) == safe
 

@@ -67,7 +67,6 @@ def test_names_cannot_harm_the_terminal() -> None:
     assert "\x1b" not in "".join(table(summary("runs/\x1b[2Jx", state="\x1b[31m")))
 
 
-@pytest.mark.xfail(strict=True, reason="rich reads names in the table as markup")
 @pytest.mark.parametrize("name", ["runs/x[red]y", "runs/x[/b]", "runs/[bold]"])
 def test_names_with_brackets_are_shown_as_they_are(name: str) -> None:
     assert table(summary(name))[1].startswith(name)

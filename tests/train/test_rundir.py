@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import records, resume
+from tiny import MakeConfig, records, resume
 
 from glassgpt.account.journal import NAME
-from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, combine, read_recipe
 from glassgpt.train.rundir import Place, existing_run_dir, make_run_dir
 from glassgpt.train.session import resolve, train
-
-MakeConfig = Callable[..., TrainConfig]
 
 
 @pytest.fixture

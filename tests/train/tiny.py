@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from glassgpt.account import journal
+from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, activation, data_dir
+from glassgpt.data.dataset import open_dataset
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.train.batching import plan_batch
 from glassgpt.train.checkpoint import Tensors, load_last
+from glassgpt.train.device import Placement
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import Run, train
+from glassgpt.train.stream import Stream
+
+MakeConfig = Callable[..., TrainConfig]
 
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
@@ -45,7 +54,8 @@ def last_tensors(run_dir: Path | str) -> Tensors:
     """Everything in the last checkpoint, which has to be whole."""
     _, tensors, complaints = load_last(Path(run_dir))
     assert complaints == []
-    return tensors
+    # A copy: what load_last returns is mapped from the file, and some tests damage the file afterwards.
+    return {file: {name: tensor.clone() for name, tensor in part.items()} for file, part in tensors.items()}
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -114,3 +124,55 @@ def weights(learner: Learner) -> dict[str, Tensor]:
 
 def files_under(folder: Path) -> Iterator[Path]:
     yield from sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def make_learner(config: TrainConfig, dtype: str = "float32") -> Learner:
+    """A learner on the CPU without a run around it."""
+    dataset = open_dataset(data_dir(config))
+    plan, _ = plan_batch(config, "cpu", None)
+    placement = Placement(torch.device("cpu"), dtype, compile=False, attention="sdpa")
+    stream = Stream(dataset.tokens("train"), config.block_size, plan, config.seed, placement.device)
+    return Learner(make_model(config), config, placement, plan, stream, Ledger())
+
+
+def make_model(config: TrainConfig) -> GPT:
+    """The model a run begins with."""
+    torch.manual_seed(config.seed)
+    return GPT(
+        GPTConfig(
+            vocab_size=open_dataset(data_dir(config)).manifest.vocab_size,
+            block_size=config.block_size,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_embd=config.n_embd,
+            dropout=config.dropout,
+            bias=config.bias,
+            arch=config.arch,
+            activation=activation(config),
+        )
+    )
+
+
+def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tensor]:
+    """Update `number` of the next run gets a loss of NaN, or a gradient that is infinite.
+
+    Returns a dictionary that will hold the weights from right before.
+    """
+    original = Learner.update
+    before: dict[str, Tensor] = {}
+
+    def update(learner: Learner, at: int) -> None:
+        if at != number:
+            return original(learner, at)
+        before.update(weights(learner))
+        parameter = next(learner.model.parameters())
+        if what == "loss":
+            hook = learner.model.register_forward_hook(lambda module, inputs, loss: loss * float("nan"))
+        else:
+            hook = parameter.register_hook(lambda gradient: gradient * float("inf"))  # type: ignore[no-untyped-call]
+        original(learner, at)
+        hook.remove()
+        return None
+
+    patch.setattr(Learner, "update", update)
+    return before

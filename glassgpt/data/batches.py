@@ -1,14 +1,19 @@
-"""Which tokens an update sees: sequence j of update s is a pure function of (seed, s, j).
+"""Which tokens an update sees: a pure function of the seed and of the sequence's number in the run.
 
-Nothing here has state. A run that resumes at update 40,000 asks for update 40,000; eight ranks, or
-eight micro-steps, ask for eight slices of the same global batch; and both get the very sequences that
-one process would have drawn in one go.
+Sequence j of update s has the number s x (sequences per update) + j. Nothing here has state: a run that
+resumes at update 40,000 asks for update 40,000; eight ranks, or eight micro-steps, ask for eight slices of
+the same update; and all get the very sequences that one process would have drawn in one go.
 
-    x, y = training_batch(tokens, block_size=256, seed=1337, update=0, first=0, count=64)
+    x, y = training_batch(tokens, block_size=256, seed=1337, first=0, count=64)
+
+The stream is a series of epochs. Each cuts the text into windows, from another starting point than the epoch
+before, and visits them in random order: in one epoch every token is learned from once (a window's length at
+the ends excepted), which drawing windows at random only does on average.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -17,20 +22,57 @@ from numpy.typing import NDArray
 from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
-_WORDS_PER_COUNTER = 4  # Philox4x64 makes four 64-bit words per step of its counter
+_ROUNDS = 6
+_PAGE = 1024
 
 
-def offsets(seed: int, update: int, first: int, count: int, positions: int) -> NDArray[np.int64]:
-    """Where sequences first, first + 1, ... of an update start: random, and the same however sliced.
+def window_starts(seed: int, first: int, count: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
+    """Where sequences first, first + 1, ... of a run start. Costs the same however far into the run."""
+    pages = range(first // _PAGE, (first + max(count, 1) - 1) // _PAGE + 1)
+    starts = np.concatenate([_page(seed, page, n_tokens, block_size) for page in pages])
+    return starts[first % _PAGE : first % _PAGE + count]
 
-    Philox is a block cipher over a counter, so word j costs the same whatever j is. The modulo favours
-    small offsets by less than positions / 2^64.
+
+@functools.lru_cache(maxsize=16)
+def _page(seed: int, page: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
+    """The starts of sequences page x _PAGE and on. Many at a time, and remembered: an update needs few."""
+    # One window less than fits, so that there is room to shift them all.
+    per_epoch = max(1, (n_tokens - 1) // block_size - 1)
+    room = n_tokens - per_epoch * block_size
+    epochs, places = np.divmod(np.arange(page * _PAGE, (page + 1) * _PAGE, dtype=np.int64), per_epoch)
+    starts = np.empty(_PAGE, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        words = np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
+        here = epochs == epoch
+        shift = int(words[_ROUNDS] % np.uint64(room))
+        starts[here] = shift + shuffled(places[here], per_epoch, words[:_ROUNDS]) * block_size
+    return starts
+
+
+def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where a shuffle of 0 .. n-1 puts these places, without making the shuffle.
+
+    A Feistel network is one-to-one on numbers of an even number of bits; a result of n or more is sent
+    through again until it falls below, which keeps it one-to-one on 0 .. n-1.
     """
-    generator = np.random.Philox(key=np.array([seed % 2**64, update], dtype=np.uint64))
-    generator.advance(first // _WORDS_PER_COUNTER)
-    skipped = first % _WORDS_PER_COUNTER
-    words = generator.random_raw(skipped + count)[skipped:]
-    return (words % np.uint64(positions)).astype(np.int64)
+    half = np.uint64(max(4, ((n - 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    value = places.astype(np.uint64)
+    outside = np.ones(len(value), dtype=bool)
+    while outside.any():
+        left, right = value[outside] >> half, value[outside] & low
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & low)
+        value[outside] = (left << half) | right
+        outside = value >= n
+    return value.astype(np.int64)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Every bit of the result depends on every bit of x (the finalizer of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def gather(tokens: NDArray[Any], starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -41,16 +83,15 @@ def gather(tokens: NDArray[Any], starts: NDArray[np.int64], length: int) -> NDAr
 
 
 def training_batch(
-    tokens: NDArray[Any], block_size: int, seed: int, update: int, first: int, count: int
+    tokens: NDArray[Any], block_size: int, seed: int, first: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences first .. first + count of an update: inputs x and targets y, y being x one token on."""
-    positions = len(tokens) - block_size
-    if positions < 1:
+    """Sequences first .. first + count of a run: inputs x and targets y, y being x one token on."""
+    if len(tokens) < block_size + 1:
         raise UserError(
             f"the training split has {len(tokens):,} tokens, fewer than block_size + 1 = {block_size + 1:,}: "
             "lower --block_size or prepare more text"
         )
-    starts = offsets(seed, update, first, count, positions)
+    starts = window_starts(seed, first, count, len(tokens), block_size)
     rows = gather(tokens, starts, block_size + 1)
     return rows[:, :-1], rows[:, 1:]
 

@@ -25,21 +25,19 @@ class Stream:
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def micro_batch(self, update: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        first = micro_step * self._plan.batch_size
+        first = update * self._plan.sequences + micro_step * self._plan.batch_size
         if self._device.type != "cuda":
-            x, y = self._host_batch(update, first)
+            x, y = self._host_batch(first)
             return x.to(self._device), y.to(self._device)
         before, after = _event(), _event()
         before.record()
-        x, y = (t.pin_memory().to(self._device, non_blocking=True) for t in self._host_batch(update, first))
+        x, y = (t.pin_memory().to(self._device, non_blocking=True) for t in self._host_batch(first))
         after.record()
         self._waits.append((before, after))
         return x, y
 
-    def _host_batch(self, update: int, first: int) -> tuple[Tensor, Tensor]:
-        x, y = training_batch(
-            self._tokens, self._block_size, self._seed, update, first, self._plan.batch_size
-        )
+    def _host_batch(self, first: int) -> tuple[Tensor, Tensor]:
+        x, y = training_batch(self._tokens, self._block_size, self._seed, first, self._plan.batch_size)
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def waited_s(self) -> float | None:

@@ -22,12 +22,11 @@ from tiny import (
     run_evals,
     run_losses,
     weights,
+    whole_batch,
 )
 from torch import Tensor
 
-from glassgpt.config import TrainConfig, data_dir
-from glassgpt.data.batches import training_batch
-from glassgpt.data.dataset import open_dataset
+from glassgpt.config import TrainConfig
 from glassgpt.train.learner import Learner
 from glassgpt.train.schedule import learning_rate
 from glassgpt.train.session import train
@@ -44,15 +43,12 @@ def textbook(config: TrainConfig) -> tuple[list[float], list[float], dict[str, T
         [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         betas=(config.beta1, config.beta2),
     )
-    tokens = open_dataset(data_dir(config)).tokens("train")
-    size, steps = config.batch_size or 0, config.gradient_accumulation_steps or 1
     losses, norms = [], []
     for update in range(config.max_iters):
-        x, y = training_batch(tokens, config.block_size, config.seed, update, 0, size * steps)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, update)
         optimizer.zero_grad()
-        loss = model(torch.from_numpy(x.copy()), torch.from_numpy(y.copy()))
+        loss = model(*whole_batch(config, update))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
         optimizer.step()
@@ -101,10 +97,11 @@ def test_accumulation_is_a_larger_batch(tiny: MakeConfig) -> None:
 
 
 def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
-    learner = make_learner(tiny(gradient_accumulation_steps=4))
-    rows = torch.cat([learner._stream.micro_batch(5, micro_step)[0] for micro_step in range(4)])
-    x, _ = training_batch(open_dataset(data_dir(learner.config)).tokens("train"), 8, 1337, 5, 0, 16)
-    assert rows.tolist() == x.tolist()
+    config = tiny(gradient_accumulation_steps=4)
+    stream = make_learner(config)._stream
+    rows = torch.cat([stream.micro_batch(5, micro_step)[0] for micro_step in range(4)])
+    assert rows.tolist() == whole_batch(config, 5)[0].tolist()
+    assert len({tuple(row) for row in rows.tolist()}) == 16
 
 
 def test_dropout_is_a_function_of_update_and_micro_step(tiny: MakeConfig) -> None:
@@ -198,7 +195,7 @@ class LazyFailure:
         if self.when == "forward" or (self.when == "score") == (reduction == "none"):
             raise self.error
         loss: Tensor = self.model(tokens, targets, reduction)
-        return loss if self.when != "backward" else _FailsBackward.apply(loss, self.error)  # type: ignore[no-any-return, no-untyped-call]
+        return loss if self.when != "backward" else _FailsBackward.apply(loss, self.error)  # type: ignore[no-untyped-call]
 
 
 class _FailsBackward(torch.autograd.Function):
@@ -221,10 +218,6 @@ def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> Break:
         monkeypatch.setattr(torch, "compile", lambda model: LazyFailure(model, error, when))
 
     return install
-
-
-def half_way(when: str) -> str:
-    return "train" if when == "update" else when
 
 
 @pytest.mark.parametrize("when", ["forward", "backward", "score", "update"])

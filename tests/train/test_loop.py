@@ -187,7 +187,8 @@ def test_it_stops_when_nothing_gets_better(tiny: MakeConfig, scripted: Script) -
     scripted([around(loss) for loss in (3.0, 2.0, 2.5, 2.4, 2.3, 2.2, 2.1)])
     run = train(tiny(max_iters=60, patience=3))
     assert (run.reason, run.exit_code, run.iter) == ("stopped early", 0, 40)
-    assert (run.best_val_loss, run.best_iter) == (pytest.approx(2.0), 10)
+    assert run.best_val_loss == pytest.approx(2.0)
+    assert run.best_iter == 10
     assert kept(str(run.out_dir)) == [10, 40]
 
 
@@ -359,7 +360,6 @@ def test_a_sample_closes_the_run(tiny: MakeConfig) -> None:
 
 
 def test_a_text_without_line_breaks_can_be_sampled_too(tiny: MakeConfig, tmp_path: Path) -> None:
-    # CONTRACT: fails while the prompt is "\n" for every char dataset: the run crashes at its very end.
     (tmp_path / "flat.txt").write_text("glass houses see the light " * 60)
     options = PrepareOptions(str(tmp_path / "flat.txt"), out_dir=str(tmp_path / "flat"))
     prepare(options, say=lambda line: None, progress=False)

@@ -18,7 +18,7 @@ from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig, activation, data_dir
 from glassgpt.data.dataset import open_dataset
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.train.batching import plan_batch
+from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import Tensors, load_last
 from glassgpt.train.device import Placement
 from glassgpt.train.learner import Learner
@@ -133,6 +133,15 @@ def make_learner(config: TrainConfig, dtype: str = "float32") -> Learner:
     placement = Placement(torch.device("cpu"), dtype, compile=False, attention="sdpa")
     stream = Stream(dataset.tokens("train"), config.block_size, plan, config.seed, placement.device)
     return Learner(make_model(config), config, placement, plan, stream, Ledger())
+
+
+def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
+    """All sequences of an update at once, however the config would cut them."""
+    plan, _ = plan_batch(config, "cpu", None)
+    uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
+    tokens = open_dataset(data_dir(config)).tokens("train")
+    stream = Stream(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
+    return stream.micro_batch(update, 0)
 
 
 def make_model(config: TrainConfig) -> GPT:

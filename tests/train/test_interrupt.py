@@ -1,0 +1,111 @@
+"""Being asked to stop: the first signal sets a flag, the second one quits, and handlers go back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
+
+from glassgpt.train.interrupt import Stop
+from glassgpt.train.learner import Learner
+from glassgpt.train.session import Run, train
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_is_a_request(number: signal.Signals, code: int) -> None:
+    with Stop() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.exit_code == code
+
+
+def test_the_second_signal_quits() -> None:
+    with Stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_go_back_to_what_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Stop():
+        assert signal.getsignal(signal.SIGINT) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_run_in_another_thread_goes_without(tiny: MakeConfig) -> None:
+    done: list[Run] = []
+    thread = threading.Thread(target=lambda: done.append(train(tiny(max_iters=3))))
+    thread.start()
+    thread.join()
+    assert done[0].exit_code == 0
+
+
+def signal_at(patch: pytest.MonkeyPatch, update: int, *numbers: signal.Signals) -> None:
+    """The signals arrive while update `update` is under way."""
+    original = Learner.update
+
+    def interrupted(learner: Learner, at: int) -> None:
+        original(learner, at)
+        if at == update:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    patch.setattr(Learner, "update", interrupted)
+
+
+@pytest.mark.parametrize("update", [0, 8, 9, 12])
+def test_an_interrupted_run_saves_and_goes_on_exactly(tiny: MakeConfig, update: int) -> None:
+    plain = tiny("plain", dropout=0.1, log_interval=2)
+    config = tiny(dropout=0.1, log_interval=2)
+    train(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        signal_at(patch, update, signal.SIGINT)
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("interrupted", 130, update + 1)
+    end = records(config.out_dir)[-1]
+    assert (end["kind"], end["reason"], end["exit_code"]) == ("end", "interrupted", 130)
+    resume(config)
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == update + 1
+    # An interval cut by the stop was logged in two parts; all others are the same.
+    assert run_losses(plain.out_dir).items() <= run_losses(config.out_dir).items()
+    assert run_evals(config.out_dir) == run_evals(plain.out_dir)
+    assert_same_tensors(last_tensors(config.out_dir), last_tensors(plain.out_dir))
+
+
+def test_stopped_during_the_first_evaluation_it_can_go_on(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=12)
+    original = Learner.score
+
+    def interrupted(learner: Learner, *batch: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(learner, *batch)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "score", interrupted)
+        patch.setattr("glassgpt.train.evaluate._BATCH_TOKENS", {"cpu": 64})
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("interrupted", 143, 0)
+    assert records(config.out_dir, "eval") == []
+    assert resume(config).reason == "finished"
+    assert len([r for r in records(config.out_dir, "eval") if r["iter"] == 0]) == 2
+
+
+def test_the_second_ctrl_c_leaves_the_last_checkpoint(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=20)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 14, signal.SIGINT, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    end = records(config.out_dir, "end")[-1]
+    assert (end["reason"], end["exit_code"]) == ("interrupted", 130)
+    assert resume(config).iter == 20
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 10

@@ -1,0 +1,254 @@
+"""Real processes: killed, interrupted, two at once; and what a run says when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import (
+    MakeConfig,
+    assert_same_tensors,
+    last_tensors,
+    records,
+    resume,
+    run_evals,
+    run_losses,
+)
+
+from glassgpt import cli
+from glassgpt.account.journal import NAME
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import to_toml
+from glassgpt.train.checkpoint import load_last
+from glassgpt.train.session import train
+
+PATIENCE_S = 60  # how long a test waits for another process before it fails
+
+# A process that waits before update 22 until checkpoint 17 is there, and before update 25 for its death.
+_TO_BE_KILLED = """
+import sys, time
+from pathlib import Path
+from glassgpt.recipe import combine, read_recipe
+from glassgpt.train.learner import Learner
+from glassgpt.train.session import train
+
+config = combine(read_recipe(Path(sys.argv[1])), {})
+original = Learner.update
+
+def update(learner, number):
+    while number == 22 and not (Path(config.out_dir) / "checkpoints" / "00000017").exists():
+        time.sleep(0.01)
+    if number == 25:
+        time.sleep(600)
+    original(learner, number)
+
+Learner.update = update
+train(config)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts processes, and sees to it that none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def popen(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        started.append(process)
+        return process
+
+    yield popen
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def write_config(config: TrainConfig) -> str:
+    path = Path(config.out_dir).with_suffix(".toml")
+    path.write_text(to_toml(config))
+    return str(path)
+
+
+def wait_for(process: subprocess.Popen[str], happened: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        if process.poll() is not None:
+            pytest.fail(f"it ended with {process.returncode}:\\n{process.communicate()[0]}")
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+
+
+def has(config: TrainConfig, kind: str, iteration: int) -> bool:
+    if not (Path(config.out_dir) / NAME).exists():
+        return False
+    return any(record["iter"] >= iteration for record in records(config.out_dir, kind))
+
+
+# --- killed ---
+
+
+@pytest.mark.parametrize("intervals", [{}, {"log_interval": 3, "eval_interval": 7}])
+def test_killed_and_resumed_it_is_the_run_that_was_never_killed(
+    tiny: MakeConfig, start: Start, intervals: dict[str, int]
+) -> None:
+    settings: dict[str, Any] = {
+        "max_iters": 40,
+        "dropout": 0.1,
+        "gradient_accumulation_steps": 2,
+        "grad_clip": 0.5,
+        "eval_interval": 15,
+        "checkpoint_interval": 17,
+    }
+    whole, config = tiny("whole", **settings), tiny("killed", **settings)
+    train(whole)
+    assert sum(step["clipped"] for step in records(whole.out_dir, "step")) > 10
+
+    process = start("-c", _TO_BE_KILLED, write_config(config))
+    wait_for(process, lambda: has(config, "step", 25) and has(config, "checkpoint", 17))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert records(config.out_dir, "end") == []
+    assert [record["iter"] for record in records(config.out_dir, "step")] == list(range(1, 26))
+
+    run = resume(config, **intervals)
+    assert (run.reason, run.iter) == ("finished", 40)
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 17
+    one, other = last_tensors(config.out_dir), last_tensors(whole.out_dir)
+    for file in ("model", "optimizer"):
+        assert_same_tensors({file: one[file]}, {file: other[file]})
+    losses, evals = run_losses(config.out_dir), run_evals(config.out_dir)
+    if not intervals:
+        assert losses == run_losses(whole.out_dir)
+        assert evals == run_evals(whole.out_dir)
+    assert losses.items() <= run_losses(whole.out_dir).items()
+    shared = evals.keys() & run_evals(whole.out_dir).keys()
+    assert shared >= {(0, "val"), (15, "val"), (40, "train"), (40, "val")}
+    assert {key: evals[key] for key in shared} == {key: run_evals(whole.out_dir)[key] for key in shared}
+
+
+# --- interrupted, through the command line ---
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_run_that_goes_on(
+    tiny: MakeConfig, start: Start, number: signal.Signals, code: int
+) -> None:
+    config = tiny(max_iters=10**7, lr_decay_iters=1000, eval_interval=10**6, log_interval=5)
+    process = start("-m", "glassgpt", "train", write_config(config))
+    wait_for(process, lambda: has(config, "step", 20))
+
+    # While it lives nobody else may write there.
+    with pytest.raises(UserError, match="another process is training in"):
+        resume(config)
+    with pytest.raises(UserError, match="holds a run already"):
+        train(config)
+
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    end = records(config.out_dir)[-1]
+    assert (end["kind"], end["reason"], end["exit_code"]) == ("end", "interrupted", code)
+    stopped_at = end["iter"]
+    assert load_last(Path(config.out_dir))[0].iter == stopped_at >= 20
+    # From the creation of the process: importing torch alone takes longer than these steps.
+    assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"], rel=1e-9)
+    run_record = records(config.out_dir, "run")[0]
+    assert end["ledger"]["startup"] > 0.3
+    assert end["time"] - run_record["time"] < end["wall_s"]
+    assert end["ledger"]["other"] < 0.01 * end["wall_s"]
+
+    run = resume(config, max_iters=stopped_at + 10)
+    assert (run.reason, run.iter) == ("finished", stopped_at + 10)
+    steps = [step["iter"] for step in records(config.out_dir, "step")]
+    assert steps == sorted(set(steps))
+
+
+# --- through the command line, in this process ---
+
+
+def command(config: TrainConfig) -> list[str]:
+    return ["train", write_config(config)]
+
+
+def test_the_exit_code_is_the_runs(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(max_iters=3)
+    assert cli.main(command(config)) == 0
+    assert cli.main(command(config)) == 2  # a run is never overwritten
+    assert records(config.out_dir)[-1]["exit_code"] == 0
+
+
+def test_the_end_record_has_the_programs_exit_code(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    # CONTRACT (the record is true): fails while a full disk is exit code 1 in the journal and 2 in the shell.
+    from glassgpt.train import checkpoint
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    config = tiny(max_iters=20)
+    code = cli.main(command(config))
+    assert records(config.out_dir)[-1]["exit_code"] == code
+
+
+def test_what_a_run_returns(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=20)
+    run = train(config)
+    end = records(config.out_dir)[-1]
+    assert run.out_dir == Path(config.out_dir)
+    assert run.best_val_loss == end["best_val_loss"] < math.log(21)
+    assert run.best_iter == end["best_iter"]
+
+
+def test_a_crash_is_recorded_and_not_swallowed(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.train.loop.update", lambda job: 1 / 0)
+    config = tiny()
+    with pytest.raises(ZeroDivisionError):
+        train(config)
+    end = records(config.out_dir)[-1]
+    assert (end["reason"], end["exit_code"]) == ("crashed", 1)
+    assert end["error"] == "ZeroDivisionError: division by zero"
+    # The lock is gone, so that the folder can be used at once.
+    with pytest.raises(UserError, match="no checkpoint to resume from"):
+        resume(config)
+
+
+def test_the_same_settings_give_the_same_run(tiny: MakeConfig) -> None:
+    for name in ("a", "b"):
+        train(tiny(name, dropout=0.1))
+    train(tiny("c", dropout=0.1, seed=1))
+    a, b, c = (tiny(name).out_dir for name in "abc")
+    assert run_losses(a) == run_losses(b)
+    assert_same_tensors(last_tensors(a), last_tensors(b))
+    assert run_losses(a) != run_losses(c)
+
+
+def test_the_written_config_asks_for_the_same_run(tiny: MakeConfig) -> None:
+    config = tiny(dropout=0.1)
+    train(config)
+    from glassgpt.recipe import combine, read_recipe
+
+    again = combine(read_recipe(Path(config.out_dir) / "config.toml"), {"out_dir": config.out_dir + "-again"})
+    assert dataclasses.replace(again, out_dir=config.out_dir, dtype="auto") == config
+    train(again)
+    assert run_losses(again.out_dir) == run_losses(config.out_dir)

@@ -42,13 +42,18 @@ def strictly(line: bytes) -> Any:
     return json.loads(line, parse_constant=refuse)
 
 
-words = st.text(max_size=8).filter(lambda text: text not in ("nan", "inf", "-inf"))
+words = st.text(max_size=8)
+finite = st.floats(allow_nan=False, allow_infinity=False)
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | finite | words | st.sampled_from(["nan", "inf"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(words.map(lambda w: f"_{w}"), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-records = st.builds(lambda more, i: step(i) | {"more": more}, values, st.integers(0, 2**40))
+records = st.builds(
+    lambda more, loss, i: step(i) | {"more": more, "loss": loss}, values, st.floats(), st.integers(0, 2**40)
+)
 
 
 @few

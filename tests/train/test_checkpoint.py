@@ -247,7 +247,7 @@ def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> N
     assert_same_tensors(load_last(Path(config.out_dir))[1], whole)
 
 
-def test_new_checkpoints_survive_an_older_damaged_one_with_a_higher_number(tiny: MakeConfig) -> None:
+def test_new_checkpoints_survive_a_damaged_one_with_a_higher_number(tiny: MakeConfig) -> None:
     # CONTRACT (a crash at any instant leaves the previous one loadable): fails while _prune counts the
     # damaged 30 as the last one and removes 25 as soon as it is written.
     config = tiny(max_iters=30, keep_checkpoints=2, always_save_checkpoint=True)

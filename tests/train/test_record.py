@@ -26,7 +26,7 @@ def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:
     end = records(config.out_dir, "end")[-1]
     assert tuple(end["ledger"]) == PHASES
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"], rel=1e-9)
-    assert end["wall_s"] == pytest.approx(wall, rel=1e-3, abs=0.1)  # closing the files comes after the record
+    assert end["wall_s"] == pytest.approx(wall, rel=1e-3, abs=0.5)  # closing the files comes after the record
     assert end["wall_s"] <= wall
     assert all(seconds >= 0 for seconds in end["ledger"].values())
     assert (
@@ -51,9 +51,9 @@ def test_intervals_add_up_to_the_ledger(tiny: MakeConfig) -> None:
     steps = records(config.out_dir, "step")
     for phase in ("data", "train"):
         total = sum(step["phases"][phase] for step in steps) / 1000
-        assert total == pytest.approx(ledger[phase], rel=0.05, abs=0.003), phase
+        assert total == pytest.approx(ledger[phase], rel=0.05, abs=0.01), phase
     evals = sum(record["ms"] for record in records(config.out_dir, "eval")) / 1000
-    assert evals == pytest.approx(ledger["eval"], rel=0.05)
+    assert evals == pytest.approx(ledger["eval"], rel=0.05, abs=0.01)
 
 
 def test_evaluations_and_checkpoints_are_not_in_the_step_time(
@@ -63,23 +63,23 @@ def test_evaluations_and_checkpoints_are_not_in_the_step_time(
 
     def slow_evaluate(*arguments: Any, **named: Any) -> Evaluation | None:
         with arguments[4].phase("eval"):
-            time.sleep(0.1)
+            time.sleep(0.25)
         return evaluate(*arguments, **named)
 
     def slow_save(saver: Saver, *arguments: Any) -> None:
-        time.sleep(0.1)
+        time.sleep(0.25)
         original(saver, *arguments)
 
     monkeypatch.setattr(loop, "evaluate", slow_evaluate)
     monkeypatch.setattr(Saver, "save", slow_save)
-    config = tiny(max_iters=12, eval_interval=4)
+    config = tiny(max_iters=6, eval_interval=3)
     train(config)
     times = [step["step_ms"] for step in records(config.out_dir, "step")]
     assert times[0] is None  # the first update warms up, and has no steady time
-    assert all(0 < ms < 60 for ms in times[1:])
+    assert all(0 < ms < 200 for ms in times[1:])
     ledger = records(config.out_dir, "end")[-1]["ledger"]
-    assert ledger["eval"] > 0.8
-    assert ledger["checkpoint"] > 0.3
+    assert ledger["eval"] > 1.5  # two splits, three times
+    assert ledger["checkpoint"] > 0.5
 
 
 def test_a_step_holds_what_the_design_promises(tiny: MakeConfig) -> None:

@@ -28,7 +28,8 @@ from glassgpt import cli
 from glassgpt.account.journal import NAME
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import to_toml
+from glassgpt.recipe import combine, read_recipe, to_toml
+from glassgpt.train import checkpoint
 from glassgpt.train.checkpoint import load_last
 from glassgpt.train.session import train
 
@@ -176,7 +177,7 @@ def test_a_signal_leaves_a_run_that_goes_on(
     run_record = records(config.out_dir, "run")[0]
     assert end["ledger"]["startup"] > 0.3
     assert end["time"] - run_record["time"] < end["wall_s"]
-    assert end["ledger"]["other"] < 0.01 * end["wall_s"]
+    assert end["ledger"]["other"] < 0.02 * end["wall_s"]
 
     run = resume(config, max_iters=stopped_at + 10)
     assert (run.reason, run.iter) == ("finished", stopped_at + 10)
@@ -200,8 +201,6 @@ def test_the_exit_code_is_the_runs(tiny: MakeConfig, monkeypatch: pytest.MonkeyP
 
 def test_the_end_record_has_the_programs_exit_code(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     # CONTRACT (the record is true): fails while a full disk is exit code 1 in the journal and 2 in the shell.
-    from glassgpt.train import checkpoint
-
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -246,8 +245,6 @@ def test_the_same_settings_give_the_same_run(tiny: MakeConfig) -> None:
 def test_the_written_config_asks_for_the_same_run(tiny: MakeConfig) -> None:
     config = tiny(dropout=0.1)
     train(config)
-    from glassgpt.recipe import combine, read_recipe
-
     again = combine(read_recipe(Path(config.out_dir) / "config.toml"), {"out_dir": config.out_dir + "-again"})
     assert dataclasses.replace(again, out_dir=config.out_dir, dtype="auto") == config
     train(again)

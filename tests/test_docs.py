@@ -1,0 +1,222 @@
+"""The pages in docs/ say what is true: help texts, links, flags, examples, and every field of the journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from glassgpt.account import journal
+from glassgpt.account.journal import Record
+from glassgpt.cli import RunsOptions, ShowOptions
+from glassgpt.config import TrainConfig
+from glassgpt.data.options import PrepareOptions
+from glassgpt.train.learner import Learner
+from glassgpt.train.session import train
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+PAGES_AND_README = [*PAGES, ROOT / "README.md"]
+
+
+def load_build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = load_build()
+
+
+def name_of(path: Path) -> str:
+    return path.name
+
+
+# --- outputs ---
+
+
+def output_blocks() -> list[Any]:
+    found = []
+    for page in PAGES:
+        for block in build.BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if block["kind"] == "output":
+                command, content = block["command"], block["content"]
+                found.append(pytest.param(command, content, id=f"{page.name}: {command}"))
+    return found
+
+
+@pytest.mark.parametrize(("command", "content"), output_blocks())
+def test_an_output_block_is_what_the_program_prints_now(command: str, content: str, tmp_path: Path) -> None:
+    assert build.run(command, tmp_path) == content, "run: python docs/build.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_is_empty_or_left_out(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = [block["content"] for block in build.BLOCK.finditer(text)]
+    assert len(blocks) == len(re.findall(r"^<!--", text, re.M)), "a comment that is no block"
+    assert all(content.startswith("$ ") for content in blocks), "run: python docs/build.py"
+
+
+def test_a_block_is_filled_in_its_place() -> None:
+    page = "a\n<!-- output: one -->\n```text\nold\n```\nb\n<!-- example: two -->\n```text\n```\n"
+    new = "a\n<!-- output: one -->\n```text\none!\n```\nb\n<!-- example: two -->\n```text\ntwo!\n```\n"
+    assert build.filled(page, lambda command: f"{command}!\n") == new
+
+
+# --- links and flags ---
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub links to them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = page.parent / path if path else page
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), target
+
+
+def known_flags() -> set[str]:
+    options = (TrainConfig, PrepareOptions, RunsOptions, ShowOptions)
+    return {field.name for kind in options for field in dataclasses.fields(kind)} | {"help", "version", "key"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_flag_mentioned_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    commands = [block["command"] for block in build.BLOCK.finditer(text) if block["kind"] == "example"]
+    prose = build.BLOCK.sub("", text)  # `output` blocks are compared with the program, mistakes and all
+    mentioned = re.findall(r"(?<![\w-])--([a-z]\w*)", "\n".join([prose, *commands]))
+    assert set(mentioned) <= known_flags()
+
+
+# --- Python ---
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def run_python(code: str, folder: Path) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_training_from_python_works_as_written(tiny_data: Path, tmp_path: Path) -> None:
+    (code,) = python_blocks(DOCS / "train.md")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/pylib").symlink_to(tiny_data)
+    output = run_python(code.replace("max_iters=30", "max_iters=3, probe_seconds=0"), tmp_path)
+    assert "step 3\n" in output
+    assert output.splitlines()[-1].startswith("runs/run finished ")
+
+
+def test_reading_a_journal_works_as_written(journals: Path) -> None:
+    (code,) = python_blocks(DOCS / "journal.md")
+    output = run_python(code.replace("runs/tiny", "whole") + "print(losses)", journals)
+    read = journal.current(journal.read(journals / "whole/journal.jsonl"))
+    assert output == f"{ {record['iter']: record['loss'] for record in read if record['kind'] == 'step'} }\n"
+
+
+# --- the journal ---
+
+
+@pytest.fixture
+def journals(tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with runs that finish, resume, crash, lose their loss, and cannot compile."""
+    whole = tiny("whole", max_iters=4, eval_interval=2, log_interval=2, eval_tokens=64, sample_tokens=4)
+    train(whole)
+    train(dataclasses.replace(whole, init_from="resume", max_iters=6))
+    train(tiny("bad", max_iters=4, learning_rate=1e30, grad_clip=0.0))
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("torch.compile", lambda model: fail)
+    train(tiny("eager", max_iters=2, compile="on"))
+    monkeypatch.setattr(Learner, "update", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(tiny("crashed", max_iters=2))
+    return tmp_path
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """By kind (and `Every record`): field -> the rest of its row."""
+    sections = re.split(r"^## ", (DOCS / "journal.md").read_text(encoding="utf-8"), flags=re.M)[1:]
+    rows = re.compile(r"^\| `([\w.*]+)` \|(.*)\|$", re.M)
+    found = {section.splitlines()[0].strip(): dict(rows.findall(section)) for section in sections}
+    return {title: fields for title, fields in found.items() if fields}
+
+
+def fields_of(record: Record, prefix: str = "") -> Iterator[str]:
+    for name, value in record.items():
+        path = prefix + name
+        yield path
+        parts = value if isinstance(value, list) else [value]
+        for part in parts:
+            if isinstance(part, dict):
+                yield from fields_of(part, f"{path}.")
+
+
+def covers(names: dict[str, str], field: str) -> bool:
+    return field in names or f"{field.rpartition('.')[0]}.*" in names
+
+
+def test_journal_page_has_every_kind_and_field_and_no_other(journals: Path) -> None:
+    pages = documented()
+    common = pages.pop("Every record")
+    seen: dict[str, set[str]] = {kind: set() for kind in pages}
+    for path in sorted(journals.glob("*/journal.jsonl")):
+        for record in journal.read(path):
+            assert record["kind"] in pages, f"docs/journal.md lacks the kind {record['kind']}"
+            assert common.keys() <= record.keys()
+            seen[record["kind"]] |= set(fields_of(record)) - common.keys()
+    for kind, names in pages.items():
+        assert seen[kind], f"no run here has a record of kind {kind}"
+        unknown = {field for field in seen[kind] if not covers(names, field)}
+        assert not unknown, f"docs/journal.md lacks these fields of {kind}"
+        always = {name for name, row in names.items() if "only " not in row and not name.endswith("*")}
+        assert always <= seen[kind], f"docs/journal.md has fields of {kind} that no record has"
+
+
+def test_journal_page_names_the_fields_that_may_be_nan() -> None:
+    text = (DOCS / "journal.md").read_text(encoding="utf-8")
+    said = re.search(r"These fields may have them: (.+?)\.\n", text, re.S)
+    assert said is not None
+    assert set(re.findall(r"`(\w+)`", said[1])) == journal.NUMBERS
+
+
+def test_ledger_page_has_every_phase() -> None:
+    from glassgpt.account.clock import PHASES
+
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "ledger.md").read_text(encoding="utf-8"), re.M)
+    assert tuple(rows) == PHASES
+
+
+def test_manifest_fields_are_all_on_the_page() -> None:
+    from glassgpt.data.dataset import Manifest
+
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "prepare.md").read_text(encoding="utf-8"), re.M)
+    assert {field.name for field in dataclasses.fields(Manifest)} <= set(rows)

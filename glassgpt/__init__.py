@@ -6,6 +6,7 @@ run = glassgpt.train(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
@@ -19,9 +20,9 @@ __all__ = ["Run", "TrainConfig", "UserError", "__version__", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """`train` and `Run` need torch, which takes seconds to import; so only when they are asked for."""
-    if name in ("train", "Run"):
-        from glassgpt.train import session
-
-        return getattr(session, name)
+    """`Run` needs torch, which takes seconds to import; so only when it is asked for."""
+    if name == "train":
+        return importlib.import_module("glassgpt.train")  # a module that can be called
+    if name == "Run":
+        return importlib.import_module("glassgpt.train.session").Run
     raise AttributeError(f"module 'glassgpt' has no attribute {name!r}")

@@ -110,8 +110,8 @@ def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
     from glassgpt.data.prepare import prepare as prepare_data
 
     directory = settings.data_dir(config)
-    if config.dataset == "pylib" and not directory.exists():
-        out.print("data       preparing pylib, the Python standard library's source, once", soft_wrap=True)
+    if config.dataset == "pylib" and not config.data_dir and not directory.exists():
+        out.print("data          preparing pylib, the Python standard library's source, once", soft_wrap=True)
         prepare_data(
             PrepareOptions(dataset="pylib", out_dir=str(directory)),
             lambda line: None,
@@ -129,9 +129,10 @@ def prepare(words: list[str]) -> int:
     if _wants_help(words):
         return _print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER")
     names, flags, problems = parse_flags(words, PrepareOptions)
+    names += [flags.pop("dataset")] if "dataset" in flags else []
     if len(names) != 1:
         problems.append(
-            "say what to prepare: glass prepare pylib, shakespeare_char, shakespeare, a file or a folder"
+            "say what to prepare, one thing at a time: pylib, shakespeare_char, shakespeare, a file or a folder"
         )
     settings, more = check_settings(flags, PrepareOptions)
     if problems or more:

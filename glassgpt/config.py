@@ -112,7 +112,7 @@ class TrainConfig:
     checkpoint_interval: int | None = None
     # How many of the latest checkpoints are kept. The best one is kept always.
     keep_checkpoints: int = 1
-    # False: checkpoints between the first and the last only when the validation loss is the best so far.
+    # False: after an evaluation save only if it was the best so far. checkpoint_interval, if set, saves too.
     always_save_checkpoint: bool = True
 
     # --- machine ---

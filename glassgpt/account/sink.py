@@ -67,6 +67,9 @@ class _Mailbox:
         while (record := self._records.get()) is not None:
             try:
                 self._listener(record)
+            except BrokenPipeError:
+                print("warning: nobody reads the output any more; the run goes on", file=sys.stderr)
+                return
             except Exception:  # noqa: BLE001 - whatever a listener does wrong must not reach the run
                 name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
                 print(f"warning: {name} failed and gets no more records:", file=sys.stderr)

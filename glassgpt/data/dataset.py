@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 SPLITS = ("train", "val")
 # Little-endian is spelled out, so that a dataset can be copied to any machine.
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+# What `glass prepare` can make by name, and the tokenizer that goes with it.
+BUILT_IN = {"pylib": "char", "shakespeare": "gpt2", "shakespeare_char": "char"}
 # The only names a manifest may mention: it cannot point outside its own folder.
 TOKENIZER_FILES = ("tokenizer.json", "gpt2.tiktoken")
 
@@ -169,7 +171,9 @@ def _nothing_here(directory: Path) -> str:
             f"{directory} has a train.bin but no manifest.json (made by nanoGPT?): "
             f"run  glass prepare {name}  with another --out_dir"
         )
-    return f"no dataset at {directory}: run  glass prepare {name}"
+    if name in BUILT_IN:
+        return f"no dataset at {directory}: run  glass prepare {name}"
+    return f"no dataset at {directory}: run  glass prepare FILE_OR_FOLDER --out_dir={directory}"
 
 
 def _damaged(path: Path, problem: str) -> str:

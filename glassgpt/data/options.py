@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.data.dataset import MANIFEST, TOKENIZER_FILES
-from glassgpt.data.sources import KNOWN, dataset_problem, is_kept_download
+from glassgpt.data.dataset import BUILT_IN, MANIFEST, TOKENIZER_FILES
+from glassgpt.data.sources import dataset_problem, is_kept_download
 from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
@@ -41,7 +41,7 @@ def out_directory(options: PrepareOptions) -> Path:
     if options.out_dir:
         path = Path(options.out_dir).expanduser()
         return path if path.name not in ("", "..") else path.resolve()  # "." has no name to rename to
-    if options.dataset in KNOWN:
+    if options.dataset in BUILT_IN:
         return Path("data", options.dataset)
     path = Path(options.dataset).expanduser().resolve()
     return Path("data", path.name if path.is_dir() else path.stem)
@@ -74,9 +74,9 @@ def check_options(options: PrepareOptions, out: Path) -> None:
 
 def _place_problem(options: PrepareOptions, out: Path) -> str | None:
     """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
-    text = Path(options.source if options.dataset in KNOWN else options.dataset).expanduser()
+    text = Path(options.source if options.dataset in BUILT_IN else options.dataset).expanduser()
     place, read = out.resolve(), text.resolve()
-    if (options.source or options.dataset not in KNOWN) and (
+    if (options.source or options.dataset not in BUILT_IN) and (
         read.is_relative_to(place) or (read.is_dir() and place.is_relative_to(read))
     ):
         return (
@@ -97,4 +97,4 @@ def _place_problem(options: PrepareOptions, out: Path) -> str | None:
 
 def asked_tokenizer(options: PrepareOptions) -> str:
     """The tokenizer as far as it is known without reading: "auto" when the text will decide."""
-    return KNOWN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer
+    return BUILT_IN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.dataset import DTYPES, Manifest, write_manifest
+from glassgpt.data.dataset import BUILT_IN, DTYPES, Manifest, write_manifest
 from glassgpt.data.options import (
     PrepareOptions,
     asked_tokenizer,
@@ -30,7 +30,7 @@ from glassgpt.data.options import (
 from glassgpt.data.progress import passing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seams import cut_safely
-from glassgpt.data.sources import KNOWN, Source, open_source
+from glassgpt.data.sources import Source, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
 from glassgpt.data.staging import move_into_place, staging
 from glassgpt.data.tokenizers import (
@@ -119,8 +119,8 @@ def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str
     """A tokenizer's name, and why it."""
     if options.tokenizer != "auto":
         return options.tokenizer, "as asked"
-    if options.dataset in KNOWN:
-        return KNOWN[options.dataset], f"the usual one for {options.dataset}"
+    if options.dataset in BUILT_IN:
+        return BUILT_IN[options.dataset], f"the usual one for {options.dataset}"
     distinct = f"the text has {len(survey.characters):,} different characters"
     if len(survey.characters) <= MOST_CHARACTERS:
         return "char", f"{distinct}, and up to {MOST_CHARACTERS} each can have an id"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from glassgpt.data.dataset import file_sha256
+from glassgpt.data.dataset import BUILT_IN, file_sha256
 from glassgpt.errors import UserError
 
 CHUNK_BYTES = 2**20
@@ -27,9 +27,6 @@ CHUNK_BYTES = 2**20
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SHAKESPEARE_FILE = "input.txt"
-
-# The tokenizer each known dataset is prepared with when --tokenizer is auto.
-KNOWN = {"pylib": "char", "shakespeare": "gpt2", "shakespeare_char": "char"}
 
 # What is not code somebody wrote to be read: test suites, other people's packages, generated tables.
 _PYLIB_SKIPPED_FOLDERS = (
@@ -84,11 +81,11 @@ class Source:
 def dataset_problem(dataset: str) -> str | None:
     """Why `dataset` is neither a known name nor something to read, or None."""
     if not dataset:
-        return f"no dataset named: give a file, a folder, or one of {', '.join(KNOWN)}"
-    if dataset in KNOWN or Path(dataset).expanduser().exists():
+        return f"no dataset named: give a file, a folder, or one of {', '.join(BUILT_IN)}"
+    if dataset in BUILT_IN or Path(dataset).expanduser().exists():
         return None
-    near = difflib.get_close_matches(dataset, KNOWN, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(KNOWN)}"
+    near = difflib.get_close_matches(dataset, BUILT_IN, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(BUILT_IN)}"
     return f"{dataset!r} is no known dataset, and there is no file or folder of that name: {hint}"
 
 
@@ -100,7 +97,7 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
     path = Path(local_file or dataset).expanduser()
     if dataset == "pylib":
         source = _pylib()
-    elif dataset in KNOWN:
+    elif dataset in BUILT_IN:
         source = _shakespeare(dataset, local_file, keep_in, kept_in)
     else:
         source = _folder(path) if path.is_dir() else _file(path)

@@ -26,8 +26,9 @@ class RunSummary:
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
-    """Every run below `folder`, the latest last."""
-    found = [summarize(path.parent) for path in sorted(folder.glob(f"*/{journal.NAME}"))]
+    """The runs in `folder`, the latest last; the folder may be a run itself."""
+    paths = [*folder.glob(journal.NAME), *sorted(folder.glob(f"*/{journal.NAME}"))]
+    found = [summarize(path.parent) for path in paths]
     return sorted(found, key=lambda run: run.started or 0.0)
 
 

@@ -175,6 +175,8 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=residual_std)
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def set_attention(self, fused: bool) -> None:
         for module in self.modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from glassgpt.show.console import RunConsole
 
 
 def replay(run_dir: Path, out: Console) -> None:
-    path = run_dir / journal.NAME
+    path = run_dir if run_dir.name == journal.NAME else run_dir / journal.NAME
     if not path.is_file():
         raise UserError(
             f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
@@ -29,6 +30,11 @@ def replay_svg(run_dir: Path, svg: Path, width: int) -> None:
     )
     replay(run_dir, out)
     try:
-        svg.write_text(out.export_svg(title=f"glass train ({run_dir})"), encoding="utf-8")
+        svg.write_text(_without_fonts(out.export_svg(title=f"glass train ({run_dir})")), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--svg={svg} cannot be written: {error.strerror}") from None
+
+
+def _without_fonts(svg: str) -> str:
+    """rich's pictures fetch a font from the web; ours make do with the reader's monospace."""
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

@@ -110,18 +110,26 @@ def load_tensors(point: Checkpoint) -> Tensors:
     return tensors
 
 
-def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with the newer ones, if any."""
+def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]]:
+    """The newest checkpoint that is whole; newer ones that are damaged, and what is wrong with them."""
+    damaged: list[Path] = []
     complaints: list[str] = []
     for path in reversed(committed(run_dir)):
         try:
             point = describe(path)
-            return point, load_tensors(point), complaints
+            return point, load_tensors(point), damaged, complaints
         except UserError as error:
+            damaged.append(path)
             complaints += error.problems
     raise UserError(
         [*complaints, f"{run_dir} has no checkpoint to resume from; start anew in another --out_dir"]
     )
+
+
+def set_aside(damaged: list[Path]) -> None:
+    """Renames damaged checkpoints, so that they count neither as last nor as best; deletes nothing."""
+    for path in damaged:
+        path.rename(_free_place(path.parent, f"damaged-{path.name}"))
 
 
 # --- writing ---
@@ -155,10 +163,9 @@ class Saver:
         try:
             return pending.result()
         except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"the checkpoint could not be written: {error}; "
-                f"the ones before it in {self._run_dir / FOLDER} are whole"
-            ) from error
+            before = committed(self._run_dir)
+            rest = f"the last whole one is {before[-1]}" if before else "there is none before it"
+            raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -179,7 +186,7 @@ class Saver:
             (temporary / "state.json").write_text(json.dumps(state, indent=1))
             _flush(temporary / "state.json")
             _flush(temporary)
-            place = _free_place(folder, state["iter"])
+            place = _free_place(folder, f"{state['iter']:08d}")
             temporary.rename(place)  # the commit
             _flush(folder)
         except BaseException:
@@ -209,11 +216,11 @@ def _snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copy.contiguous() for name, copy in copies.items()}
 
 
-def _free_place(folder: Path, iteration: int) -> Path:
-    place, again = folder / f"{iteration:08d}", 0
+def _free_place(folder: Path, name: str) -> Path:
+    place, again = folder / name, 0
     while place.exists():
         again += 1
-        place = folder / f"{iteration:08d}.{again}"
+        place = folder / f"{name}.{again}"
     return place
 
 

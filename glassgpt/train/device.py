@@ -75,7 +75,8 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return "Apple GPU"
-    return f"{torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{threads} threads" if threads > 1 else "1 thread"
 
 
 def choose_dtype(asked: str, device: torch.device) -> Choice:
@@ -140,8 +141,8 @@ def choose_compile(config: TrainConfig, device: torch.device, eager_step_s: floa
     return Choice(
         "compile",
         verdict,
-        f"costs about {cost:.0f} s, saves about {saving:.0f} s of {config.max_iters} updates at "
-        f"about {eager_step_s * 1000:.3g} ms: breaks even near update {break_even:,.0f}",
+        f"costs about {cost:.0f} s, saves about {saving:.0f} s of {config.max_iters:,} updates at "
+        f"about {eager_step_s * 1000:,.0f} ms: breaks even near update {break_even:,.0f}",
     )
 
 
@@ -159,7 +160,7 @@ def _missing_for_compile(device: torch.device) -> str | None:
     return None
 
 
-def choose_attention(asked: str, device: torch.device) -> Choice:
+def choose_attention(asked: str) -> Choice:
     if asked != "auto":
         return Choice("attention", asked, "asked for")
     return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")

@@ -44,6 +44,7 @@ class Progress:
     """What changes as a run goes on, besides weights and optimizer. Part of every checkpoint."""
 
     iter: int = 0  # updates done
+    sequences: int = 0  # seen by them; where the training stream goes on
     val_loss: float | None = None  # of the evaluation at this very iteration, if there was one
     best_val_loss: float = math.inf
     best_iter: int | None = None
@@ -92,6 +93,7 @@ class Job:
             self.config,
             init_from="scratch",
             out_dir="",
+            eval_only=False,
             device=str(self.placement.device),
             dtype=self.placement.dtype,  # type: ignore[arg-type]
             compile="on" if self.placement.compile else "off",
@@ -110,7 +112,7 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     device, choice = devices.choose_device(config.device)
     choices.append(choice)
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
-    choices.append(attention := devices.choose_attention(config.attention, device))
+    choices.append(attention := devices.choose_attention(config.attention))
 
     shape, choice = _model_shape(config, dataset.manifest.vocab_size)
     choices.append(choice)

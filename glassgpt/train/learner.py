@@ -72,11 +72,12 @@ class Learner:
         """Whether `update` or `score` was not called yet: the first call compiles and warms up."""
         return what not in self._tried
 
-    def update(self, number: int) -> None:
-        """Does update `number` (from 0)."""
+    def update(self, number: int, first_sequence: int) -> None:
+        """Does update `number` (from 0), whose sequences are `first_sequence` and on of the stream."""
         set_learning_rate(self.optimizer, learning_rate(self.config, number))
         self.model.train()
-        losses = [self._micro_step(number, micro_step) for micro_step in range(self._plan.micro_steps)]
+        starts = range(first_sequence, first_sequence + self._plan.sequences, self._plan.batch_size)
+        losses = [self._micro_step(number, micro_step, start) for micro_step, start in enumerate(starts)]
         loss = torch.stack(losses).mean()
         self.scaler.unscale_(self.optimizer)
         norm = self._clip()
@@ -108,9 +109,9 @@ class Learner:
 
         return self._guarded("score", call)
 
-    def _micro_step(self, number: int, micro_step: int) -> Tensor:
+    def _micro_step(self, number: int, micro_step: int, first_sequence: int) -> Tensor:
         with self._ledger.phase("data"):
-            tokens, targets = self._stream.micro_batch(number, micro_step)
+            tokens, targets = self._stream.micro_batch(first_sequence)
 
         def call() -> Tensor:
             if self.config.dropout:

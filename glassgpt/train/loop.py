@@ -40,6 +40,8 @@ def run(job: Job) -> Ending:
             if evaluation_is_due(job):
                 evaluate_splits(job)
             ending = why_end(job)
+            if ending:
+                log_step(job)  # what came after the last log line
             if save_is_due(job, ending):
                 save(job)
             if ending:
@@ -68,11 +70,12 @@ def update(job: Job) -> None:
     """One update. The first one of a process compiles and warms up, and is accounted for as that."""
     first = job.learner.is_first("update")
     with job.ledger.phase("compile" if first else "train"):
-        job.learner.update(job.progress.iter)
+        job.learner.update(job.progress.iter, job.progress.sequences)
         if first:
             job.placement.synchronize()
     job.interval.update_done(first)
     job.progress.iter += 1
+    job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
     if first:
         tell_compile_failure(job)
@@ -199,8 +202,6 @@ def tell(job: Job, what: Record | None) -> None:
 
 def close(job: Job, ending: Ending) -> None:
     """What remains to be done for a run that ends, in whatever way."""
-    catch_up(job)
-    tell_step(job)
     if ending.exit_code == 0 and not job.config.eval_only:
         if job.eval_tokens < len(job.splits["val"]) - 1:
             evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before

@@ -64,7 +64,7 @@ def step_record(job: Job) -> Record:
         "lr": learning_rate(config, progress.iter - 1),
         "grad_norm": progress.norms[-1],
         "clipped": sum(norm > config.grad_clip > 0 for norm in progress.norms) / len(progress.norms),
-        "tokens": progress.iter * plan.tokens,
+        "tokens": progress.sequences * config.block_size,
         "updates": len(progress.losses),
         "step_ms": speed.step_ms,
         "phases": {name: value * 1000 for name, value in phases.items()},

@@ -10,7 +10,7 @@ from typing import Any
 
 from glassgpt.account.clock import Ledger
 from glassgpt.account.sink import Listener
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, find_problems
 from glassgpt.data.tokenizers import tokenizer_files
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, combine, read_recipe
@@ -77,6 +77,8 @@ def train(
 
     `process_age_s`: how long the process had lived before it came here, if that belongs to the run.
     """
+    if problems := find_problems(config):
+        raise UserError(problems)
     ledger = Ledger(age_s=process_age_s)
     with Stop() as stop, ExitStack() as at_the_end:
         with ledger.phase("startup"):
@@ -96,7 +98,7 @@ def train(
             raise
         except BaseException as error:
             what = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            job.sink(record.end_record(job, "crashed", 1, what))
+            job.sink(record.end_record(job, "crashed", 2 if isinstance(error, UserError) else 1, what))
             raise
         job.sink(record.end_record(job, ending.reason, ending.exit_code, ending.details))
     progress = job.progress

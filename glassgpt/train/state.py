@@ -13,7 +13,7 @@ import torch
 from glassgpt.data.dataset import Manifest
 from glassgpt.errors import UserError
 from glassgpt.model.weights import load_weights
-from glassgpt.train.checkpoint import Tensors, load_last
+from glassgpt.train.checkpoint import Tensors, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizer, optimizer_tensors
@@ -21,7 +21,7 @@ from glassgpt.train.optimizers import load_optimizer, optimizer_tensors
 
 def tensors_of(job: Job) -> Tensors:
     evaluation = {}
-    if job.reference is not None:
+    if job.reference is not None and job.config.patience:
         evaluation = {
             "window_losses": torch.from_numpy(job.reference.window_losses),
             "window_tokens": torch.from_numpy(job.reference.window_tokens),
@@ -52,8 +52,13 @@ def state_of(job: Job) -> dict[str, Any]:
 
 def restore(job: Job) -> list[str]:
     """Puts the last whole checkpoint back; returns complaints about newer ones that were damaged."""
-    point, tensors, complaints = load_last(job.run_dir)
+    point, tensors, damaged, complaints = load_last(job.run_dir)
     _check_fit(job, point.state)
+    if point.iter >= job.config.max_iters and not job.config.eval_only:
+        raise UserError(
+            f"the run has done its {point.iter} updates; --max_iters={2 * point.iter} would train it on"
+        )
+    set_aside(damaged)
     weights = tensors["model"]
     load_weights(job.model, weights | {"lm_head.weight": weights["transformer.wte.weight"]}, str(point.path))
     load_optimizer(job.model, job.learner.optimizer, tensors.get("optimizer", {}))

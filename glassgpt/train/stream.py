@@ -11,7 +11,7 @@ from glassgpt.train.batching import BatchPlan
 
 
 class Stream:
-    """Micro-batch m of update s, a pure function of (seed, s, m): a resumed run reads on as if nothing was.
+    """A pure function of the seed and of a sequence's number: a resumed run reads on as if nothing was.
 
     On CUDA the copy is asynchronous, and a pair of events around each fetch tells afterwards how long the
     card waited for it. Asking the host's clock instead would blame whatever the host happened to do.
@@ -24,8 +24,8 @@ class Stream:
         self._seed, self._device = seed, device
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def micro_batch(self, update: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        first = update * self._plan.sequences + micro_step * self._plan.batch_size
+    def micro_batch(self, first: int) -> tuple[Tensor, Tensor]:
+        """Sequences `first` and on, counted from the start of the run."""
         if self._device.type != "cuda":
             x, y = self._host_batch(first)
             return x.to(self._device), y.to(self._device)

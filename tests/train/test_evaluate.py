@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +112,20 @@ def test_asked_to_stop_it_stops(learner: Learner, val: np.ndarray) -> None:
     assert evaluate(learner, val, None, 2, Ledger(), should_stop=lambda: next(answers)) is None
 
 
-def test_time_goes_to_eval_and_the_first_call_to_compile(learner: Learner, val: np.ndarray) -> None:
-    ledger = Ledger()
+def test_time_goes_to_eval_and_the_first_call_to_compile(
+    learner: Learner, val: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, ledger = learner.score, Ledger()
+
+    def slow_at_first(*batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2 if learner.is_first("score") else 0.0)
+        return original(*batch)
+
+    monkeypatch.setattr(learner, "score", slow_at_first)
     evaluate(learner, val, None, 2, ledger)
     first = ledger.seconds()
-    assert first["compile"] > 0
-    assert first["eval"] > 0
+    assert 0.15 < first["compile"] < 0.3
+    assert 0 < first["eval"] < 0.15
     evaluate(learner, val, None, 2, ledger)
     assert ledger.seconds()["compile"] == first["compile"]
 

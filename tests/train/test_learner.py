@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.train.learner import Learner
 from glassgpt.train.schedule import learning_rate
 from glassgpt.train.session import train
+from glassgpt.train.stream import Stream
 
 # --- against a plain loop ---
 
@@ -104,8 +106,12 @@ def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
     assert len({tuple(row) for row in rows.tolist()}) == 16
 
 
-def test_dropout_is_a_function_of_update_and_micro_step(tiny: MakeConfig) -> None:
+def test_dropout_is_a_function_of_update_and_micro_step(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(dropout=0.5, learning_rate=1e-30, gradient_accumulation_steps=2)
+    batch = whole_batch(config, 0)  # always the same, so that only the masks differ
+    monkeypatch.setattr(Stream, "micro_batch", lambda *_: batch)
 
     def losses(numbers: list[int]) -> list[float]:
         learner = make_learner(config)
@@ -118,8 +124,10 @@ def test_dropout_is_a_function_of_update_and_micro_step(tiny: MakeConfig) -> Non
     assert len(set(one)) == 4
     assert losses([2, 3]) == one[2:]
     assert losses([3, 3]) == [one[3], one[3]]
-    config = tiny(learning_rate=1e-30, gradient_accumulation_steps=2)
-    assert losses([0]) != [one[0]]
+    config = dataclasses.replace(config, gradient_accumulation_steps=1)
+    assert losses([0]) != [one[0]]  # the second micro-batch had masks of its own
+    config = dataclasses.replace(config, dropout=0.0)
+    assert len(set(losses([0, 1, 2]))) == 1
 
 
 # --- nothing bad is applied ---
@@ -192,10 +200,21 @@ class LazyFailure:
         self.model, self.error, self.when = model, error, when
 
     def __call__(self, tokens: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        if self.when == "forward" or (self.when == "score") == (reduction == "none"):
+        scoring = reduction == "none"
+        if self.when == "forward" or self.when == ("score" if scoring else "update"):
             raise self.error
         loss: Tensor = self.model(tokens, targets, reduction)
-        return loss if self.when != "backward" else _FailsBackward.apply(loss, self.error)  # type: ignore[no-untyped-call]
+        if self.when == "backward" and not scoring:
+            return _FailsBackward.apply(loss, self.error)  # type: ignore[no-untyped-call, no-any-return]
+        if self.when == "late" and not scoring:
+            embedding = self.model.transformer.wte.weight
+            self.hook = embedding.register_hook(self._fail_late)
+        return loss
+
+    def _fail_late(self, gradient: Tensor) -> None:
+        """The embedding's gradient is complete last: all others have been added to by now."""
+        self.hook.remove()
+        raise self.error
 
 
 class _FailsBackward(torch.autograd.Function):
@@ -220,7 +239,7 @@ def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> Break:
     return install
 
 
-@pytest.mark.parametrize("when", ["forward", "backward", "score", "update"])
+@pytest.mark.parametrize("when", ["forward", "backward", "late", "score", "update"])
 def test_a_failing_compiler_costs_speed_only(tiny: MakeConfig, broken_compiler: Break, when: str) -> None:
     settings = {"dropout": 0.1, "gradient_accumulation_steps": 2, "max_iters": 6, "eval_interval": 3}
     plain, config = tiny("plain", **settings), tiny("broken", compile="on", **settings)

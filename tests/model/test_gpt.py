@@ -79,7 +79,6 @@ def test_the_embedding_is_the_head(arch: str) -> None:
 
 
 def test_weights_start_as_gpt2s_do() -> None:
-    # CONTRACT (GPT-2's initialization): fails while biases keep nn.Linear's own random start.
     torch.manual_seed(0)
     model = GPT(little_config(n_layer=8, n_embd=64, vocab_size=500))
     for name, parameter in model.named_parameters():

@@ -172,8 +172,8 @@ def test_the_step_estimate_is_arithmetic_or_launches() -> None:
 
 
 def test_attention_is_fused_unless_asked() -> None:
-    assert choose_attention("auto", CPU).value == "sdpa"
-    assert choose_attention("manual", CPU).value == "manual"
+    assert choose_attention("auto").value == "sdpa"
+    assert choose_attention("manual").value == "manual"
 
 
 def test_memory_bounds_the_micro_batch() -> None:

@@ -49,8 +49,8 @@ def signal_at(patch: pytest.MonkeyPatch, update: int, *numbers: signal.Signals) 
     """The signals arrive while update `update` is under way."""
     original = Learner.update
 
-    def interrupted(learner: Learner, at: int) -> None:
-        original(learner, at)
+    def interrupted(learner: Learner, at: int, first_sequence: int) -> None:
+        original(learner, at, first_sequence)
         if at == update:
             for number in numbers:
                 os.kill(os.getpid(), number)

@@ -101,7 +101,7 @@ def test_accumulation_is_a_larger_batch(tiny: MakeConfig) -> None:
 def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
     config = tiny(gradient_accumulation_steps=4)
     stream = make_learner(config)._stream
-    rows = torch.cat([stream.micro_batch(5, micro_step)[0] for micro_step in range(4)])
+    rows = torch.cat([stream.micro_batch(5 * 16 + first)[0] for first in (0, 4, 8, 12)])
     assert rows.tolist() == whole_batch(config, 5)[0].tolist()
     assert len({tuple(row) for row in rows.tolist()}) == 16
 
@@ -117,7 +117,7 @@ def test_dropout_is_a_function_of_update_and_micro_step(
         learner = make_learner(config)
         torch.manual_seed(len(numbers))  # whatever was drawn before must not matter
         for number in numbers:
-            learner.update(number)
+            learner.update(number, 4 * number)
         return learner.take_results()[0]
 
     one = losses([0, 1, 2, 3])
@@ -140,10 +140,10 @@ def test_from_the_first_bad_update_on_nothing_is_applied(
     before = poison(monkeypatch, 3, what)
     learner = make_learner(tiny())
     for number in range(3):
-        learner.update(number)
+        learner.update(number, 4 * number)
     state = {name: tensor.clone() for name, tensor in optimizer_state(learner).items()}
     for number in range(3, 7):
-        learner.update(number)
+        learner.update(number, 4 * number)
     assert learner.finite.first_bad_update() == 3
     assert_same_tensors({"model": weights(learner)}, {"model": before})
     assert_same_tensors({"optimizer": optimizer_state(learner)}, {"optimizer": state})
@@ -167,12 +167,12 @@ def test_float16_takes_an_infinite_gradient_as_routine(
 ) -> None:
     before = poison(monkeypatch, 1, "gradient")
     learner = make_learner(tiny(), dtype="float16")
-    learner.update(0)
+    learner.update(0, 4 * 0)
     scale = learner.scaler.get_scale()
-    learner.update(1)
+    learner.update(1, 4 * 1)
     assert_same_tensors({"model": weights(learner)}, {"model": before})
     assert learner.scaler.get_scale() == scale / 2
-    learner.update(2)
+    learner.update(2, 4 * 2)
     assert learner.finite.first_bad_update() is None
     assert any(not torch.equal(value, before[name]) for name, value in weights(learner).items())
 
@@ -185,7 +185,7 @@ def test_float16_too_applies_nothing_after_a_bad_loss(
     before = poison(monkeypatch, 2, "loss")
     learner = make_learner(tiny(), dtype="float16")
     for number in range(5):
-        learner.update(number)
+        learner.update(number, 4 * number)
     assert learner.finite.first_bad_update() == 2
     assert_same_tensors({"model": weights(learner)}, {"model": before})
 

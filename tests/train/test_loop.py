@@ -226,7 +226,7 @@ def test_patience_survives_a_resume(tiny: MakeConfig, scripted: Script) -> None:
     losses = [around(loss) for loss in (3.0, 2.0, 2.5, 2.4, 2.3, 2.2, 2.1)]
     config = tiny(max_iters=60, patience=3)
     scripted(losses)
-    train(tiny(max_iters=30))
+    train(tiny(max_iters=30, patience=3))
     scripted(losses[4:])
     run = resume(config)
     assert (run.reason, run.iter, run.best_iter) == ("stopped early", 40, 10)

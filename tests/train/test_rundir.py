@@ -131,7 +131,6 @@ def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
 
 def test_looking_at_a_run_does_not_change_what_it_does_next(tiny: MakeConfig) -> None:
     """`--eval_only` is about one start of the program, not about the run."""
-    # CONTRACT (eval_only: evaluate once and stop): fails while config.toml keeps it for the next resume.
     config = tiny(max_iters=2)
     train(config)
     asked = {"init_from": "resume", "out_dir": config.out_dir}

@@ -23,12 +23,14 @@ from tiny import (
     run_until_crash,
     weights,
 )
+from torch import Tensor
 
 from glassgpt.account.journal import NAME, read
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
 from glassgpt.train.checkpoint import FOLDER, describe, load_last
 from glassgpt.train.session import train
+from glassgpt.train.stream import Stream
 
 # Everything that could differ: dropout, several micro-batches, clipping, a schedule, both kinds of interval.
 HARD: dict[str, Any] = {
@@ -126,10 +128,29 @@ def test_more_updates_can_be_asked_for(tiny: MakeConfig) -> None:
     whole, config = tiny("whole", **settings), tiny("longer", **settings | {"max_iters": 20})
     train(whole)
     train(config)
-    assert resume(config).iter == 20  # nothing left to do is no error
+    with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would train it on"):
+        resume(config)
     resume(config, max_iters=40)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
+
+
+def test_another_batch_size_reads_on_where_the_first_one_stopped(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    original = Stream.micro_batch
+
+    def note(stream: Stream, first: int) -> tuple[Tensor, Tensor]:
+        asked.append(first)
+        return original(stream, first)
+
+    monkeypatch.setattr(Stream, "micro_batch", note)
+    config = tiny(max_iters=3, gradient_accumulation_steps=2)
+    train(config)
+    resume(config, batch_size=3, gradient_accumulation_steps=1, max_iters=5)
+    assert asked == [0, 4, 8, 12, 16, 20, 24, 27]
+    assert [step["tokens"] for step in records(config.out_dir, "step")] == [64, 128, 192, 216, 240]
 
 
 def test_the_journal_tells_what_was_taken_back(tiny: MakeConfig) -> None:
@@ -152,7 +173,7 @@ def test_best_and_counters_come_back(tiny: MakeConfig, monkeypatch: pytest.Monke
     config = tiny(max_iters=20)
     first = train(config)
     state = load_last(first.out_dir)[0].state
-    run = resume(config)
+    run = resume(config, eval_only=True)
     assert (run.best_val_loss, run.best_iter) == (first.best_val_loss, first.best_iter)
     assert state["progress"]["best_val_loss"] == first.best_val_loss
     assert state["val_loss"] == run_evals(config.out_dir)[20, "val"]
@@ -177,7 +198,7 @@ def test_what_was_loaded_is_what_was_saved(tiny: MakeConfig, monkeypatch: pytest
     config = tiny(max_iters=11)
     learners = catch_learners(monkeypatch)
     train(config)
-    resume(config)
+    resume(config, eval_only=True)
     before, after = learners
     assert_same_tensors({"model": weights(before)}, {"model": weights(after)})
     assert after.model.lm_head.weight is after.model.transformer.wte.weight
@@ -195,7 +216,7 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
     train(config)
     with pytest.MonkeyPatch.context() as patch:
         learners = catch_learners(patch)
-        resume(config)
+        resume(config, eval_only=True)
     mapped = Path("/proc/self/maps")
     if not mapped.exists():
         pytest.skip("reads /proc")

@@ -52,8 +52,8 @@ def choices(run_dir: Path | str) -> dict[str, tuple[Any, str]]:
 
 def last_tensors(run_dir: Path | str) -> Tensors:
     """Everything in the last checkpoint, which has to be whole."""
-    _, tensors, complaints = load_last(Path(run_dir))
-    assert complaints == []
+    _, tensors, damaged, _ = load_last(Path(run_dir))
+    assert damaged == []
     # A copy: what load_last returns is mapped from the file, and some tests damage the file afterwards.
     return {file: {name: tensor.clone() for name, tensor in part.items()} for file, part in tensors.items()}
 
@@ -90,10 +90,10 @@ def crash_before(patch: pytest.MonkeyPatch, number: int) -> None:
     """The next runs fail when they come to update `number`, after waiting for checkpoints to be written."""
     original = Learner.update
 
-    def update(learner: Learner, at: int) -> None:
+    def update(learner: Learner, at: int, first_sequence: int) -> None:
         if at == number:
             raise Crash
-        original(learner, at)
+        original(learner, at, first_sequence)
 
     patch.setattr(Learner, "update", update)
 
@@ -141,7 +141,7 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
     uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
     tokens = open_dataset(data_dir(config)).tokens("train")
     stream = Stream(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
-    return stream.micro_batch(update, 0)
+    return stream.micro_batch(update * plan.sequences)
 
 
 def make_model(config: TrainConfig) -> GPT:
@@ -170,16 +170,16 @@ def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tenso
     original = Learner.update
     before: dict[str, Tensor] = {}
 
-    def update(learner: Learner, at: int) -> None:
+    def update(learner: Learner, at: int, first_sequence: int) -> None:
         if at != number:
-            return original(learner, at)
+            return original(learner, at, first_sequence)
         before.update(weights(learner))
         parameter = next(learner.model.parameters())
         if what == "loss":
             hook = learner.model.register_forward_hook(lambda module, inputs, loss: loss * float("nan"))
         else:
             hook = parameter.register_hook(lambda gradient: gradient * float("inf"))  # type: ignore[no-untyped-call]
-        original(learner, at)
+        original(learner, at, first_sequence)
         hook.remove()
         return None
 

@@ -132,7 +132,7 @@ def prepare(words: list[str]) -> int:
     names += [flags.pop("dataset")] if "dataset" in flags else []
     if len(names) != 1:
         problems.append(
-            "say what to prepare, one thing at a time: pylib, shakespeare_char, shakespeare, a file or a folder"
+            "say what to prepare, one thing at a time: pylib, shakespeare_char, shakespeare, a file, a folder"
         )
     settings, more = check_settings(flags, PrepareOptions)
     if problems or more:

@@ -25,7 +25,7 @@ NAME = "journal.jsonl"
 # fmt: off
 NUMBERS = frozenset((
     "loss", "loss_mean", "grad_norm", "stderr", "perplexity", "bits_per_byte", "best_val_loss",
-    "recent_grad_norms", "loss_scale",
+    "recent_grad_norms", "loss_scale", "val_loss", "losses", "norms",
 ))
 # fmt: on
 
@@ -50,7 +50,17 @@ class Journal:
 
 
 def encode(record: Record) -> bytes:
-    return json.dumps(_plain(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return dumps(record).encode() + b"\n"
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON, with NaN and infinities as words."""
+    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+
+
+def loads(text: str | bytes) -> Any:
+    """What `dumps` wrote."""
+    return json.loads(text, object_hook=_revive)
 
 
 def _plain(value: Any) -> Any:
@@ -82,7 +92,7 @@ def read(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line, object_hook=_revive)
+                record = loads(line)
             except (ValueError, RecursionError):  # also bad UTF-8
                 continue
             if (

@@ -42,7 +42,7 @@ def generate(
 def _draw(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
     if temperature == 0:
         return int(logits.argmax())
-    logits = logits / temperature
+    logits = (logits - logits.max()) / temperature  # so that a tiny temperature cannot make infinities
     if top_k is not None and top_k < logits.numel():
         logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
     return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))

@@ -55,6 +55,10 @@ def plan_batch(
 
 def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
     """The largest divisor that fits in memory and is not beyond what still pays."""
+    if sequences % ranks:
+        raise UserError(
+            f"--batch_tokens is {sequences} sequences, which {ranks} processes cannot share evenly"
+        )
     enough = max(1, _ENOUGH_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
     size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)

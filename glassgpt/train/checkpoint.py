@@ -13,7 +13,7 @@ there: the highest iteration, and the lowest validation loss. Nothing is pickled
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import os
 import re
 import shutil
@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
+from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
 
@@ -73,20 +74,25 @@ def _entries(folder: Path) -> list[Path]:
 def describe(path: Path) -> Checkpoint:
     """The checkpoint's state without its tensors."""
     try:
-        state = json.loads((path / "state.json").read_text())
+        document = journal.loads((path / "state.json").read_bytes())
+        state = document["state"]
+        if _digest(state) != document["digest"]:
+            raise UserError(f"{path} is damaged: its state.json is not as it was written")
         if state["version"] != VERSION:
             raise UserError(f"{path} is of version {state['version']}; this program reads {VERSION}")
-        point = Checkpoint(path, state)
-        point.iter, point.val_loss, state["sha256"].items()  # are they there, and of the right type?
-        return point
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Checkpoint(path, state)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error!r}") from None
 
 
 def best(run_dir: Path) -> Checkpoint | None:
     """The committed checkpoint with the lowest validation loss, the earliest of equals."""
-    evaluated = [point for point in _readable(run_dir) if point.val_loss is not None]
-    return min(evaluated, key=lambda point: (point.val_loss, point.iter), default=None)
+    evaluated = [
+        (point.val_loss, point.iter, point)
+        for point in _readable(run_dir)
+        if point.val_loss is not None and math.isfinite(point.val_loss)
+    ]
+    return min(evaluated, key=lambda found: found[:2])[2] if evaluated else None
 
 
 def _readable(run_dir: Path) -> Iterator[Checkpoint]:
@@ -102,9 +108,12 @@ def load_tensors(point: Checkpoint) -> Tensors:
     for name, digest in point.state["sha256"].items():
         path = point.path / name
         try:
-            if _sha256(path) != digest:
+            content = (
+                path.read_bytes()
+            )  # not mapped: what was checked is what is used, whatever happens to it
+            if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
-            tensors[path.stem] = load_file(path)
+            tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} is damaged: {error!r}") from None
     return tensors
@@ -183,7 +192,8 @@ class Saver:
                 save_file(content, path)
                 _flush(path)
                 state["sha256"][path.name] = _sha256(path)
-            (temporary / "state.json").write_text(json.dumps(state, indent=1))
+            document = {"digest": _digest(state), "state": state}
+            (temporary / "state.json").write_text(journal.dumps(document) + "\n")
             _flush(temporary / "state.json")
             _flush(temporary)
             place = _free_place(folder, f"{state['iter']:08d}")
@@ -217,11 +227,14 @@ def _snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _free_place(folder: Path, name: str) -> Path:
-    place, again = folder / name, 0
-    while place.exists():
-        again += 1
-        place = folder / f"{name}.{again}"
-    return place
+    """NAME, or NAME.1, NAME.2, …: one more than there is, so that the newest sorts last."""
+    taken = [entry.suffix for entry in _entries(folder) if entry.name == name or entry.stem == name]
+    return folder / (f"{name}.{max(int(suffix[1:] or 0) for suffix in taken) + 1}" if taken else name)
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of the state as JSON, so that damage to a number does not pass for another number."""
+    return hashlib.sha256(journal.dumps(state).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -53,8 +53,9 @@ def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
     if n < 2:
         return math.nan
     share = weights / weights.sum()
-    mean = float((share * values).sum())
-    return math.sqrt(float((share**2 * (values - mean) ** 2).sum()) * n / (n - 1))
+    with np.errstate(invalid="ignore"):  # of what is not finite the error is nan, and that is all
+        deviations = values - float((share * values).sum())
+    return math.sqrt(float((share**2 * deviations**2).sum()) * n / (n - 1))
 
 
 def is_gain(reference: Evaluation | None, now: Evaluation) -> bool:

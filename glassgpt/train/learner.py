@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Finite:
 
     def __init__(self, device: torch.device) -> None:
         self.bad = torch.zeros((), device=device)
+        self.factor = torch.ones((), device=device)  # NaN once something was bad
         self._first = torch.full((), -1, dtype=torch.int64, device=device)
 
     def watch(self, update: int, *values: Tensor) -> None:
@@ -37,6 +39,7 @@ class Finite:
         newly = ~finite & (self._first < 0)
         self._first = torch.where(newly, update, self._first)
         self.bad = torch.where(newly, 1.0, self.bad)
+        self.factor = torch.where(newly, math.nan, self.factor)
 
     def first_bad_update(self) -> int | None:
         """Waits for the device."""
@@ -118,7 +121,10 @@ class Learner:
                 torch.manual_seed(_dropout_seed(self.config.seed, number, micro_step))
             with self.placement.autocast():
                 loss = self._forward(tokens, targets)
-            torch.autograd.backward(self.scaler.scale(loss / self._plan.micro_steps))
+            share = loss / self._plan.micro_steps
+            if self.scaler.is_enabled():
+                share = share * self.finite.factor  # a scaler skips an update by its gradients only
+            torch.autograd.backward(self.scaler.scale(share))
             return loss.detach()
 
         return self._guarded("update", call)

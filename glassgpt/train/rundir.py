@@ -104,7 +104,10 @@ class Place:
             self._lock.close()
             raise UserError(f"another process is training in {directory} right now; let it end first")
         path = directory / journal.NAME
-        self.process = sum(old["kind"] == "run" for old in journal.read(path)) if path.exists() else 0
+        records = list(journal.read(path)) if path.exists() else []
+        self.process = sum(old["kind"] == "run" for old in records)
+        # Otherwise the last process died, maybe between its last checkpoint and its end.
+        self.was_finished = bool(records) and records[-1]["kind"] == "end"
 
     def write_config(self, config: TrainConfig) -> None:
         text = to_toml(config, "The settings of this run, with everything decided. Resuming reads them.")

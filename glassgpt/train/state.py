@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,14 +33,11 @@ def tensors_of(job: Job) -> Tensors:
 
 
 def state_of(job: Job) -> dict[str, Any]:
-    """What is saved beside the tensors. JSON has no infinity, so "no best yet" is null."""
-    progress = dataclasses.asdict(job.progress)
-    if math.isinf(job.progress.best_val_loss):
-        progress["best_val_loss"] = None
+    """What is saved beside the tensors."""
     return {
         "iter": job.progress.iter,
         "val_loss": job.progress.val_loss,
-        "progress": progress,
+        "progress": dataclasses.asdict(job.progress),
         "scaler": job.learner.scaler.state_dict(),
         "model": dataclasses.asdict(job.model.config),
         "config": dataclasses.asdict(job.config),
@@ -54,7 +50,8 @@ def restore(job: Job) -> list[str]:
     """Puts the last whole checkpoint back; returns complaints about newer ones that were damaged."""
     point, tensors, damaged, complaints = load_last(job.run_dir)
     _check_fit(job, point.state)
-    if point.iter >= job.config.max_iters and not job.config.eval_only:
+    unfinished = point.iter == job.config.max_iters and not job.place.was_finished
+    if point.iter >= job.config.max_iters and not (unfinished or job.config.eval_only):
         raise UserError(
             f"the run has done its {point.iter} updates; --max_iters={2 * point.iter} would train it on"
         )
@@ -66,10 +63,7 @@ def restore(job: Job) -> list[str]:
         job.learner.scaler.load_state_dict(point.state["scaler"])
     if "evaluation" in tensors:
         job.reference = _evaluation(**tensors["evaluation"])
-    progress = dict(point.state["progress"])
-    if progress["best_val_loss"] is None:
-        progress["best_val_loss"] = math.inf
-    for name, value in progress.items():
+    for name, value in point.state["progress"].items():
         setattr(job.progress, name, value)
     job.saved = (job.progress.iter, job.progress.val_loss)
     return complaints

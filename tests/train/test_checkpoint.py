@@ -111,7 +111,7 @@ def test_the_best_and_the_last_are_kept_whatever_comes(
             iteration += step
             record = save(saver, iteration, val_loss)
             done.append((iteration, val_loss))
-            evaluated = [pair for pair in done if pair[1] is not None]
+            evaluated = [pair for pair in done if pair[1] is not None and math.isfinite(pair[1])]
             top = min(evaluated, key=lambda pair: pair[1] or 0.0, default=None)
             found = [describe(path) for path in committed(folder)]
             kept = [(point.iter, point.val_loss) for point in found]
@@ -193,10 +193,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_complaint(
 
 
 def test_any_flipped_bit_of_the_state_is_noticed(saved: Path) -> None:
-    # CONTRACT (flipped files -> fall back with a complaint): fails while state.json has no checksum itself.
     path = saved / FOLDER / "00000030" / "state.json"
     whole = path.read_bytes()
-    state = json.loads(whole)
+    state = json.loads(whole)["state"]
     unnoticed = []
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -216,9 +215,12 @@ def test_without_a_whole_checkpoint_all_complaints_are_told(saved: Path) -> None
     assert "has no checkpoint to resume from" in caught.value.problems[-1]
 
 
-def test_a_newer_format_is_refused_by_name(saved: Path) -> None:
-    path = saved / FOLDER / "00000030" / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.train.checkpoint.VERSION", 99)
+    saver = Saver(saved, 9)
+    save(saver, 40, 1.0)
+    saver.close()
+    monkeypatch.undo()
     assert "version 99" in load_last(saved)[3][0]
 
 

@@ -188,7 +188,7 @@ def test_a_state_is_plain_json(tiny: MakeConfig) -> None:
         def refuse(constant: str) -> float:
             raise AssertionError(f"{constant} is not JSON")
 
-        state = json.loads(text, parse_constant=refuse)
+        state = json.loads(text, parse_constant=refuse)["state"]
         assert state["iter"] == describe(path).iter
         assert state["config"]["seed"] == 1337
         assert len(state["data_hash"]) == 64

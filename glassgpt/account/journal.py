@@ -55,7 +55,10 @@ def encode(record: Record) -> bytes:
 
 def dumps(value: Any) -> str:
     """Strict JSON, with NaN and infinities as words."""
-    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # there is one, which is rare: only then pay for looking at every value
+        return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
 
 
 def loads(text: str | bytes) -> Any:

@@ -138,6 +138,8 @@ class TrainConfig:
     log_interval: int = 1
     # Tokens to generate at the end as a sample; 0: none.
     sample_tokens: int = 0
+    # What the sample goes on from. Empty: from where a text begins.
+    sample_start: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ _NOT_NEGATIVE = (
 # fmt: on
 
 
-_TEXTS = ("out_dir", "dataset", "data_dir")
+_TEXTS = ("out_dir", "dataset", "data_dir", "sample_start")
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 

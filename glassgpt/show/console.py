@@ -101,7 +101,11 @@ class RunConsole:
             f"{record['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs",
         )
         for choice in record["choices"]:
-            self._line(choice["name"], f"{choice['value']}   ({choice['reason']})")
+            value = str(choice["value"])
+            shown = (
+                value if value and value.isprintable() else repr(value)
+            )  # a newline must not break the line
+            self._line(choice["name"], f"{shown}   ({choice['reason']})")
         value = peak["value"]
         self._line(
             "MFU",

@@ -20,6 +20,7 @@ from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset
+from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.train import device as devices
@@ -76,6 +77,7 @@ class Job:
     eval_rows: int
     progress: Progress
     choices: list[Choice]
+    sample_start: str
     interval: Interval
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
@@ -133,6 +135,9 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     choices.append(compiling := devices.choose_compile(config, device, eager_step_s))
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
 
+    if sample := _choose_sample_start(config, dataset):
+        choices.append(sample)
+
     placement = Placement(device, str(dtype.value), compiling.value == "on", str(attention.value))
     model = _build_model(config, shape, placement)
     stream = Stream(splits["train"], config.block_size, plan, config.seed, device)
@@ -164,6 +169,7 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
         eval_rows=batch_rows(config, device.type, shape.vocab_size),
         progress=progress,
         choices=choices,
+        sample_start=str(sample.value) if sample else "",
         interval=Interval(ledger),
     )
 
@@ -192,6 +198,17 @@ def _check_lengths(config: TrainConfig, splits: Mapping[str, np.ndarray]) -> Non
         problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
     if problems:
         raise UserError(problems)
+
+
+def _choose_sample_start(config: TrainConfig, dataset: Dataset) -> Choice | None:
+    """A preset's start may not be writable in the characters of your text; then a sample starts at will."""
+    if not config.sample_tokens or not config.sample_start:
+        return None
+    try:
+        load_tokenizer(dataset.directory).encode(config.sample_start)
+    except UserError as error:
+        return Choice("sample_start", "", f"not {config.sample_start!r}: {error}")
+    return Choice("sample_start", config.sample_start, "as set")
 
 
 def _model_shape(config: TrainConfig, vocab_size: int) -> tuple[GPTConfig, Choice]:

@@ -215,11 +215,12 @@ def write_sample(job: Job) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
     with job.ledger.phase("eval") as phase:
         tokenizer = load_tokenizer(job.dataset.directory)
-        first = int(job.splits["train"][0])  # where no token says "here a text begins"
-        prompt = [first if tokenizer.eot is None else tokenizer.eot]
+        prompt = tokenizer.encode(job.sample_start).tolist()
+        if not prompt:  # most tokenizers have a token for "here a text begins"; characters have not
+            prompt = [int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot]
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
         tokens = list(generate(job.model, prompt, count, vocab_size=vocab_size, seed=job.config.seed))
-    text = tokenizer.decode(tokens)
+    text = job.sample_start + tokenizer.decode(tokens)
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 
 

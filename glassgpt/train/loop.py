@@ -41,14 +41,14 @@ def run(job: Job) -> Ending:
                 evaluate_splits(job)
             ending = why_end(job)
             if ending:
-                log_step(job)  # what came after the last log line
+                log_step(job)  # an end that came between two log lines
             if save_is_due(job, ending):
                 save(job)
             if ending:
                 close(job, ending)
                 return ending
             update(job)
-            if job.progress.iter % job.config.log_interval == 0:
+            if log_is_due(job):
                 log_step(job)
     except NotFinite:
         return end_not_finite(job)
@@ -157,6 +157,10 @@ def save(job: Job) -> None:
 
 
 # --- logging ---
+
+
+def log_is_due(job: Job) -> bool:
+    return job.progress.iter % job.config.log_interval == 0 or job.progress.iter >= job.config.max_iters
 
 
 def log_step(job: Job) -> None:

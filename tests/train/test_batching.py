@@ -45,7 +45,6 @@ def test_sizes_multiply_to_the_tokens(
         plan, choices = plan_batch(config, device, fits, ranks)
     except UserError:
         # Only one thing can be wrong with settings that made sense: that the processes do not divide them.
-        # CONTRACT: fails while _choose_size ends in StopIteration there, e.g. one sequence on two ranks.
         assert (steps or (sequences or 0) // (size or 1)) % ranks
         return
     assert plan.batch_size >= 1

@@ -127,7 +127,7 @@ def test_the_best_and_the_last_are_kept_whatever_comes(
 
 @pytest.mark.parametrize("times", [2, 3, 4])
 def test_saved_again_at_the_same_iteration_the_newest_is_the_last(tmp_path: Path, times: int) -> None:
-    # CONTRACT (last is kept): the third time fails while _free_place takes the name of a pruned one again.
+    # A pruned one's name is not taken again: it would sort before newer ones.
     saver = Saver(tmp_path, keep=1)
     for number in range(times):
         save(saver, 10, None if number == 0 else 5.0 + number)
@@ -136,7 +136,6 @@ def test_saved_again_at_the_same_iteration_the_newest_is_the_last(tmp_path: Path
 
 
 def test_a_loss_that_is_nan_is_nobodys_best(tmp_path: Path) -> None:
-    # CONTRACT (best is kept always): fails while min() compares with NaN, which is never greater.
     saver = Saver(tmp_path, keep=1)
     for iteration, val_loss in ((1, math.nan), (2, 2.0), (3, 3.0), (4, math.nan), (5, 3.0)):
         save(saver, iteration, val_loss)

@@ -180,8 +180,7 @@ def test_float16_takes_an_infinite_gradient_as_routine(
 def test_float16_too_applies_nothing_after_a_bad_loss(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # CONTRACT (Finite: "leaves the weights alone from then on"): fails while found_inf is only set where
-    # there is no scaler. Update 2 is skipped by the scaler, 3 and 4 are applied all the same.
+    # The scaler by itself would skip update 2 only, and apply 3 and 4 all the same.
     before = poison(monkeypatch, 2, "loss")
     learner = make_learner(tiny(), dtype="float16")
     for number in range(5):

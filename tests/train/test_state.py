@@ -210,8 +210,7 @@ def test_what_was_loaded_is_what_was_saved(tiny: MakeConfig, monkeypatch: pytest
 
 
 def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None:
-    # CONTRACT (a run cannot be hurt from outside): fails while the optimizer's state on a CPU stays mapped
-    # from the checkpoint. Truncating that file would kill the process by a bus error.
+    # Were the optimizer's state still mapped from the file, truncating it would kill by a bus error.
     config = tiny(max_iters=5)
     train(config)
     with pytest.MonkeyPatch.context() as patch:

@@ -65,6 +65,8 @@ def restore(job: Job) -> list[str]:
         job.reference = _evaluation(**tensors["evaluation"])
     for name, value in point.state["progress"].items():
         setattr(job.progress, name, value)
+    if job.reference is None:  # nothing to count from; early stopping starts anew
+        job.progress.evaluations_without_gain = 0
     job.saved = (job.progress.iter, job.progress.val_loss)
     return complaints
 

@@ -160,7 +160,7 @@ class ShowOptions:
     # Write it as an SVG picture to this file instead.
     svg: str = ""
     # Characters per line of the picture.
-    width: int = 118
+    width: int = 132
 
 
 def runs(words: list[str]) -> int:
@@ -192,7 +192,7 @@ def show(words: list[str]) -> int:
     problems += more
     if len(names) != 1:
         problems.append("say which run to show; `glass runs` lists them")
-    if not isinstance(width := settings.get("width", 118), int) or width < 40:
+    if not isinstance(width := settings.get("width", 132), int) or width < 40:
         problems.append("--width must be at least 40")
     if problems:
         raise UserError(problems)

@@ -76,9 +76,8 @@ class RunConsole:
             show(record)
 
     def _line(self, label: str, text: str, style: str = "") -> None:
-        self._out.print(
-            Text(f"{harmless(label):<14}", style="bold") + Text(harmless(text), style=style), soft_wrap=True
-        )
+        line = Text.assemble((f"{harmless(label):<14}", "bold"), (harmless(text), style))
+        self._out.print(line, soft_wrap=True)
 
     # --- the start ---
 

@@ -153,9 +153,11 @@ class RunConsole:
         parts.append(f"norm {record['grad_norm']:.2f}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
             parts.append(f"{format.duration(record['eta_s'])} to go")
-        # The first interval also held this; it is not in the step time.
-        if record["phases"]["compile"] >= 1:
-            parts.append(f"(compile and warm-up {format.duration(record['phases']['compile'] / 1000)})")
+        # The first interval of a process also held this; compiling is not in the step time.
+        phases = record["phases"]
+        if phases["compile"] >= 1:
+            warm_up, data = (format.duration(phases[name] / 1000) for name in ("compile", "data"))
+            parts.append(f"(besides, compile and warm-up {warm_up}; data {data})")
         bad = "" if math.isfinite(record["loss"]) else "red"
         self._line(f"iter {record['iter']:>6}", "  ".join(parts), bad)
         left = record["eta_s"]

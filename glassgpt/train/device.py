@@ -105,7 +105,7 @@ def _bf16_warning(asked: str, device: torch.device) -> str:
 
 
 # What compiling costs and saves, as measured with torch 2.11 (H200) and 2.13 (2 CPU cores); bench/LOG.md.
-_COMPILE_COST_S = {"cpu": (12.0, 8.0), "cuda": (19.0, 1.0)}  # at all, and per layer
+_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0)}  # at all, and per layer
 _COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3}  # of an eager step
 
 

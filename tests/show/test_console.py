@@ -106,7 +106,8 @@ def test_a_step_without_a_peak_or_without_speed() -> None:
     first = {"step_ms": None, "tokens_per_s": None, "mfu": None, "eta_s": None}
     phases = dict.fromkeys(PHASES, 0.0) | {"compile": 61_000.0}
     assert shown(run_record(), step_record(1, **first, phases=phases))[-1] == (
-        "iter      1   loss 2.5000  first update  lr 1.00e-03  norm 0.75  (compile and warm-up 1m 01s)"
+        "iter      1   loss 2.5000  first update  lr 1.00e-03  norm 0.75  "
+        "(besides, compile and warm-up 1m 01s; data 0 ms)"
     )
 
 

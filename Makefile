@@ -29,5 +29,9 @@ check: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Side by side with nanoGPT, which is not part of this: make bench NANOGPT=path SOURCE=tinyshakespeare.txt
+bench: .venv/ready
+	$(BIN)/python bench/cpu.py --nanogpt $(NANOGPT) --source $(SOURCE) --full
+
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,15 +14,15 @@ from glassgpt.errors import UserError
 from glassgpt.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from glassgpt.train.session import Run, train
+    from glassgpt.train.session import Run, resume, train
 
-__all__ = ["Run", "TrainConfig", "UserError", "__version__", "train"]
+__all__ = ["Run", "TrainConfig", "UserError", "__version__", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Run` needs torch, which takes seconds to import; so only when it is asked for."""
+    """These need torch, which takes seconds to import; so only when they are asked for."""
     if name == "train":
         return importlib.import_module("glassgpt.train")  # a module that can be called
-    if name == "Run":
-        return importlib.import_module("glassgpt.train.session").Run
+    if name in ("Run", "resume"):
+        return getattr(importlib.import_module("glassgpt.train.session"), name)
     raise AttributeError(f"module 'glassgpt' has no attribute {name!r}")

@@ -12,6 +12,8 @@ Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +30,9 @@ from glassgpt.version import VERSION
 if TYPE_CHECKING:
     from rich.console import Console
 
+# What is wrong with a path or a disk, not with the program.
+_USERS_ERRNO = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ENOSPC)
+
 HELP = """\
 glass: train a small GPT, and see through the run.
 
@@ -43,6 +48,8 @@ glass: train a small GPT, and see through the run.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a bar that a terminal cannot draw must not end a run
     try:
         return _dispatch(words)
     except UserError as error:
@@ -55,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _USERS_ERRNO:
+            raise
+        print(f"error: {error.strerror}: {harmless(str(error.filename))[:200]}", file=sys.stderr)
+        return 2
 
 
 def _dispatch(words: list[str]) -> int:
@@ -98,7 +110,7 @@ def train(words: list[str]) -> int:
     config = session.resolve(recipe, flags)
     out = _console()
     _prepare_if_built_in(config, out)
-    console = RunConsole(out, live=out.is_terminal)
+    console = RunConsole(out, live=sys.stdout.isatty())
     run = session.train(config, recipe.name, [console], process_age_s())
     return run.exit_code
 

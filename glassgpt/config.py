@@ -63,7 +63,7 @@ class TrainConfig:
 
     # --- optimizer ---
 
-    # AdamW, fused where the device has it.
+    # AdamW is the one there is so far.
     optimizer: Literal["adamw"] = "adamw"
     # The highest rate, reached after the warm-up. Small models take more, large ones less.
     learning_rate: float = 6e-4

@@ -44,13 +44,16 @@ class Interval:
         self._opened = self._timed_from = self._data_split_at = ledger.seconds()
         self._owed_by_compile = False
         self.updates = 0  # that count for the step time
+        self.first_update_s: float | None = None  # if this interval has a process's first
 
-    def update_done(self, first: bool) -> None:
-        if first:
+    def update_done(self, first_s: float | None = None) -> None:
+        """`first_s`: how long it took, if it was the first of this process."""
+        if first_s is None:
+            self.updates += 1
+        else:
+            self.first_update_s = first_s
             self._timed_from = self._ledger.seconds()
             self._owed_by_compile = True
-        else:
-            self.updates += 1
 
     def split_data_from_train(self, waited_s: float | None) -> None:
         """Corrects the host's view of `data` by how long the device really waited for it, where known."""
@@ -75,7 +78,7 @@ class Interval:
                 phases["compile"] -= steady
                 phases["train"] += steady
         self._opened = self._timed_from = self._ledger.seconds()
-        self.updates = 0
+        self.updates, self.first_update_s = 0, None
         return seconds, phases
 
 
@@ -96,7 +99,7 @@ class Mean:
 
 
 def time_to_go(
-    updates: int, step_s: float | None, evaluations: int, eval_s: float, saves: int, save_s: float
+    updates: int, step_s: float | None, evaluations: float, eval_s: float, saves: float, save_s: float
 ) -> float | None:
     """Seconds until the end, evaluations and checkpoints included."""
     if step_s is None:

@@ -5,7 +5,8 @@
     data/pylib/val.bin
 
 Reading is strict and never executes anything: a manifest is JSON, every field is checked, and a file
-that does not match its manifest is refused before a run can train on it.
+whose size does not match its manifest is refused. `verify` reads every byte, which training does for
+datasets small enough.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,6 +90,11 @@ class Dataset:
         m = self.manifest
         content = [m.tokenizer, m.vocab_size, m.dtype, m.characters, sorted(m.sha256.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def user_path(text: str) -> Path:
+    """With ~ spelled out. os.path's expanduser leaves an unknown ~user alone, pathlib's raises."""
+    return Path(os.path.expanduser(text))
 
 
 def open_dataset(directory: Path) -> Dataset:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, MANIFEST, TOKENIZER_FILES
+from glassgpt.data.dataset import BUILT_IN, MANIFEST, TOKENIZER_FILES, user_path
 from glassgpt.data.sources import dataset_problem, is_kept_download
 from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
@@ -39,11 +39,11 @@ class PrepareOptions:
 
 def out_directory(options: PrepareOptions) -> Path:
     if options.out_dir:
-        path = Path(options.out_dir).expanduser()
+        path = user_path(options.out_dir)
         return path if path.name not in ("", "..") else path.resolve()  # "." has no name to rename to
     if options.dataset in BUILT_IN:
         return Path("data", options.dataset)
-    path = Path(options.dataset).expanduser().resolve()
+    path = user_path(options.dataset).resolve()
     return Path("data", path.name if path.is_dir() else path.stem)
 
 
@@ -61,11 +61,11 @@ def check_options(options: PrepareOptions, out: Path) -> None:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
     if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
         problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {options.source}")
-    elif options.source and not Path(options.source).expanduser().is_file():
+    elif options.source and not user_path(options.source).is_file():
         problems.append(f"--source {options.source} is not a file: give a text file")
     if options.tokenizer_files and asked_tokenizer(options) != "gpt2":
         problems.append("--tokenizer_files is only read by gpt2: add --tokenizer gpt2, or leave it out")
-    elif options.tokenizer_files and not Path(options.tokenizer_files).expanduser().is_dir():
+    elif options.tokenizer_files and not user_path(options.tokenizer_files).is_dir():
         problems.append(f"--tokenizer_files {options.tokenizer_files} is not a folder: give one")
     problems.append(_place_problem(options, out) or writable_problem(out))
     if found := [problem for problem in problems if problem]:
@@ -74,7 +74,7 @@ def check_options(options: PrepareOptions, out: Path) -> None:
 
 def _place_problem(options: PrepareOptions, out: Path) -> str | None:
     """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
-    text = Path(options.source if options.dataset in BUILT_IN else options.dataset).expanduser()
+    text = user_path(options.source if options.dataset in BUILT_IN else options.dataset)
     place, read = out.resolve(), text.resolve()
     if (options.source or options.dataset not in BUILT_IN) and (
         read.is_relative_to(place) or (read.is_dir() and place.is_relative_to(read))

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.dataset import BUILT_IN, DTYPES, Manifest, write_manifest
+from glassgpt.data.dataset import BUILT_IN, DTYPES, Manifest, user_path, write_manifest
 from glassgpt.data.options import (
     PrepareOptions,
     asked_tokenizer,
@@ -107,7 +107,7 @@ def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     try:
         if asked_tokenizer(options) == "gpt2":
             files = options.tokenizer_files
-            ranks = read_ranks(Path(files).expanduser()) if files else download_ranks()
+            ranks = read_ranks(user_path(files)) if files else download_ranks()
     except UserError as error:
         problems += error.problems
     if source is None or problems:

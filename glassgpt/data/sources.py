@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, file_sha256
+from glassgpt.data.dataset import BUILT_IN, file_sha256, user_path
 from glassgpt.errors import UserError
 
 CHUNK_BYTES = 2**20
@@ -82,7 +82,7 @@ def dataset_problem(dataset: str) -> str | None:
     """Why `dataset` is neither a known name nor something to read, or None."""
     if not dataset:
         return f"no dataset named: give a file, a folder, or one of {', '.join(BUILT_IN)}"
-    if dataset in BUILT_IN or Path(dataset).expanduser().exists():
+    if dataset in BUILT_IN or user_path(dataset).exists():
         return None
     near = difflib.get_close_matches(dataset, BUILT_IN, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(BUILT_IN)}"
@@ -94,7 +94,7 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
 
     A download is kept in the folder `keep_in`; one from an earlier time is taken from `kept_in`.
     """
-    path = Path(local_file or dataset).expanduser()
+    path = user_path(local_file or dataset)
     if dataset == "pylib":
         source = _pylib()
     elif dataset in BUILT_IN:
@@ -163,7 +163,8 @@ def _pylib_files(root: Path) -> Iterator[tuple[str, Path]]:
         # Pruned here, because site-packages may hold a hundred times more files than the library.
         subfolders[:] = [name for name in subfolders if not _matches(name, _PYLIB_SKIPPED_FOLDERS)]
         for path in (Path(folder, name) for name in names if name.endswith(".py")):
-            yield path.relative_to(root).as_posix(), path
+            if path.is_file():  # distributions leave links here that may lead nowhere
+                yield path.relative_to(root).as_posix(), path
 
 
 def _is_prose(name: str, path: Path) -> bool:
@@ -178,7 +179,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _shakespeare(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
     if local_file:
-        path = Path(local_file).expanduser()
+        path = user_path(local_file)
         canonical = file_sha256(path) == SHAKESPEARE_SHA256
         notes = () if canonical else (f"{path} is not the canonical tiny shakespeare (its SHA-256 differs)",)
         return Source(dataset, f"file {path}", _documents({path.name: path}), notes)

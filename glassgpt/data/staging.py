@@ -36,7 +36,7 @@ def move_into_place(work: Path, out: Path) -> None:
     their hidden names.
     """
     for path in (*work.iterdir(), work):
-        _sync(path)
+        sync_to_disk(path)
     old = work.with_suffix(".old")
     if out.exists():
         out.rename(old)
@@ -46,7 +46,7 @@ def move_into_place(work: Path, out: Path) -> None:
         if old.exists():
             old.rename(out)
         raise
-    _sync(out.parent)
+    sync_to_disk(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -58,7 +58,7 @@ def writable_problem(out: Path) -> str | None:
     return f"{out} cannot be written, because of {nearest}: choose another --out_dir"
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows has no such call for folders

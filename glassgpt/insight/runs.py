@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.train.rundir import LOCK, try_lock
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,14 @@ def summarize(run_dir: Path) -> RunSummary:
     return RunSummary(
         path=run_dir,
         state=_state(run_dir, records),
-        iter=records[-1]["iter"] if records else 0,
+        # A checkpoint is recorded when it is written, which is later than its iteration.
+        iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
         max_iters=start.get("config", {}).get("max_iters"),
         loss=step.get("loss"),
         best_val_loss=best.get("loss") if best else None,
         best_iter=best["iter"] if best else None,
         tokens_per_s=step.get("tokens_per_s"),
-        bytes=sum(file.stat().st_size for file in run_dir.rglob("*") if file.is_file()),
+        bytes=_size(run_dir),
         started=records[0]["time"] if records else None,
     )
 
@@ -62,12 +65,16 @@ def _state(run_dir: Path, records: list[Record]) -> str:
 
 def _is_locked(run_dir: Path) -> bool:
     try:
-        import fcntl
-
-        with (run_dir / "lock").open() as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
+        with (run_dir / LOCK).open() as file:
+            return not try_lock(file.fileno())
+    except OSError:
         return False
-    return False
+
+
+def _size(run_dir: Path) -> int:
+    """Bytes on disk; of a live run, files come and go meanwhile."""
+    total = 0
+    for file in run_dir.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total

@@ -36,7 +36,8 @@ _PHASE_MEANING = {
 _NEEDED = {
     "run": ("out_dir", "config", "choices", "model", "peak", "data", "machine"),
     "resume": ("from_iter", "complaints"),
-    "step": ("loss", "lr", "grad_norm", "step_ms", "phases", "tokens_per_s", "mfu", "eta_s"),
+    "step": ("loss", "lr", "grad_norm", "step_ms", "phases", "tokens_per_s", "mfu", "eta_s",
+             "first_update_ms"),
     "eval": ("split", "loss", "stderr", "tokens", "whole_split", "closing", "best", "bits_per_byte", "ms",
              "compile_ms"),
     "checkpoint": ("bytes", "blocking_ms", "background_ms", "best"),
@@ -153,11 +154,9 @@ class RunConsole:
         parts.append(f"norm {record['grad_norm']:.2f}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
             parts.append(f"{format.duration(record['eta_s'])} to go")
-        # The first interval of a process also held this; compiling is not in the step time.
-        phases = record["phases"]
-        if phases["compile"] >= 1:
-            warm_up, data = (format.duration(phases[name] / 1000) for name in ("compile", "data"))
-            parts.append(f"(besides, compile and warm-up {warm_up}; data {data})")
+        if record["first_update_ms"] is not None:  # of a process; not in the step time
+            first = format.duration(record["first_update_ms"] / 1000)
+            parts.append(f"(first update, with compile and warm-up: {first})")
         bad = "" if math.isfinite(record["loss"]) else "red"
         self._line(f"iter {record['iter']:>6}", "  ".join(parts), bad)
         left = record["eta_s"]
@@ -271,10 +270,9 @@ def _what_next(end: Record, run: Record) -> list[tuple[str, str]]:
     if reason == "interrupted":
         return [("next", f"go on with  {go_on}")]
     if reason == "crashed":
-        return [
-            ("problem", str(end.get("error", ""))),
-            ("next", f"go on from the last checkpoint with  {go_on}"),
-        ]
+        saved = end.get("last_checkpoint")
+        advice = f"go on from {saved} with  {go_on}" if saved else "there is no checkpoint to go on from"
+        return [("problem", str(end.get("error", ""))), ("next", advice)]
     if reason == "finished":
         more: Any = 2 * run["config"]["max_iters"] if run else "N"
         return [

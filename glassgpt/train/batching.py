@@ -62,10 +62,10 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
     enough = max(1, _ENOUGH_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
     size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)
-    if fits is not None and fits < enough:
-        why = f"memory is estimated to hold {fits} sequences at once"
-    elif size == sequences // ranks:
+    if size == sequences // ranks:
         why = "the whole update fits in one pass"
+    elif fits is not None and fits < enough:
+        why = f"memory is estimated to hold {fits} sequences at once"
     else:
         why = f"more than {enough * T:,} tokens in one pass gain nothing on {device_type}"
     return size, f"{why}; divides the update's {sequences} sequences"

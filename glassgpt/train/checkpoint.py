@@ -32,6 +32,8 @@ from torch import Tensor
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.data.dataset import file_sha256
+from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
 
 FOLDER = "checkpoints"
@@ -86,13 +88,23 @@ def describe(path: Path) -> Checkpoint:
 
 
 def best(run_dir: Path) -> Checkpoint | None:
-    """The committed checkpoint with the lowest validation loss, the earliest of equals."""
-    evaluated = [
-        (point.val_loss, point.iter, point)
-        for point in _readable(run_dir)
-        if point.val_loss is not None and math.isfinite(point.val_loss)
-    ]
-    return min(evaluated, key=lambda found: found[:2])[2] if evaluated else None
+    """The committed checkpoint with the lowest validation loss, measured as it is now."""
+    return next(reversed(_bests(run_dir)), None)
+
+
+def _bests(run_dir: Path) -> list[Checkpoint]:
+    """The lowest validation loss, the earliest of equals, for each way of measuring it; the latest way last.
+
+    A run resumed with other evaluation tokens or other data measures something else: losses before and
+    after do not compare.
+    """
+    found: dict[str, Checkpoint] = {}
+    for point in _readable(run_dir):
+        if point.val_loss is not None and math.isfinite(point.val_loss):
+            way = str(point.state.get("measured_on"))
+            lowest = found.pop(way, point)  # and put back, so that the latest way comes last
+            found[way] = point if point.val_loss < (lowest.val_loss or 0.0) else lowest
+    return list(found.values())
 
 
 def _readable(run_dir: Path) -> Iterator[Checkpoint]:
@@ -156,10 +168,11 @@ class Saver:
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
                 shutil.rmtree(leftover)
 
-    def save(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        """Copies the tensors and starts writing. The save before must have been waited for."""
+    def save(self, tensors: Tensors, state: Mapping[str, Any], started: float | None = None) -> None:
+        """Copies the tensors and starts writing. The save before must have been waited for; `started`:
+        when that waiting began, by time.perf_counter, because it blocks as well."""
         assert self._pending is None
-        started = time.perf_counter()
+        started = time.perf_counter() if started is None else started
         copies = {file: self._snapshot(file, content) for file, content in tensors.items() if content}
         blocking_ms = (time.perf_counter() - started) * 1000
         record = {"kind": "checkpoint", "iter": state["iter"], "blocking_ms": blocking_ms}
@@ -206,15 +219,15 @@ class Saver:
             for file, content in tensors.items():
                 path = temporary / f"{file}.safetensors"
                 save_file(content, path)
-                _flush(path)
-                state["sha256"][path.name] = _sha256(path)
+                sync_to_disk(path)
+                state["sha256"][path.name] = file_sha256(path)
             document = {"digest": _digest(state), "state": state}
             (temporary / "state.json").write_text(journal.dumps(document) + "\n")
-            _flush(temporary / "state.json")
-            _flush(temporary)
+            sync_to_disk(temporary / "state.json")
+            sync_to_disk(temporary)
             place = _free_place(folder, f"{state['iter']:08d}")
             temporary.rename(place)  # the commit
-            _flush(folder)
+            sync_to_disk(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -225,12 +238,11 @@ class Saver:
 
     def _prune(self) -> Path | None:
         """Removes what is neither the best nor among the last ones; returns the best."""
-        paths = committed(self._run_dir)
-        top = best(self._run_dir)
-        for path in paths[: -self._keep]:
-            if top is None or path != top.path:
+        keep = [point.path for point in _bests(self._run_dir)]
+        for path in committed(self._run_dir)[: -self._keep]:
+            if path not in keep:
                 shutil.rmtree(path)
-        return top.path if top else None
+        return keep[-1] if keep else None
 
 
 def _free_place(folder: Path, name: str) -> Path:
@@ -242,17 +254,3 @@ def _free_place(folder: Path, name: str) -> Path:
 def _digest(state: Mapping[str, Any]) -> str:
     """SHA-256 of the state as JSON, so that damage to a number does not pass for another number."""
     return hashlib.sha256(journal.dumps(state).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Makes a file, or a folder's list of names, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

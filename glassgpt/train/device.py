@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glassgpt.account.machine import apple_gpu_name
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.train.batching import BatchPlan
@@ -74,7 +75,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
-        return "Apple GPU"
+        return apple_gpu_name()
     threads = torch.get_num_threads()
     return f"{threads} threads" if threads > 1 else "1 thread"
 
@@ -86,7 +87,7 @@ def choose_dtype(asked: str, device: torch.device) -> Choice:
         if asked == "auto":
             return Choice("dtype", "float32", "CPUs are surest in float32; --dtype=bfloat16 is there to try")
     if asked != "auto":
-        return Choice("dtype", asked, "asked for" + _bf16_warning(asked, device))
+        return Choice("dtype", asked, "asked for" + _remark(asked, device))
     if device.type == "mps":
         return Choice("dtype", "float32", "Apple's GPU gains little from less")
     major, minor = torch.cuda.get_device_capability(device)
@@ -98,10 +99,13 @@ def choose_dtype(asked: str, device: torch.device) -> Choice:
     )
 
 
-def _bf16_warning(asked: str, device: torch.device) -> str:
-    if asked != "bfloat16" or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 8:
-        return ""
-    return "; this card only emulates it, slowly: --dtype=float16 is better"
+def _remark(asked: str, device: torch.device) -> str:
+    modern_card = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    if asked == "float32" and modern_card:
+        return "; matmuls run in TF32"
+    if asked == "bfloat16" and device.type == "cuda" and not modern_card:
+        return "; this card only emulates it, slowly: --dtype=float16 is better"
+    return ""
 
 
 # What compiling costs and saves, as measured with torch 2.11 (H200) and 2.13 (2 CPU cores); bench/LOG.md.
@@ -149,9 +153,11 @@ def choose_compile(config: TrainConfig, device: torch.device, eager_step_s: floa
 def _missing_for_compile(device: torch.device) -> str | None:
     if device.type == "mps":
         return "not dependable on Apple's GPU yet; --compile=on forces it"
-    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++", "cl")
-    if not any(name and shutil.which(name) for name in compilers):
-        return "no C++ compiler was found"
+    variable, *usual = (
+        ("CC", "cc", "gcc", "clang") if device.type == "cuda" else ("CXX", "c++", "g++", "clang++")
+    )
+    if not any(name and shutil.which(name) for name in (os.environ.get(variable), *usual)):
+        return f"no {'C' if variable == 'CC' else 'C++'} compiler was found"
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed"

@@ -1,7 +1,7 @@
 """Being asked to stop: Ctrl-C and SIGTERM set a flag that the loop looks at between pieces of work.
 
-The first signal lets the loop finish its update, save and say how to go on. The second one quits at once; the
-last committed checkpoint is whole in any case.
+The first signal lets the loop finish its update, save and say how to go on. The second one quits as soon as a
+checkpoint that is just being written is on disk; the last committed one is whole in any case.
 """
 
 from __future__ import annotations

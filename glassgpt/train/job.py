@@ -19,7 +19,7 @@ from glassgpt.account.hardware import Peak
 from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.data.dataset import Dataset, open_dataset
+from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
@@ -36,6 +36,8 @@ from glassgpt.train.stream import Stream
 
 # Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
 _PAD_VOCABULARY_ABOVE = 4096
+
+_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
 RECENT = 20  # gradient norms kept for the record of a run that fails
 
@@ -106,6 +108,8 @@ class Job:
 def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
     dataset = open_dataset(settings.data_dir(config))
+    if sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
+        verify(dataset)
     splits = {split: dataset.tokens(split) for split in ("train", "val")}
     _check_lengths(config, splits)
     choices: list[Choice] = []
@@ -113,11 +117,15 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, choice = devices.choose_device(config.device)
     choices.append(choice)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # so that streams, events and probes mean this card
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
     choices.append(attention := devices.choose_attention(config.attention))
 
     shape, choice = _model_shape(config, dataset.manifest.vocab_size)
     choices.append(choice)
+    if config.activation == "auto":
+        choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
     counted = parameter_count(shape, positions=False)
     per_token = flops.flops_per_token(counted, shape.n_layer, shape.n_embd, shape.block_size)
 

@@ -89,11 +89,21 @@ class Learner:
         if not self.scaler.is_enabled():
             # What the scaler does in float16: a fused optimizer skips its step where this is 1.
             vars(self.optimizer).update(found_inf=self.finite.bad, grad_scale=None)
-        self.scaler.step(self.optimizer)
+        if self.placement.device.type != "mps" or self.finite.first_bad_update() is None:
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._losses.append(loss)
         self._norms.append(norm)
+
+    def first_bad_update(self, done: int) -> int | None:
+        """The first update that was not finite, of the `done` that were tried. Waits for the device.
+
+        A float16 scaler that has been halving its scale ever since found no gradient finite for long.
+        """
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            return done - 1
+        return self.finite.first_bad_update()
 
     def take_results(self) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of every update since last asked. Waits for the device."""

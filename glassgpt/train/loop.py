@@ -8,13 +8,14 @@ exactly one phase of the ledger, and everything worth knowing goes to the sink a
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.model.generate import generate
-from glassgpt.train import record
+from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, evaluate, is_gain
 from glassgpt.train.job import Job
 from glassgpt.train.state import state_of, tensors_of
@@ -32,6 +33,10 @@ class Ending:
 class NotFinite(Exception):
     """A loss or gradient was NaN or infinite. The weights are still those before that update."""
 
+    def __init__(self, update: int) -> None:
+        super().__init__(update)
+        self.update = update
+
 
 def run(job: Job) -> Ending:
     """Trains until something ends it."""
@@ -45,13 +50,12 @@ def run(job: Job) -> Ending:
             if save_is_due(job, ending):
                 save(job)
             if ending:
-                close(job, ending)
-                return ending
+                return close(job, ending)
             update(job)
             if log_is_due(job):
                 log_step(job)
-    except NotFinite:
-        return end_not_finite(job)
+    except NotFinite as error:
+        return end_not_finite(job, error.update)
 
 
 def why_end(job: Job) -> Ending | None:
@@ -69,11 +73,11 @@ def why_end(job: Job) -> Ending | None:
 def update(job: Job) -> None:
     """One update. The first one of a process compiles and warms up, and is accounted for as that."""
     first = job.learner.is_first("update")
-    with job.ledger.phase("compile" if first else "train"):
+    with job.ledger.phase("compile" if first else "train") as phase:
         job.learner.update(job.progress.iter, job.progress.sequences)
         if first:
             job.placement.synchronize()
-    job.interval.update_done(first)
+    job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
@@ -124,7 +128,7 @@ def evaluate_split(job: Job, split: str, eval_tokens: int | None, closing: bool 
     if first:
         tell_compile_failure(job)
     if result is not None:
-        tell(job, record.eval_record(job, split, result, spent, closing))
+        tell(job, records.eval_record(job, split, result, spent, closing))
     return result
 
 
@@ -150,8 +154,9 @@ def save(job: Job) -> None:
     """Waits for the save before, if it still runs, and for a copy of the tensors. The rest is background."""
     catch_up(job)
     with job.ledger.phase("checkpoint") as phase:
+        started = time.perf_counter()
         tell(job, job.saver.poll(wait=True))
-        job.saver.save(tensors_of(job), state_of(job))
+        job.saver.save(tensors_of(job), state_of(job), started)
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
 
@@ -171,27 +176,34 @@ def log_step(job: Job) -> None:
 
 def catch_up(job: Job) -> None:
     """Waits for the device, reads what it computed since last time, and looks whether all was finite."""
+    progress = job.progress
     with job.ledger.phase("train"):
         losses, norms = job.learner.take_results()
-        bad_update = job.learner.finite.first_bad_update()
-    job.progress.losses += losses
-    job.progress.norms += norms
-    job.recent_norms.extend(norms)
+        bad_update = job.learner.first_bad_update(progress.iter)
     job.interval.split_data_from_train(job.stream.waited_s())
     if bad_update is not None:
-        raise NotFinite
+        # What came after the bad update was not applied, and does not belong to the run.
+        kept = max(1, len(losses) - (progress.iter - bad_update - 1))
+        losses, norms = losses[:kept], norms[:kept]
+    progress.losses += losses
+    progress.norms += norms
+    job.recent_norms.extend(norms)
+    if bad_update is not None:
+        progress.sequences -= (progress.iter - bad_update - 1) * job.plan.sequences
+        progress.iter = bad_update + 1
+        raise NotFinite(bad_update)
 
 
 def tell_step(job: Job) -> None:
     if job.progress.losses:
         with job.ledger.phase("log"):
-            job.sink(record.step_record(job))
+            job.sink(records.step_record(job))
         job.progress.losses, job.progress.norms = [], []
 
 
 def tell_compile_failure(job: Job) -> None:
     if job.learner.compile_error is not None:
-        tell(job, record.compile_failure(job, job.learner.compile_error))
+        tell(job, records.compile_failure(job, job.learner.compile_error))
         job.learner.compile_error = None
 
 
@@ -204,15 +216,16 @@ def tell(job: Job, what: Record | None) -> None:
 # --- ending ---
 
 
-def close(job: Job, ending: Ending) -> None:
-    """What remains to be done for a run that ends, in whatever way."""
+def close(job: Job, ending: Ending) -> Ending:
+    """What remains to be done for a run that ends, in whatever way. Being stopped meanwhile is an end too."""
     if ending.exit_code == 0 and not job.config.eval_only:
         if job.eval_tokens < len(job.splits["val"]) - 1:
             evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before
-        if job.config.sample_tokens:
+        if job.config.sample_tokens and not job.stop.requested:
             write_sample(job)
     with job.ledger.phase("checkpoint"):
         tell(job, job.saver.poll(wait=True))
+    return Ending("interrupted", job.stop.exit_code) if job.stop.requested else ending
 
 
 def write_sample(job: Job) -> None:
@@ -228,12 +241,10 @@ def write_sample(job: Job) -> None:
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 
 
-def end_not_finite(job: Job) -> Ending:
+def end_not_finite(job: Job, bad_update: int) -> Ending:
     """Shows the bad loss as it is. Nothing is saved: the last checkpoint is from before."""
     tell_step(job)
+    job.progress.iter = bad_update  # that update was tried, but not done
     with job.ledger.phase("checkpoint"):
         tell(job, job.saver.poll(wait=True))
-    bad_update = job.learner.finite.first_bad_update()
-    assert bad_update is not None
-    job.progress.iter = bad_update  # none of the updates from there on was applied
-    return Ending("not finite", 3, record.failure(job, bad_update))
+    return Ending("not finite", 3, records.failure(job, bad_update))

@@ -20,8 +20,10 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    # Fused: one kernel for all tensors, and it can skip an update on the device (see Finite in update.py).
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    # Fused: one kernel for all tensors, and it can skip an update on the device (see Finite in learner.py).
+    # Apple's fused kernel cannot skip.
+    fused = matrices[0].device.type != "mps"
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -107,10 +107,10 @@ class Place:
         records = list(journal.read(path)) if path.exists() else []
         self.process = sum(old["kind"] == "run" for old in records)
         # Otherwise the last process died, maybe between its last checkpoint and its end.
-        self.was_finished = bool(records) and records[-1]["kind"] == "end"
+        self.was_finished = bool(records) and records[-1].get("reason") in ("finished", "stopped early")
 
     def write_config(self, config: TrainConfig) -> None:
-        text = to_toml(config, "The settings of this run, with everything decided. Resuming reads them.")
+        text = to_toml(config, "The settings of this run. Resuming reads them.")
         temporary = self.directory / f".{CONFIG}"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.directory / CONFIG)
@@ -135,4 +135,6 @@ def try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks, such as some network drives
+        return True
     return True

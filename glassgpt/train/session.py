@@ -14,7 +14,7 @@ from glassgpt.config import TrainConfig, find_problems
 from glassgpt.data.tokenizers import tokenizer_files
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, combine, read_recipe
-from glassgpt.train import loop, record
+from glassgpt.train import loop, records
 from glassgpt.train.device import choose_device
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import set_up
@@ -67,6 +67,11 @@ def _resolve_resumed(run_dir: Path, overrides: Mapping[str, Any]) -> TrainConfig
     return combine(replace(stored, settings=settings), overrides)
 
 
+def resume(out_dir: str, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
+    """Goes on with a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
+    return train(_resolve_resumed(existing_run_dir(out_dir, ""), changes), listeners=listeners)
+
+
 def train(
     config: TrainConfig,
     name: str = "run",
@@ -86,21 +91,22 @@ def train(
             for part in (job.place, job.sink, job.saver):  # closed in the opposite order
                 at_the_end.callback(part.close)
             complaints = restore(job) if config.init_from == "resume" else None
-            job.place.write_config(job.resolved_config())
+            if complaints is None or not config.eval_only:  # a look at a run does not change its settings
+                job.place.write_config(job.resolved_config())
             job.place.copy_tokenizer(tokenizer_files(job.dataset.directory))
-            job.sink(record.run_record(job))
+            job.sink(records.run_record(job))
             if complaints is not None:
-                job.sink(record.resume_record(job, complaints))
+                job.sink(records.resume_record(job, complaints))
         try:
             ending = loop.run(job)
         except KeyboardInterrupt:  # the second Ctrl-C
-            job.sink(record.end_record(job, "interrupted", 130, None))
+            job.sink(records.end_record(job, "interrupted", 130, None))
             raise
         except BaseException as error:
             what = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            job.sink(record.end_record(job, "crashed", 2 if isinstance(error, UserError) else 1, what))
+            job.sink(records.end_record(job, "crashed", 2 if isinstance(error, UserError) else 1, what))
             raise
-        job.sink(record.end_record(job, ending.reason, ending.exit_code, ending.details))
+        job.sink(records.end_record(job, ending.reason, ending.exit_code, ending.details))
     progress = job.progress
     return Run(
         job.run_dir,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,8 +43,14 @@ def state_of(job: Job) -> dict[str, Any]:
         "model": dataclasses.asdict(job.model.config),
         "config": dataclasses.asdict(job.config),
         "data_hash": job.dataset.hash,
+        "measured_on": measured_on(job),
         "tokenizer": _tokenizer_identity(job.dataset.manifest),
     }
+
+
+def measured_on(job: Job) -> str:
+    """What a validation loss of this run is a loss of; only equals compare."""
+    return f"{min(job.eval_tokens, len(job.splits['val']) - 1)} tokens of {job.dataset.hash}"
 
 
 def restore(job: Job) -> list[str]:
@@ -65,6 +72,10 @@ def restore(job: Job) -> list[str]:
         job.reference = _evaluation(**tensors["evaluation"])
     for name, value in point.state["progress"].items():
         setattr(job.progress, name, value)
+    if point.state["measured_on"] != measured_on(job):
+        job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
+        job.reference = None
+        complaints.append("evaluations are on other tokens than before: the best so far does not compare")
     if job.reference is None:  # nothing to count from; early stopping starts anew
         job.progress.evaluations_without_gain = 0
     job.saved = (job.progress.iter, job.progress.val_loss)

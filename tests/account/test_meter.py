@@ -32,11 +32,11 @@ class Bench:
             with self.ledger.phase("data"):
                 self.now += data
             self.now += train
-        self.interval.update_done(first=False)
+        self.interval.update_done()
 
     def first_update(self, seconds: float) -> None:
         self.spend("compile", seconds)
-        self.interval.update_done(first=True)
+        self.interval.update_done(seconds)
 
 
 # --- rates

@@ -54,6 +54,7 @@ def step_record(iteration: int, **changes: Any) -> Record:
         "lr": 1e-3,
         "grad_norm": 0.75,
         "step_ms": 38.125,
+        "first_update_ms": None,
         "tokens_per_s": 19_412.0,
         "mfu": 12.34,
         "eta_s": 187.0,
@@ -119,7 +120,7 @@ def whole_run() -> list[Record]:
         "evidence": "RuntimeError: no",
         "advice": "--compile=off skips the attempt",
     }
-    first = {"step_ms": None, "tokens_per_s": None, "mfu": None, "eta_s": None}
+    first = {"first_update_ms": 1530.0, "step_ms": None, "tokens_per_s": None, "mfu": None, "eta_s": None}
     compiling = dict.fromkeys(PHASES, 0.0) | {"compile": 4200.0}
     return [
         run_record(),

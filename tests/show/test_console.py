@@ -104,10 +104,9 @@ def test_the_last_step_line_has_nothing_to_go() -> None:
 def test_a_step_without_a_peak_or_without_speed() -> None:
     assert "MFU" not in shown(run_record(), step_record(50, mfu=None))[-1]
     first = {"step_ms": None, "tokens_per_s": None, "mfu": None, "eta_s": None}
-    phases = dict.fromkeys(PHASES, 0.0) | {"compile": 61_000.0}
-    assert shown(run_record(), step_record(1, **first, phases=phases))[-1] == (
+    assert shown(run_record(), step_record(1, **first, first_update_ms=61_000.0))[-1] == (
         "iter      1   loss 2.5000  first update  lr 1.00e-03  norm 0.75  "
-        "(besides, compile and warm-up 1m 01s; data 0 ms)"
+        "(first update, with compile and warm-up: 1m 01s)"
     )
 
 

@@ -338,7 +338,7 @@ def die_at(count: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for where, name in (
             (checkpoint, "save_file"),
-            (checkpoint, "_flush"),
+            (checkpoint, "sync_to_disk"),
             (Path, "mkdir"),
             (Path, "rename"),
             (Path, "write_text"),

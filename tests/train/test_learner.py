@@ -189,6 +189,19 @@ def test_float16_too_applies_nothing_after_a_bad_loss(
     assert_same_tensors({"model": weights(learner)}, {"model": before})
 
 
+def test_a_float16_scale_that_only_falls_is_noticed(tiny: MakeConfig) -> None:
+    learner = make_learner(tiny(), dtype="float16")
+    before = weights(learner)
+    parameter = next(learner.model.parameters())
+    parameter.register_hook(lambda gradient: gradient * float("inf"))  # type: ignore[no-untyped-call]
+    for number in range(16):  # the scale starts at 65,536 and is halved each time
+        learner.update(number, 4 * number)
+        assert learner.first_bad_update(number + 1) is None
+    learner.update(16, 64)
+    assert learner.first_bad_update(17) == 16
+    assert_same_tensors({"model": weights(learner)}, {"model": before})
+
+
 # --- compiling ---
 
 

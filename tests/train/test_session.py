@@ -18,6 +18,7 @@ from tiny import (
     MakeConfig,
     assert_same_tensors,
     last_tensors,
+    poison,
     records,
     resume,
     run_evals,
@@ -29,8 +30,10 @@ from glassgpt.account.journal import NAME
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe, to_toml
-from glassgpt.train import checkpoint
+from glassgpt.train import checkpoint, loop, session
 from glassgpt.train.checkpoint import load_last
+from glassgpt.train.evaluate import Evaluation
+from glassgpt.train.job import Job
 from glassgpt.train.session import train
 
 PATIENCE_S = 60  # how long a test waits for another process before it fails
@@ -248,3 +251,72 @@ def test_the_written_config_asks_for_the_same_run(tiny: MakeConfig) -> None:
     assert dataclasses.replace(again, out_dir=config.out_dir, dtype="auto") == config
     train(again)
     assert run_losses(again.out_dir) == run_losses(config.out_dir)
+
+
+# --- going on with a run ---
+
+
+def test_resuming_from_python_keeps_the_settings_of_the_run(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=4, learning_rate=0.02, seed=5)
+    train(config)
+    run = session.resume(config.out_dir, max_iters=8)
+    assert (run.reason, run.iter) == ("finished", 8)
+    last = records(config.out_dir, "run")[-1]["config"]
+    assert (last["learning_rate"], last["seed"], last["max_iters"]) == (0.02, 5, 8)
+
+
+def test_a_stop_during_the_closing_pass_can_be_made_good(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=4, eval_tokens=32)
+    original = loop.evaluate_split
+
+    def stopping(job: Job, split: str, eval_tokens: int | None, closing: bool = False) -> Evaluation | None:
+        if closing:
+            job.stop.signal = signal.SIGINT
+        return original(job, split, eval_tokens, closing)
+
+    monkeypatch.setattr(loop, "evaluate_split", stopping)
+    run = train(config)
+    assert (run.reason, run.exit_code) == ("interrupted", 130)
+    assert not any(record["closing"] for record in records(config.out_dir, "eval"))
+    monkeypatch.undo()
+    assert session.resume(config.out_dir).reason == "finished"
+    assert [record["closing"] for record in records(config.out_dir, "eval")][-1]
+    with pytest.raises(UserError, match="has done its 4 updates"):
+        session.resume(config.out_dir)
+
+
+def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=6, eval_interval=3, eval_tokens=32, keep_checkpoints=1)
+    first = train(config)
+    run = session.resume(config.out_dir, max_iters=8, eval_tokens=64, learning_rate=1e-6, min_lr=1e-7)
+    (said,) = records(config.out_dir, "resume")[-1]["complaints"]
+    assert "does not compare" in said
+    assert run.best_iter is not None
+    assert run.best_iter > 6
+    kept = {checkpoint.describe(path).iter for path in checkpoint.committed(Path(config.out_dir))}
+    assert kept == {first.best_iter, run.best_iter, 8}
+
+
+def test_a_look_at_a_run_does_not_change_its_settings(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=4)
+    train(config)
+    before = (Path(config.out_dir) / "config.toml").read_bytes()
+    assert session.resume(config.out_dir, eval_only=True, eval_tokens=48).reason == "evaluated"
+    assert (Path(config.out_dir) / "config.toml").read_bytes() == before
+
+
+def test_what_led_up_to_a_bad_update_is_on_record(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(max_iters=80, log_interval=60, eval_interval=100)
+    poison(monkeypatch, 7, "loss")
+    run = train(config)
+    assert (run.exit_code, run.iter) == (3, 7)
+    end = records(config.out_dir, "end")[-1]
+    assert end["bad_iter"] == 8
+    norms = end["recent_grad_norms"]
+    assert len(norms) == 8
+    assert all(math.isfinite(norm) for norm in norms[:7])
+    (step,) = records(config.out_dir, "step")
+    assert (step["iter"], step["updates"]) == (8, 8)
+    assert math.isnan(step["loss"])

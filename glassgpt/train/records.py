@@ -53,7 +53,7 @@ def run_record(job: Job) -> Record:
 def step_record(job: Job) -> Record:
     """The updates since the last such record; the next interval begins here."""
     config, progress, plan = job.config, job.progress, job.plan
-    updates = job.interval.updates
+    updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
     speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak)
     record: Record = {
@@ -67,6 +67,7 @@ def step_record(job: Job) -> Record:
         "tokens": progress.sequences * config.block_size,
         "updates": len(progress.losses),
         "step_ms": speed.step_ms,
+        "first_update_ms": None if first_s is None else first_s * 1000,
         "phases": {name: value * 1000 for name, value in phases.items()},
         "tokens_per_s": speed.tokens_per_s,
         "flops_per_s": speed.flops_per_s,
@@ -81,9 +82,11 @@ def step_record(job: Job) -> Record:
 
 def _time_to_go(job: Job, step_s: float | None) -> float | None:
     done, end = job.progress.iter, job.config.max_iters
-    evaluations = _left(done, end, job.config.eval_interval) + (end % job.config.eval_interval != 0)
+    evaluations: float = _left(done, end, job.config.eval_interval) + (end % job.config.eval_interval != 0)
     every = job.config.checkpoint_interval
     saves = evaluations if every is None else _left(done, end, every)
+    closing = len(job.splits["val"]) / (2 * job.eval_tokens)  # in evaluations, which are of two splits
+    evaluations += closing if closing > 0.5 else 0  # otherwise the last evaluation is whole itself
     return time_to_go(end - done, step_s, evaluations, job.eval_cost.value, saves, job.save_cost.value)
 
 
@@ -128,12 +131,7 @@ def compile_failure(job: Job, error: Exception) -> Record:
 
 def failure(job: Job, bad_update: int) -> Record:
     """What a person needs to find out why: which update, what led up to it, where to go back to."""
-    whole = committed(job.run_dir)
-    return {
-        "bad_iter": bad_update + 1,
-        "last_checkpoint": str(whole[-1]) if whole else None,
-        "recent_grad_norms": list(job.recent_norms),
-    }
+    return {"bad_iter": bad_update + 1, "recent_grad_norms": list(job.recent_norms)}
 
 
 def resume_record(job: Job, complaints: list[str]) -> Record:
@@ -145,6 +143,7 @@ def resume_record(job: Job, complaints: list[str]) -> Record:
 def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:
     """The end of a process, with where its time went."""
     ledger = job.ledger.seconds()
+    whole = committed(job.run_dir)
     return {
         "kind": "end",
         "iter": job.progress.iter,
@@ -152,6 +151,7 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
         "exit_code": exit_code,
         "best_val_loss": job.progress.best_val_loss,
         "best_iter": job.progress.best_iter,
+        "last_checkpoint": str(whole[-1]) if whole else None,
         "ledger": ledger,
         "wall_s": sum(ledger.values()),
         **(details or {}),

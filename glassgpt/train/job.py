@@ -117,8 +117,8 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, choice = devices.choose_device(config.device)
     choices.append(choice)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # so that streams, events and probes mean this card
+    if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
+        torch.cuda.set_device(device)
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
     choices.append(attention := devices.choose_attention(config.attention))
 

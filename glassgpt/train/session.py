@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -82,7 +83,10 @@ def train(
 
     `process_age_s`: how long the process had lived before it came here, if that belongs to the run.
     """
-    if problems := find_problems(config):
+    problems = find_problems(config)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        problems.append("training in several processes is not there yet: start it without torchrun")
+    if problems:
         raise UserError(problems)
     ledger = Ledger(age_s=process_age_s)
     with Stop() as stop, ExitStack() as at_the_end:

@@ -320,3 +320,13 @@ def test_what_led_up_to_a_bad_update_is_on_record(tiny: MakeConfig, monkeypatch:
     (step,) = records(config.out_dir, "step")
     assert (step["iter"], step["updates"]) == (8, 8)
     assert math.isnan(step["loss"])
+
+
+def test_several_processes_are_refused_rather_than_trained_side_by_side(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = tiny()
+    with pytest.raises(UserError, match="without torchrun"):
+        train(config)
+    assert not Path(config.out_dir).exists()

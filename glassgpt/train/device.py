@@ -142,11 +142,12 @@ def choose_compile(config: TrainConfig, device: torch.device, eager_step_s: floa
     saving = config.max_iters * eager_step_s * _COMPILE_SAVES[device.type]
     break_even = cost / (eager_step_s * _COMPILE_SAVES[device.type])
     verdict = "on" if saving > cost else "off"
+    step_ms = eager_step_s * 1000
     return Choice(
         "compile",
         verdict,
         f"costs about {cost:.0f} s, saves about {saving:.0f} s of {config.max_iters:,} updates at "
-        f"about {eager_step_s * 1000:,.0f} ms: breaks even near update {break_even:,.0f}",
+        f"about {step_ms:{',.0f' if step_ms >= 10 else '.2g'}} ms: breaks even near update {break_even:,.0f}",
     )
 
 

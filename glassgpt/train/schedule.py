@@ -29,7 +29,9 @@ def describe(config: TrainConfig) -> str:
     warmup, end = warmup_iters(config), decay_iters(config)
     if warmup >= config.max_iters:
         return f"warm-up only: its {warmup} updates do not end before --max_iters={config.max_iters}"
-    text = f"warm-up over {warmup} updates to {config.learning_rate:g}, then "
+    text = (
+        f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
+    )
     if not config.decay_lr:
         return text + "constant"
     text += f"{config.schedule} to {min_lr(config):g} at update {end}"

@@ -142,8 +142,11 @@ class RunConsole:
 
     def _print_step(self, record: Record) -> None:
         parts = [f"loss {record['loss']:.4f}"]
+        # A process's first update compiles and warms up; it is not in the step time.
+        first_ms = record["first_update_ms"]
+        first = "" if first_ms is None else f"first update {format.duration(first_ms / 1000)}"
         if record["step_ms"] is None:
-            parts.append("first update")
+            parts.append(first)
         else:
             parts.append(format.milliseconds(record["step_ms"]))
             parts.append(f"{format.count(record['tokens_per_s'])} tok/s")
@@ -154,9 +157,8 @@ class RunConsole:
         parts.append(f"norm {record['grad_norm']:.2f}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
             parts.append(f"{format.duration(record['eta_s'])} to go")
-        if record["first_update_ms"] is not None:  # of a process; not in the step time
-            first = format.duration(record["first_update_ms"] / 1000)
-            parts.append(f"(first update, with compile and warm-up: {first})")
+        if first and record["step_ms"] is not None:
+            parts.append(f"({first})")
         bad = "" if math.isfinite(record["loss"]) else "red"
         self._line(f"iter {record['iter']:>6}", "  ".join(parts), bad)
         left = record["eta_s"]

@@ -141,7 +141,9 @@ def file_sha256(path: Path) -> str:
 def write_manifest(directory: Path, manifest: Manifest) -> Path:
     """Write `manifest.json`; `prepare` calls this last, into a folder that nobody can see yet."""
     path = directory / MANIFEST
-    text = json.dumps(dataclasses.asdict(manifest), ensure_ascii=False, indent=2)
+    # Written for people who read the file; it follows from two other fields, so it is not read back.
+    derived = {"bytes_per_token": {split: manifest.bytes_per_token(split) for split in SPLITS}}
+    text = json.dumps(dataclasses.asdict(manifest) | derived, ensure_ascii=False, indent=2)
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
     return path
 
@@ -165,6 +167,7 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has version {fields['version']!r}, this GlassGPT reads version {VERSION}: "
             "prepare the dataset again with --overwrite, or update GlassGPT"
         )
+    fields.pop("bytes_per_token", None)
     problems = _field_problems(fields) or _value_problems(fields)
     if problems:
         raise UserError([_damaged(path, problem) for problem in problems])

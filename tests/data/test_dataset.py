@@ -38,6 +38,7 @@ def test_round_trip(folder: Path) -> None:
     assert tokens.dtype == np.dtype("<u2")
     assert len(tokens) == 468
     assert dataset.bytes_per_token("val") == 1.0
+    assert json.loads((folder / "manifest.json").read_text())["bytes_per_token"] == {"train": 1.0, "val": 1.0}
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
 

@@ -120,9 +120,8 @@ def load_tensors(point: Checkpoint) -> Tensors:
     for name, digest in point.state["sha256"].items():
         path = point.path / name
         try:
-            content = (
-                path.read_bytes()
-            )  # not mapped: what was checked is what is used, whatever happens to it
+            # Not mapped: what was checked is what is used, whatever happens to the file meanwhile.
+            content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)

@@ -30,8 +30,12 @@ class TrainConfig:
     dataset: str = "pylib"
     # Folder of the dataset. Default: data/DATASET.
     data_dir: str = ""
-    # `scratch`, or `resume` to go on with the run in --out_dir (default: the newest run of the preset).
-    init_from: Literal["scratch", "resume"] = "scratch"
+    # `scratch`. `resume`: go on with the run (also nanoGPT's) in --out_dir, or the newest of the preset. Or
+    # begin a new run from RUN, RUN@2000 (any checkpoint it kept), a ckpt.pt, or gpt2, gpt2-medium …
+    init_from: str = "scratch"
+    # What a new run takes over from RUN. `all`: goes on at its update, with its optimizer. `weights`: begins
+    # at update 0. auto: all if the data is the same.
+    init_state: Literal["auto", "all", "weights"] = "auto"
 
     # --- model ---
 
@@ -80,7 +84,7 @@ class TrainConfig:
 
     # --- learning rate over the run ---
 
-    # False: the learning rate stays as it is after the warm-up.
+    # False: the learning rate is the same from the first update to the last, without a warm-up.
     decay_lr: bool = True
     # `cosine`: falls from warm-up on. `wsd`: stays up, then falls over the last part (good for continuing).
     schedule: Literal["cosine", "wsd"] = "cosine"
@@ -134,12 +138,26 @@ class TrainConfig:
 
     # --- what is shown ---
 
+    # `glass`, or `nanogpt`: the lines that nanoGPT prints, for scripts that read those.
+    console: Literal["glass", "nanogpt"] = "glass"
+
     # Updates between log lines.
     log_interval: int = 1
     # Tokens to generate at the end as a sample; 0: none.
     sample_tokens: int = 0
     # What the sample goes on from. Empty: from where a text begins.
     sample_start: str = ""
+
+    # --- nanoGPT's, with no work to do here yet ---
+
+    # No tracker is built in yet: every number is in the run's journal.jsonl, whatever this says.
+    wandb_log: bool = False
+    # The tracker's project: kept in the run's record.
+    wandb_project: str = ""
+    # The run's name there: kept in the run's record.
+    wandb_run_name: str = ""
+    # How processes talk to each other. A run is one process so far.
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,7 +185,12 @@ _NOT_NEGATIVE = (
 # fmt: on
 
 
-_TEXTS = ("out_dir", "dataset", "data_dir", "sample_start")
+# fmt: off
+_TEXTS = (
+    "out_dir", "dataset", "data_dir", "init_from", "sample_start", "wandb_project",
+    "wandb_run_name", "backend",
+)
+# fmt: on
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
@@ -189,7 +212,7 @@ def find_problems(config: TrainConfig) -> list[str]:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
     if not 0 < config.wsd_decay_fraction <= 1:
         problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
-    if config.min_lr is not None and config.min_lr > config.learning_rate:
+    if config.decay_lr and config.min_lr is not None and config.min_lr > config.learning_rate:
         problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
     if config.seed >= 2**63:
         problems.append(f"--seed={config.seed} must be below 2^63")

@@ -11,10 +11,10 @@ def learning_rate(config: TrainConfig, update: int) -> float:
     """The rate of update 0, 1, …: linear warm-up, then `cosine` or `wsd` down to min_lr."""
     peak, floor = config.learning_rate, min_lr(config)
     warmup, end = warmup_iters(config), decay_iters(config)
+    if not config.decay_lr:  # no warm-up either, as nanoGPT means it
+        return peak
     if update < warmup:
         return peak * (update + 1) / (warmup + 1)  # never 0: the first update should count
-    if not config.decay_lr:
-        return peak
     if update >= end:
         return floor
     if config.schedule == "wsd":
@@ -27,13 +27,13 @@ def learning_rate(config: TrainConfig, update: int) -> float:
 def describe(config: TrainConfig) -> str:
     """One sentence about the schedule, with what is odd about it."""
     warmup, end = warmup_iters(config), decay_iters(config)
+    if not config.decay_lr:
+        return f"constant {config.learning_rate:g}, without warm-up"
     if warmup >= config.max_iters:
         return f"warm-up only: its {warmup} updates do not end before --max_iters={config.max_iters}"
     text = (
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )
-    if not config.decay_lr:
-        return text + "constant"
     text += f"{config.schedule} to {min_lr(config):g} at update {end}"
     if end < config.max_iters:
         text += f"; the last {config.max_iters - end} updates stay there"

@@ -108,8 +108,8 @@ def test_defaults_follow_from_the_length() -> None:
 
 def test_without_decay_it_stays_up() -> None:
     config = TrainConfig(max_iters=100, warmup_iters=10, decay_lr=False, learning_rate=0.5)
-    assert [learning_rate(config, update) for update in (10, 50, 99, 10_000)] == [0.5] * 4
-    assert describe(config) == "warm-up over 10 updates to 0.5, then constant"
+    assert [learning_rate(config, update) for update in (0, 10, 50, 99, 10_000)] == [0.5] * 5
+    assert describe(config) == "constant 0.5, without warm-up"
 
 
 @pytest.mark.parametrize(

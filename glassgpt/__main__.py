@@ -1,7 +1,5 @@
 """`python -m glassgpt` is `glass`."""
 
-import sys
+from glassgpt.cli import run
 
-from glassgpt.cli import main
-
-sys.exit(main())
+run()

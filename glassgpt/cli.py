@@ -4,9 +4,10 @@
     glass prepare DATASET|FILE|FOLDER [--key=value ...]
     glass runs [FOLDER]
     glass show RUN [--svg=FILE]
+    glass sample [RUN] [--start=TEXT] [--key=value ...]
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Only `train` imports torch.
+130 and 143 stopped by Ctrl-C or SIGTERM. Only `train` and `sample` import torch.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from typing import TYPE_CHECKING
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import DEFAULT_PRESET, check_settings, find_recipe, parse_flags, preset_names
+from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
 from glassgpt.show.format import harmless
 from glassgpt.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from glassgpt.account.sink import Listener
+    from glassgpt.train.interrupt import Stop
 
 # What is wrong with a path or a disk, not with the program.
 _USERS_ERRNO = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ENOSPC)
@@ -36,14 +40,27 @@ _USERS_ERRNO = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, er
 HELP = """\
 glass: train a small GPT, and see through the run.
 
-  glass train [PRESET|FILE.toml] [--key=value ...]   train; without a preset: quickstart
-  glass prepare DATASET|FILE|FOLDER [--key=value ...]   turn text into tokens to train on
+  glass train [PRESET|FILE] [--key=value ...]        train; without a preset: quickstart
+  glass sample [RUN] [--start=TEXT]                  write text with a trained model
+  glass prepare DATASET|FILE|FOLDER                  turn text into tokens to train on
   glass runs [FOLDER]                                list runs: state, loss, speed, size
   glass show RUN [--svg=FILE]                        print a run's output again, or as a picture
 
   glass COMMAND --help   explains a command and its settings
   glass --version
 """
+
+
+def run() -> None:
+    """The command's process. One that was told to stop leaves without waiting for threads that still write:
+    what they write is committed by its last step, or not at all."""
+    code = main()
+    if code < 128:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {harmless(problem.replace(chr(10), ' '))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nstopped at once; what was saved before is whole", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print("\nstopped at once; what was saved before is whole", file=sys.stderr)
+        return int(getattr(error, "exit_code", 130))
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -81,6 +99,7 @@ def _dispatch(words: list[str]) -> int:
         "prepare": prepare,
         "runs": runs,
         "show": show,
+        "sample": sample,
     }
     if words[0] not in commands:
         raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")
@@ -93,26 +112,40 @@ def _dispatch(words: list[str]) -> int:
 def train(words: list[str]) -> int:
     if _wants_help(words):
         about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
-        return _print_help(TrainConfig, "glass train [PRESET|FILE.toml]", f"Presets:\n\n{about}")
+        text = (
+            f"FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). Presets:\n\n{about}"
+        )
+        return _print_help(TrainConfig, "glass train [PRESET|FILE]", text)
     names, flags, problems = parse_flags(words, TrainConfig)
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
+    recipe = None
     try:
-        recipe = find_recipe(names[0] if names else DEFAULT_PRESET)
+        recipe = find_recipe(names[0]) if names else None
     except UserError as error:
         problems += error.problems
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
+    from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
+
+    with Stop() as stop:
+        return _train(recipe, flags, stop)
+
+
+def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
     from glassgpt.account.machine import process_age_s
     from glassgpt.show.console import RunConsole
+    from glassgpt.show.nanogpt import NanogptConsole
     from glassgpt.train import session
+    from glassgpt.train.task import resolve
 
-    config = session.resolve(recipe, flags)
+    task = resolve(recipe, flags)
     out = _console()
-    _prepare_if_built_in(config, out)
-    console = RunConsole(out, live=sys.stdout.isatty())
-    run = session.train(config, recipe.name, [console], process_age_s())
-    return run.exit_code
+    _prepare_if_built_in(task.config, out)
+    console: Listener = RunConsole(out, live=sys.stdout.isatty())
+    if task.config.console == "nanogpt":
+        console = NanogptConsole()
+    return session.start(task, [console], stop, process_age_s()).exit_code
 
 
 def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
@@ -216,6 +249,44 @@ def show(words: list[str]) -> int:
     return 0
 
 
+# --- glass sample ---
+
+
+def sample(words: list[str]) -> int:
+    from glassgpt.sample.options import SampleOptions, find_problems, prompt_text
+
+    if _wants_help(words):
+        return _print_help(SampleOptions, "glass sample [RUN]")
+    names, flags, problems = parse_flags(words, SampleOptions)
+    settings, more = check_settings(flags, SampleOptions)
+    problems += more
+    if len(names) > 1:
+        problems.append(
+            f"one run at a time, not {' and '.join(names)}; --compare=RUN2 shows another beside it"
+        )
+    options = SampleOptions(**settings)  # type: ignore[arg-type]
+    problems += find_problems(options)
+    if problems:
+        raise UserError(problems)
+    text = prompt_text(options.start)
+    from glassgpt.sample.writer import find_source, open_writer
+    from glassgpt.show import sample as show
+
+    sources = [find_source(names[0] if names else None, options)]
+    sources += [options.compare] if options.compare else []
+    writers = [open_writer(source, options) for source in sources]
+    prompts = [writer.encode(text) for writer in writers]
+    err = _console(stderr=True)
+    for writer, prompt in zip(writers, prompts, strict=True):
+        show.announce(writer, err)
+        show.announce_prompt(writer, prompt, err)
+    if len(writers) == 1:
+        show.stream(writers[0], text, prompts[0], options, err)
+    else:
+        show.side_by_side(writers, text, prompts, options, _console())
+    return 0
+
+
 # --- common to all ---
 
 
@@ -239,7 +310,7 @@ def _print_help(options: type, usage: str, text: str = "") -> int:
     return 0
 
 
-def _console() -> Console:
+def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     class PipeConsole(Console):
@@ -248,8 +319,8 @@ def _console() -> Console:
 
     # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
     width = None if sys.stdout.isatty() else 160
-    return PipeConsole(width=width, highlight=False, emoji=False)
+    return PipeConsole(width=width, highlight=False, emoji=False, stderr=stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

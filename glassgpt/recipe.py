@@ -1,16 +1,19 @@
 """From a preset name, a file and `--key=value` to a TrainConfig.
 
-    defaults  <  preset or TOML file  <  its table for the device found  <  --key=value
+    defaults  <  preset or file  <  its table for the device found  <  --key=value
 
-Nothing in a file is executed: presets and config files are TOML. Every value is checked against the type of
-its field, whichever layer it came from, and all problems are reported at once.
+Nothing in a file is executed: presets and config files are TOML, and nanoGPT's .py files are read, not run
+(see pyconfig.py). Every value is checked against the type of its field, whichever layer it came from, and
+all problems are reported at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
+import os
 import re
 import tomllib
 import types
@@ -23,6 +26,7 @@ from typing import Any, Literal
 
 from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems
 from glassgpt.errors import UserError
+from glassgpt.pyconfig import Problem, read_python_settings
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,97 @@ _TAKES_BACK = {
     "eval_iters": ("eval_tokens",),
 }
 
+# What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.
+# Device, dtype and compile are the machine's, not the file's, and stay as they are here.
+_NANOGPT_DEFAULTS: dict[str, Value] = {
+    "out_dir": "out",
+    "dataset": "openwebtext",
+    "gradient_accumulation_steps": 40,
+    "batch_size": 12,
+    "eval_iters": 200,
+    "warmup_iters": 2000,
+    "lr_decay_iters": 600_000,
+    "min_lr": 6e-5,
+}
+
+# The files that nanoGPT comes with, for commands taken from its README: preset, and folder of the run.
+_NANOGPT_FILES = {
+    "train_shakespeare_char": ("shakespeare_char", "out-shakespeare-char"),
+    "train_gpt2": ("gpt2_124m", "out"),
+    "finetune_shakespeare": ("finetune_shakespeare", "out-shakespeare"),
+    "eval_gpt2": ("eval_gpt2", "out"),
+    "eval_gpt2_medium": ("eval_gpt2_medium", "out"),
+    "eval_gpt2_large": ("eval_gpt2_large", "out"),
+    "eval_gpt2_xl": ("eval_gpt2_xl", "out"),
+}
+
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
+# --- names from elsewhere ---
+
+
+# Names of other trainers, and names that sound right. They are refused, with ours.
+_OTHER_NAMES = {
+    "n_layer": ("num_layers", "n_layers", "layers", "depth"),
+    "n_head": ("num_heads", "n_heads", "heads"),
+    "n_embd": ("d_model", "hidden_size", "hidden_dim", "embed_dim", "embd", "width"),
+    "block_size": ("context_length", "context", "seq_len", "seq_length", "max_seq_len", "sequence_length"),
+    "batch_size": ("micro_batch_size", "device_batch_size", "bs"),
+    "batch_tokens": ("total_batch_size", "global_batch_size"),
+    "gradient_accumulation_steps": ("accumulate", "grad_accum", "grad_accumulation_steps"),
+    "learning_rate": ("lr", "max_lr"),
+    "max_iters": ("steps", "num_steps", "max_steps", "train_steps", "num_iters", "num_iterations", "iters"),
+    "weight_decay": ("wd",),
+    "grad_clip": ("clip", "max_grad_norm", "clip_grad_norm"),
+    "schedule": ("lr_schedule", "lr_scheduler", "scheduler"),
+    "warmup_iters": ("warmup", "warmup_steps"),
+    "eval_interval": ("eval_every", "eval_steps", "val_every"),
+    "patience": ("early_stopping",),
+    "checkpoint_interval": ("save_interval", "save_every", "save_steps"),
+    "keep_checkpoints": ("save_total_limit",),
+    "log_interval": ("log_every", "log_steps", "logging_steps"),
+    "out_dir": ("output_dir", "outdir", "run_dir"),
+    "dataset": ("data",),
+    "init_from": ("init", "pretrained"),
+    "activation_checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
+    "dtype": ("amp", "precision", "mixed_precision"),
+    "dtype=float16": ("fp16", "half"),
+    "dtype=bfloat16": ("bf16",),
+    "device=cuda": ("gpu", "cuda"),
+    "device=cpu": ("cpu", "no_cuda"),
+}
+
+_RESUME = (
+    "--init_from=resume --out_dir=RUN goes on with a run; "
+    "--init_from=RUN@2000 begins a new one from its checkpoint at update 2000"
+)
+_EPOCHS = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
+_SAMPLING = "it belongs to `glass sample`"
+
+_TRAIN_HINTS = (
+    {other: f"did you mean --{name}?" for name, others in _OTHER_NAMES.items() for other in others}
+    | dict.fromkeys(("resume", "resume_from", "ckpt", "checkpoint", "load", "load_from"), _RESUME)
+    | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), _EPOCHS)
+    | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING)
+)
+
+_HINTS: Mapping[type, Mapping[str, str]] = {TrainConfig: _TRAIN_HINTS}
+
+
+def _hint(name: str, options: type) -> str:
+    """What to write instead of a name that `options` does not have."""
+    known_elsewhere = _HINTS.get(options, {}).get(name)
+    return f"; {known_elsewhere}" if known_elsewhere else nearest(name, field_types(options))
+
+
 # --- reading one value ---
 
 
-def field_types(options: type) -> dict[str, Any]:
+@functools.cache
+def field_types(options: type) -> Mapping[str, Any]:
     return typing.get_type_hints(options)
 
 
@@ -135,7 +221,7 @@ def check_settings(
     problems = []
     for name, value in settings.items():
         if name not in known:
-            problems.append(f"unknown setting --{name}{where}{nearest(name, known)}")
+            problems.append(f"unknown setting --{name}{where}{_hint(name, options)}")
             continue
         try:
             checked[name] = coerce(f"--{name}", value, known[name])
@@ -171,6 +257,8 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
             follows = rest[0] if rest and not rest[0].startswith("--") else None
             if known.get(name) is bool and (follows is None or follows.lower() not in (*_TRUE, *_FALSE)):
                 value = "True"
+            elif follows is None and name in _HINTS.get(options, {}):
+                value = ""  # check_settings says what it is called here
             elif follows is None:
                 problems.append(f"--{name} needs a value: --{name}=...")
                 continue
@@ -206,6 +294,27 @@ def read_recipe(path: Path, name: str | None = None) -> Recipe:
     return Recipe(name or path.stem, str(about), settings, by_device)
 
 
+def read_python_recipe(path: Path) -> Recipe:
+    """A config file of nanoGPT's, over nanoGPT's defaults, so that it means here what it means there."""
+    before = dataclasses.asdict(TrainConfig()) | _NANOGPT_DEFAULTS
+    found, problems = read_python_settings(path, before)
+    settings: dict[str, Value] = {}
+    for name, setting in found.items():
+        where = f" in {path}, line {setting.line}"
+        checked, more = check_settings({name: setting.value}, TrainConfig, where)
+        settings |= checked
+        problems += [Problem(setting.line, text) for text in more]
+    problems.sort(key=lambda problem: problem.line)
+    texts = [problem.text for problem in problems] + _contradictions(settings, f" in {path}")
+    if texts:
+        raise UserError(texts)
+    name = path.stem.removeprefix("train_") or path.stem
+    return Recipe(name, f"{path}, over nanoGPT's defaults", _merge([_NANOGPT_DEFAULTS, settings]))
+
+
+# --- finding one by name ---
+
+
 def preset_names() -> list[str]:
     folder = resources.files("glassgpt") / "presets"
     return sorted(
@@ -214,15 +323,40 @@ def preset_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """A preset by name, or a TOML file by path."""
+    """A preset by name, or a file by path."""
     if name in preset_names():
-        with resources.as_file(resources.files("glassgpt") / "presets" / f"{name}.toml") as path:
-            return read_recipe(path, name)
+        return _read_preset(name)
     if name.endswith(".toml"):
         return read_recipe(Path(name))
+    if name.endswith(".py"):
+        return _find_python_recipe(name)
+    raise UserError(f"{name} is neither a preset nor a .toml or .py file; {_nearest_preset(name)}")
+
+
+def _read_preset(name: str) -> Recipe:
+    with resources.as_file(resources.files("glassgpt") / "presets" / f"{name}.toml") as path:
+        return read_recipe(path, name)
+
+
+def _find_python_recipe(name: str) -> Recipe:
+    """The file if there is one, else the preset that stands for one of nanoGPT's."""
+    for path in (name, name.replace("\\", "/")):
+        if os.path.exists(path):  # not Path's: it raises for names that are too long
+            return read_python_recipe(Path(path))
+    stem = name.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+    short = stem.removeprefix("train_")
+    if stem in _NANOGPT_FILES:
+        preset, out_dir = _NANOGPT_FILES[stem]
+        recipe = _read_preset(preset)
+        return dataclasses.replace(recipe, settings={**recipe.settings, "out_dir": out_dir})
+    if short != stem and short in preset_names():
+        return _read_preset(short)
+    raise UserError(f"there is no config file {name}, and no preset in its place; {_nearest_preset(short)}")
+
+
+def _nearest_preset(name: str) -> str:
     close = difflib.get_close_matches(name, preset_names(), n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(preset_names())}"
-    raise UserError(f"{name} is neither a preset nor a .toml file; {hint}")
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(preset_names())}"
 
 
 # --- putting the layers together ---
@@ -233,6 +367,15 @@ def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | Non
     checked, problems = check_settings(overrides, TrainConfig)
     problems += _contradictions(checked)
     layers = [recipe.settings, recipe.by_device.get(device_type or "", {}), checked]
+    config = TrainConfig(**_merge(layers))
+    problems += find_problems(config)
+    if problems:
+        raise UserError(problems)
+    return config
+
+
+def _merge(layers: Iterable[Mapping[str, Value]]) -> dict[str, Any]:
+    """Later layers win, also over what earlier ones say in another way."""
     settings: dict[str, Any] = {}
     for layer in layers:
         for name, others in _TAKES_BACK.items():
@@ -240,11 +383,7 @@ def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | Non
                 for other in others:
                     settings.pop(other, None)
         settings |= layer
-    config = TrainConfig(**settings)
-    problems += find_problems(config)
-    if problems:
-        raise UserError(problems)
-    return config
+    return settings
 
 
 def _contradictions(layer: Mapping[str, Value], where: str = "") -> list[str]:

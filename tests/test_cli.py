@@ -478,9 +478,12 @@ def test_config_toml_asks_for_the_same_run(mine: Path, capsys: Capture) -> None:
     [
         (
             "0123456789 !?",
-            "has a vocabulary of 13, the checkpoint of 29; resume with the dataset it was trained",
+            "has a vocabulary of 13, runs/quickstart/checkpoints/00000003 of 29; it needs the dataset",
         ),
-        (WORDS.upper(), "numbers its tokens differently from the dataset that the checkpoint was trained on"),
+        (
+            WORDS.upper(),
+            "numbers its tokens differently from the dataset that runs/quickstart/checkpoints/00000003 was",
+        ),
     ],
 )
 def test_another_vocabulary_is_refused_on_resume(
@@ -498,7 +501,7 @@ def test_another_vocabulary_is_refused_on_resume(
 def test_another_shape_is_refused_on_resume(mine: Path, capsys: Capture) -> None:
     assert train() == 0
     (problem,) = refused(capsys, "train", "--init_from=resume", "--n_layer=2")
-    assert problem == "--n_layer=2 does not fit the checkpoint, which has n_layer=1"
+    assert problem == "--n_layer=2 does not fit runs/quickstart/checkpoints/00000003, which has n_layer=1"
 
 
 def test_a_text_without_a_newline_can_be_sampled(here: Path, capsys: Capture) -> None:

@@ -42,7 +42,9 @@ class Journal:
             self._file.write(b"\n")
 
     def write(self, record: Record) -> None:
-        self._file.write(encode(record))  # one write call: readers see whole lines
+        line = encode(record)
+        while line:  # one call, so that readers see whole lines; a disk that fills up takes only a part
+            line = line[self._file.write(line) :]
 
     def close(self) -> None:
         os.fsync(self._file.fileno())

@@ -7,6 +7,8 @@ is slow or hangs only falls behind. Neither can stop, slow or corrupt a run.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import queue
 import sys
 import threading
@@ -16,8 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glassgpt.account.journal import Journal, Record
+from glassgpt.errors import UserError
 
 Listener = Callable[[Record], None]
+
+# A pipe that was closed, a terminal that is gone.
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 PATIENCE_S = 5.0  # how long the end of a run waits for a slow listener
 
@@ -32,9 +38,15 @@ class Sink:
 
     def __call__(self, record: Record) -> None:
         record = {"kind": record["kind"], "time": time.time(), "process": self._process} | record
-        if self._journal is None:
-            self._journal = Journal(self._path)
-        self._journal.write(record)
+        try:
+            if self._journal is None:
+                self._journal = Journal(self._path)
+            self._journal.write(record)
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
+                f"--init_from=resume --out_dir={self._path.parent}"
+            ) from error
         for mailbox in self._mailboxes:
             mailbox.post(record)
 
@@ -67,11 +79,17 @@ class _Mailbox:
         while (record := self._records.get()) is not None:
             try:
                 self._listener(record)
-            except BrokenPipeError:
-                print("warning: nobody reads the output any more; the run goes on", file=sys.stderr)
-                return
-            except Exception:  # noqa: BLE001 - whatever a listener does wrong must not reach the run
+            except Exception as error:  # noqa: BLE001 - whatever a listener does wrong must not reach the run
                 name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
-                print(f"warning: {name} failed and gets no more records:", file=sys.stderr)
-                traceback.print_exc()
+                _warn(name, error)
                 return
+
+
+def _warn(name: str, error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno in _NOBODY_READS:
+        text = "warning: nobody reads the output any more; the run goes on"
+    else:
+        trace = "".join(traceback.format_exception(error))
+        text = f"warning: {name} failed and gets no more records:\n{trace}"
+    with contextlib.suppress(OSError):  # the terminal is gone, and with it whoever could have read this
+        print(text, file=sys.stderr, flush=True)

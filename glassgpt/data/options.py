@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, MANIFEST, TOKENIZER_FILES, user_path
+from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES
 from glassgpt.data.sources import dataset_problem, is_kept_download
 from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
@@ -72,6 +73,10 @@ def check_options(options: PrepareOptions, out: Path) -> None:
         raise UserError(found)
 
 
+# What a dataset's folder in nanoGPT's repository comes with; prepare works beside these and keeps them.
+NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
+
+
 def _place_problem(options: PrepareOptions, out: Path) -> str | None:
     """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
     text = user_path(options.source if options.dataset in BUILT_IN else options.dataset)
@@ -87,10 +92,16 @@ def _place_problem(options: PrepareOptions, out: Path) -> str | None:
     if not out.is_dir() or out.is_symlink():
         return f"{out} is not a plain folder: choose another --out_dir"
     names = sorted(path.name for path in out.iterdir())
+    if "train.bin" in names and MANIFEST not in names:
+        return (
+            f"{out} holds nanoGPT's files, which need no preparing: train with --data_dir={out}, "
+            "or choose another --out_dir"
+        )
     ours = {"train.bin", "val.bin", MANIFEST, *TOKENIZER_FILES} if MANIFEST in names else set()
+    ours |= NANOGPT_SCRIPTS
     if foreign := [name for name in names if name not in ours and not is_kept_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
-    if ours and not options.overwrite:
+    if MANIFEST in names and not options.overwrite:
         return f"{out} holds a dataset already: add --overwrite to replace it, or choose another --out_dir"
     return None
 

@@ -9,9 +9,11 @@ and renamed at the end, so that it is either complete or not there.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.dataset import BUILT_IN, DTYPES, Manifest, user_path, write_manifest
+from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.manifest import DTYPES, Manifest, write_manifest
 from glassgpt.data.options import (
+    NANOGPT_SCRIPTS,
     PrepareOptions,
     asked_tokenizer,
     check_options,
@@ -30,7 +34,7 @@ from glassgpt.data.options import (
 from glassgpt.data.progress import passing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seams import cut_safely
-from glassgpt.data.sources import Source, open_source
+from glassgpt.data.sources import Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
 from glassgpt.data.staging import move_into_place, staging
 from glassgpt.data.tokenizers import (
@@ -53,14 +57,17 @@ _LEARNING_CHUNK_BYTES = 2**16
 
 def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
     """Write the dataset that `options` describes and return its manifest."""
-    out = out_directory(options)
-    check_options(options, out)
     notes: list[str] = []
 
     def note(line: str) -> None:
         notes.append(line)
         say(line)
 
+    if (name := named_by_script(options.dataset)) in BUILT_IN:
+        note(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
+        options = dataclasses.replace(options, dataset=name)
+    out = out_directory(options)
+    check_options(options, out)
     with staging(out) as work:
         source, ranks = _find_inputs(options, work, out)
         for line in source.notes:
@@ -82,6 +89,9 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
+        for script in NANOGPT_SCRIPTS:
+            if (out / script).is_file():
+                shutil.copy2(out / script, work)
         move_into_place(work, out)
     say(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "

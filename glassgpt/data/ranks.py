@@ -24,9 +24,10 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 Ranks = dict[bytes, int]
 
 _LAYOUTS = "encoder.json and vocab.bpe, or vocab.json and merges.txt, or tokenizer.json"
+_BRING_FILES = f"put {_LAYOUTS} into a folder and pass it as --tokenizer_files FOLDER"
 
 
-def download_ranks() -> Ranks:
+def download_ranks(fix: str = _BRING_FILES) -> Ranks:
     """GPT-2's own table through tiktoken, which checks it and keeps it in its cache."""
     from tiktoken_ext.openai_public import gpt2  # type: ignore[import-untyped]
 
@@ -34,8 +35,7 @@ def download_ranks() -> Ranks:
         ranks: Ranks = gpt2()["mergeable_ranks"]
     except (OSError, ValueError) as error:
         raise UserError(
-            f"GPT-2's tokenizer could not be downloaded ({type(error).__name__}): put {_LAYOUTS} "
-            "into a folder and pass it as --tokenizer_files FOLDER"
+            f"GPT-2's tokenizer could not be downloaded ({type(error).__name__}): {fix}"
         ) from error
     return ranks
 

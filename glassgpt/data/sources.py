@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, file_sha256, user_path
+from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.fingerprint import file_sha256
 from glassgpt.errors import UserError
 
 CHUNK_BYTES = 2**20
@@ -27,6 +28,12 @@ CHUNK_BYTES = 2**20
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SHAKESPEARE_FILE = "input.txt"
+
+_NO_OPENWEBTEXT = (
+    "openwebtext, a download of 54 GB, is not there yet: nanoGPT's train.bin and val.bin in data/openwebtext "
+    "load as they are, and text files of your own do by  "
+    "glass prepare FOLDER --tokenizer=gpt2 --out_dir=data/openwebtext"
+)
 
 # What is not code somebody wrote to be read: test suites, other people's packages, generated tables.
 _PYLIB_SKIPPED_FOLDERS = (
@@ -78,12 +85,27 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
+def named_by_script(dataset: str) -> str | None:
+    """NAME for nanoGPT's data/NAME/prepare.py, there or not: who types it wants the text, not the script."""
+    path = Path(dataset)
+    return path.parent.name if path.name == "prepare.py" and path.parent.name not in ("", "..") else None
+
+
 def dataset_problem(dataset: str) -> str | None:
     """Why `dataset` is neither a known name nor something to read, or None."""
     if not dataset:
         return f"no dataset named: give a file, a folder, or one of {', '.join(BUILT_IN)}"
-    if dataset in BUILT_IN or user_path(dataset).exists():
+    name = named_by_script(dataset) or dataset
+    is_script = name != dataset
+    if name in BUILT_IN or (user_path(dataset).exists() and not is_script):
         return None
+    if Path(name).name == "openwebtext":
+        return _NO_OPENWEBTEXT
+    if is_script:
+        return (
+            f"{dataset} looks like nanoGPT's script for {name}, which GlassGPT does not have: "
+            "run it with python, and train on the .bin files it writes, as they are"
+        )
     near = difflib.get_close_matches(dataset, BUILT_IN, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(BUILT_IN)}"
     return f"{dataset!r} is no known dataset, and there is no file or folder of that name: {hint}"

@@ -50,6 +50,17 @@ def move_into_place(work: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that there is always the old one or the new one under its name, whole."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        sync_to_disk(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def writable_problem(out: Path) -> str | None:
     """Why no folder can be made at `out`, or None."""
     nearest = next(parent for parent in out.absolute().parents if parent.exists())

@@ -1,11 +1,13 @@
-"""Text to token ids and back: four tokenizers with one face.
+"""Text to token ids and back: five tokenizers with one face.
 
     char     one id per character of the text, in sorted order, as nanoGPT's shakespeare_char
     byte     one id per byte: any file, no vocabulary to learn
     gpt2     GPT-2's 50257 tokens
     bpe:N    N tokens learned from the training text, e.g. --tokenizer bpe:8192
+    ids      the ids themselves, as numbers: for nanoGPT's folders that do not say what theirs stand for
 
-A dataset folder carries its tokenizer, so `load_tokenizer(folder)` never needs a network.
+A dataset folder carries its tokenizer, so `load_tokenizer(folder)` needs no network; only for nanoGPT's
+folders of GPT-2 tokens, which do not, tiktoken may have to download the table.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.dataset import MANIFEST, TOKENIZER_FILES, read_manifest
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import TOKENIZER_FILES, write_manifest
 from glassgpt.data.ranks import (
     END_OF_TEXT,
     PATTERN,
     RANKS_FILE,
     Ranks,
+    download_ranks,
     dump_ranks,
     parse_ranks,
     parse_tokenizer_json,
 )
 from glassgpt.data.seams import without_long_blanks
+from glassgpt.data.staging import replace_file, sync_to_disk
 from glassgpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +48,10 @@ if TYPE_CHECKING:
 
 TOKENIZER_JSON = "tokenizer.json"
 SMALLEST_BPE = 257  # the 256 bytes and <|endoftext|>
+_NO_TABLE_FIX = (
+    "nanoGPT's files do not include it; connect to the network once, and tiktoken keeps it "
+    "(in TIKTOKEN_CACHE_DIR, if you set that)"
+)
 
 
 class Tokenizer(Protocol):
@@ -59,7 +68,11 @@ class Tokenizer(Protocol):
         """What a dataset folder must hold, beside its manifest, to load this tokenizer again."""
 
     def encode(self, text: str) -> NDArray[np.int64]: ...
-    def decode(self, ids: Iterable[int]) -> str: ...
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids: what their `token_bytes` say, with a mark where that is not UTF-8."""
+
+    def token_bytes(self, id: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character: what to write when text is streamed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,11 @@ class CharTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.characters[i] for i in ids)
+        return _decoded(self, ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        # Half of a surrogate pair comes from no file of text, but from `CharTokenizer("\ud800")` it may.
+        return self.characters[id].encode("utf-8", errors="surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,9 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         # map(int): bytes() of a numpy array would be its memory, eight bytes an id.
         return bytes(map(int, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id])
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,56 @@ class BytePairTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return self._encoding.decode([int(i) for i in ids], errors="replace")
 
+    def token_bytes(self, id: int) -> bytes:
+        return self._encoding.decode_single_token_bytes(int(id))
+
+
+@dataclass(frozen=True)
+class IdsTokenizer:
+    """For a dataset whose vocabulary nobody wrote down: its text is the ids, such as "12 5 88"."""
+
+    vocab_size: int
+    name: str = "ids"
+    eot: None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        words = text.split()
+        wrong = [word for word in words if not self._is_id(word)]
+        if wrong:
+            shown = ", ".join(map(repr, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
+            raise UserError(
+                f"this dataset has token ids and no text, and {shown} is not an id: write numbers "
+                f'from 0 to {self.vocab_size - 1} with blanks between them, such as "0 1 2"'
+            )
+        return np.array([int(word) for word in words], dtype=np.int64)
+
+    def _is_id(self, word: str) -> bool:
+        # Ten digits hold every id there can be, and keep int() from laboring over a million of them.
+        return re.fullmatch(r"[0-9]{1,10}", word) is not None and int(word) < self.vocab_size
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return _decoded(self, ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return b"%d " % id
+
+
+def _decoded(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    return b"".join(tokenizer.token_bytes(i) for i in ids).decode("utf-8", errors="replace")
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+    """The ids of what a sample begins with, where <|endoftext|> is that token, as in nanoGPT's sample.py.
+
+    In a dataset it is not: there it may be somebody's text about tokenizers.
+    """
+    if tokenizer.eot is None:
+        return tokenizer.encode(text)
+    first, *others = (tokenizer.encode(piece) for piece in text.split(END_OF_TEXT))
+    separator = np.array([tokenizer.eot])
+    return np.concatenate([first, *(part for other in others for part in (separator, other))])
+
 
 def gpt2_tokenizer(ranks: Ranks) -> BytePairTokenizer:
     return BytePairTokenizer("gpt2", ranks, {RANKS_FILE: dump_ranks(ranks)})
@@ -187,8 +257,8 @@ def _interruptibly(learn: Callable[[Iterator[str]], None], texts: Iterable[str])
     """
     stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        learning = pool.submit(learn, itertools.takewhile(lambda text: not stopped.is_set(), texts))
-        try:
+        try:  # around submit too: the signal may come as soon as the other thread runs
+            learning = pool.submit(learn, itertools.takewhile(lambda text: not stopped.is_set(), texts))
             while not learning.done():
                 wait([learning], timeout=1)
         finally:
@@ -219,28 +289,60 @@ def bpe_size(name: str) -> int | None:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a dataset folder, or of a run folder that carries `tokenizer_files`."""
-    manifest = read_manifest(directory)
+    """The tokenizer of a dataset folder, or of a run folder that `write_tokenizer` wrote to."""
+    return tokenizer_of(Dataset(directory, read_manifest(directory)))
+
+
+def tokenizer_of(dataset: Dataset) -> Tokenizer:
+    """The tokenizer of a dataset that is open already."""
+    manifest = dataset.manifest
     if manifest.characters is not None:
         return CharTokenizer(manifest.characters)
     if manifest.tokenizer == "byte":
         return ByteTokenizer()
+    if manifest.tokenizer == "ids":
+        return IdsTokenizer(manifest.vocab_size)
     name = RANKS_FILE if manifest.tokenizer == "gpt2" else TOKENIZER_JSON
-    damaged = f"{directory / name} is missing or damaged: prepare the dataset again with --overwrite"
+    if name == RANKS_FILE and name not in manifest.sha256:  # nanoGPT's folders do not carry the table
+        return gpt2_tokenizer(download_ranks(_NO_TABLE_FIX))
+    content = _tokenizer_file(dataset, name)
     try:
-        content = (directory / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != manifest.sha256.get(name):
-            raise UserError(damaged)
         ranks = parse_ranks(content) if name == RANKS_FILE else parse_tokenizer_json(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(damaged) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(_damaged(dataset.directory / name)) from error
     return BytePairTokenizer(manifest.tokenizer, ranks, {name: content})
 
 
-def tokenizer_files(directory: Path) -> list[Path]:
-    """What to copy so that another folder can `load_tokenizer` on its own."""
-    present = [name for name in TOKENIZER_FILES if name in read_manifest(directory).sha256]
-    return [directory / MANIFEST, *(directory / name for name in present)]
+def _tokenizer_file(dataset: Dataset, name: str) -> bytes:
+    """A file that the manifest vouches for."""
+    path = dataset.directory / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(_damaged(path)) from error
+    if hashlib.sha256(content).hexdigest() != dataset.manifest.sha256.get(name):
+        raise UserError(_damaged(path))
+    return content
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is missing or damaged: prepare the dataset again with --overwrite"
+
+
+def write_tokenizer(folder: Path, dataset: Dataset) -> None:
+    """Write what `load_tokenizer(folder)` needs, so that a run can do without its dataset."""
+    names = [name for name in TOKENIZER_FILES if name in dataset.manifest.sha256]
+    contents = {name: _tokenizer_file(dataset, name) for name in names}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            replace_file(folder / name, content)
+        write_manifest(folder, dataset.manifest)  # last: it vouches for the others
+        sync_to_disk(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written to ({error.strerror}): choose another --out_dir"
+        ) from error
 
 
 def _codepoints(text: str) -> NDArray[np.uint32]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 
+_COLDEST = 1e-30  # below, dividing by the temperature leaves float32's range
 
-@torch.no_grad()
+
 def generate(
     model: GPT,
     prompt: Sequence[int],
@@ -18,31 +23,146 @@ def generate(
     vocab_size: int,
     temperature: float = 0.8,
     top_k: int | None = 200,
+    top_p: float | None = None,
     seed: int = 1337,
+    use_cache: bool = True,
 ) -> Iterator[int]:
-    """Yields `count` tokens that follow `prompt`. Draws from its own generator, never from training's.
+    """Yields `count` tokens that follow `prompt`: sample 0 of this seed."""
+    steps = generate_samples(
+        model,
+        prompt,
+        count,
+        samples=[0],
+        vocab_size=vocab_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        use_cache=use_cache,
+    )
+    return (token for (token,) in steps)
+
+
+def generate_samples(
+    model: GPT,
+    prompt: Sequence[int],
+    count: int,
+    *,
+    samples: Sequence[int],
+    vocab_size: int,
+    temperature: float = 0.8,
+    top_k: int | None = 200,
+    top_p: float | None = None,
+    seed: int = 1337,
+    use_cache: bool = True,
+) -> Iterator[list[int]]:
+    """Yields `count` times the next token of each sample. Draws from own generators, never from training's.
 
     `vocab_size` is the tokenizer's: ids above it exist only as padding of the model's matrices.
+    `samples` are the numbers of those to write, as range(8). A sample is decided by the seed and its number,
+    not by how many are written beside it.
     """
+    _check(model, prompt, temperature, top_k, top_p)
+    generators = [_generator(seed, number) for number in samples]
+
+    def draw(logits: Tensor) -> list[int]:
+        return _draw(logits[:, :vocab_size].float(), temperature, top_k, top_p, generators)
+
+    return _write(model, list(prompt), count, len(generators), draw, use_cache)
+
+
+def _check(
+    model: GPT, prompt: Sequence[int], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    problems = []
+    if not prompt:
+        problems.append("the prompt is empty: text needs at least one token to begin with")
+    elif not 0 <= min(prompt) <= max(prompt) < model.config.vocab_size:
+        problems.append(
+            f"the prompt has tokens up to {max(prompt)}, but the model knows only {model.config.vocab_size}: "
+            "use the tokenizer it was trained with"
+        )
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        problems.append(f"--temperature={temperature} must be a number from 0 on (0: always the likeliest)")
+    if top_k is not None and top_k < 1:
+        problems.append(f"--top_k={top_k} must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        problems.append(f"--top_p={top_p} must be above 0 and at most 1")
+    if problems:
+        raise UserError(problems)
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    """On the CPU, so that every device draws the same."""
+    if number > 0:  # mixed, so that sample 1 of a seed is not sample 0 of the next seed
+        seed = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
+    return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def _write(
+    model: GPT,
+    prompt: list[int],
+    count: int,
+    samples: int,
+    draw: Callable[[Tensor], list[int]],
+    use_cache: bool,
+) -> Iterator[list[int]]:
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same
-    context = list(prompt)
+    device, context = model.lm_head.weight.device, model.config.block_size
+    texts = [prompt]  # read once; the samples part ways with their first token
+    cache = model.new_cache(len(prompt) + count) if use_cache else None
     try:
         for _ in range(count):
-            tokens = torch.tensor([context[-model.config.block_size :]], device=device)
-            logits = model(tokens)[0, -1, :vocab_size].float().cpu()
-            context.append(_draw(logits, temperature, top_k, generator))
-            yield context[-1]
+            if len(texts[0]) > context:
+                # Full. The oldest token drops out, and each that stays moves to another position and can no
+                # longer have seen the dropped one: none of their keys and values would be the same again.
+                cache = None
+            known = len(texts[0]) - context if cache is None else cache.length
+            tokens = torch.tensor([text[max(0, known) :] for text in texts], device=device)
+            chosen = draw(model.next_logits(tokens, cache))
+            if len(texts) < samples:
+                texts = [prompt.copy() for _ in range(samples)]
+                if cache is not None:
+                    cache.repeat(samples)
+            for text, token in zip(texts, chosen, strict=True):
+                text.append(token)
+            yield chosen
     finally:
         model.train(was_training)
 
 
-def _draw(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    logits = (logits - logits.max()) / temperature  # so that a tiny temperature cannot make infinities
-    if top_k is not None and top_k < logits.numel():
-        logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
-    return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
+def _draw(
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generators: Sequence[torch.Generator],
+) -> list[int]:
+    """One token per generator, each from its row of the logits; or all from the only row there is."""
+    logits = logits.expand(len(generators), -1)
+    if temperature < _COLDEST:
+        return logits.argmax(-1).tolist()
+    ids = None
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits, ids = (part.cpu() for part in logits.topk(top_k))
+        # In the order of ids: where two likely ones swap places by rounding, no draw changes.
+        ids, order = ids.sort()
+        logits = logits.gather(-1, order)
+    logits = logits.cpu()
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the likeliest is 0: no infinities
+    probabilities = logits.softmax(-1)
+    if top_p is not None and top_p < 1:
+        probabilities = _nucleus(probabilities, top_p)
+    rows = zip(probabilities, generators, strict=True)
+    drawn = torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
+    return (drawn if ids is None else ids.gather(-1, drawn))[:, 0].tolist()
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Only the likeliest, as few as reach `top_p` together and at least one; they need not sum to 1."""
+    ordered, order = probabilities.sort(descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered  # 0 for the likeliest, which therefore always stays
+    dropped = torch.zeros_like(before, dtype=torch.bool).scatter_(-1, order, before >= top_p)
+    return probabilities.masked_fill(dropped, 0.0)

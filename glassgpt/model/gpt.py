@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.model.cache import Cache, LayerCache
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class GPTConfig:
     bias: bool = False
     arch: str = "gpt2"
     activation: str = "gelu"
+
+
+# Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
+_PAD_VOCABULARY_ABOVE = 4096
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    return -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -74,7 +83,9 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=bias)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
+    ) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
@@ -82,19 +93,33 @@ class Attention(nn.Module):
             q, k = _rotate(q, rotation), _rotate(k, rotation)
         if self.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+        if cache is not None:
+            k, v = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0
-        if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        else:
-            y = _textbook_attention(q, k, v, dropout)
+        attention = _fused_attention if self.fused else _textbook_attention
+        y = attention(q, k, v, dropout)
         return F.dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), dropout, self.training)
 
 
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    T, S = q.shape[-2], k.shape[-2]
+    if T == S:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    # With a cache. `is_causal` would take the first query for the first of all tokens.
+    past = None if T == 1 else ~_future(q, k)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=past, dropout_p=dropout)
+
+
 def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    T = q.shape[-2]
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    future = _future(q, k)
     scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(future, float("-inf"))
     return F.dropout(F.softmax(scores, dim=-1), dropout) @ v
+
+
+def _future(q: Tensor, k: Tensor) -> Tensor:
+    """True where a key comes after a query; the queries are those of the last tokens."""
+    T, S = q.shape[-2], k.shape[-2]
+    return torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1 + S - T)
 
 
 def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -105,7 +130,7 @@ def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor,
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = (table[: x.shape[-2]].to(x.dtype) for table in rotation)
+    cos, sin = (table.to(x.dtype) for table in rotation)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
@@ -131,8 +156,10 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), rotation)
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotation, cache)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -183,21 +210,26 @@ class GPT(nn.Module):
             if isinstance(module, Attention):
                 module.fused = fused
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """The last layer's output (B, T, C), normed: what the head reads."""
+    def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """The last layer's output (B, T, C), normed: what the head reads.
+
+        With a cache, `tokens` are those after the ones it has read; it takes them in.
+        """
+        start = 0 if cache is None else cache.length
+        end = start + tokens.shape[1]
         x: Tensor = self.transformer.wte(tokens)
         rotation = None
         if self.transformer.wpe is not None:
-            x = x + self.transformer.wpe.weight[: tokens.shape[1]]
+            x = x + self.transformer.wpe.weight[start:end]
         else:
             x = F.rms_norm(x, x.shape[-1:])
-            rotation = (self.rotary_cos, self.rotary_sin)
+            rotation = (self.rotary_cos[start:end], self.rotary_sin[start:end])
         x = F.dropout(x, self.config.dropout, self.training)
-        for block in self.transformer.h:
+        for number, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and self.training:
                 x = checkpoint(block, x, rotation, use_reentrant=False)
             else:
-                x = block(x, rotation)
+                x = block(x, rotation, None if cache is None else cache.layers[number])
         return self.transformer.ln_f(x)  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
@@ -208,6 +240,14 @@ class GPT(nn.Module):
         flat = logits.view(-1, logits.shape[-1]).float()
         loss = F.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED_TARGET, reduction=reduction)
         return loss.view(targets.shape) if reduction == "none" else loss
+
+    def new_cache(self, tokens: int) -> Cache:
+        """With room for so many tokens, as far as the context goes."""
+        return Cache(self.config.n_layer, min(tokens, self.config.block_size))
+
+    def next_logits(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits (B, V) of the one token that follows; the head is not computed for the others."""
+        return self.lm_head(self.hidden(tokens, cache)[:, -1])  # type: ignore[no-any-return]
 
     def parameter_count(self, positions: bool = True) -> int:
         """Every parameter once (the tied matrix too); without positions is how nanoGPT counts."""

@@ -25,8 +25,11 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(_BUFFERS):
             continue
         name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        ours[name] = tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor
-    ours.setdefault("lm_head.weight", ours["transformer.wte.weight"])  # tied
+        # One of another number of dimensions is left for `load_weights` to refuse.
+        transposed = name.endswith(_TRANSPOSED) and tensor.dim() == 2
+        ours[name] = tensor.t().contiguous() if transposed else tensor
+    if "transformer.wte.weight" in ours:
+        ours.setdefault("lm_head.weight", ours["transformer.wte.weight"])  # tied
     return ours
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -20,6 +19,7 @@ from glassgpt.account.journal import Record
 from glassgpt.show import format
 from glassgpt.show.chart import bar, sparkline
 from glassgpt.show.format import harmless
+from glassgpt.show.next_steps import what_next
 
 _PHASE_MEANING = {
     "startup": "imports, reading data, building the model",
@@ -77,7 +77,7 @@ class RunConsole:
             show(record)
 
     def _line(self, label: str, text: str, style: str = "") -> None:
-        line = Text.assemble((f"{harmless(label):<14}", "bold"), (harmless(text), style))
+        line = Text.assemble((f"{harmless(label):<13} ", "bold"), (harmless(text), style))
         self._out.print(line, soft_wrap=True)
 
     # --- the start ---
@@ -136,7 +136,8 @@ class RunConsole:
     def _print_resume(self, record: Record) -> None:
         for complaint in record["complaints"]:
             self._line("warning", complaint, "yellow")
-        self._line("resume", f"after {record['from_iter']:,} updates")
+        done = record["from_iter"]
+        self._line("resume", f"after {done:,} updates" if done >= 0 else "from the beginning")
 
     # --- on the way ---
 
@@ -179,7 +180,8 @@ class RunConsole:
             text += f" ± {record['stderr']:.4f}"
         if train:
             text = f"train {train['loss']:.4f}  {text}"
-        text += f"  {record['bits_per_byte']:.3f} bits/byte"
+        if record["bits_per_byte"] is not None:
+            text += f"  {record['bits_per_byte']:.3f} bits/byte"
         text += "  whole split" if record["whole_split"] else f"  {format.count(record['tokens'])} tokens"
         text += f"  took {format.duration(ms / 1000)}"
         if compile_ms >= 1:
@@ -227,7 +229,7 @@ class RunConsole:
         note = mfu_note(self._last_mfu, _peak(self._run))
         if note:
             self._line("MFU", note, "yellow")
-        for label, text in _what_next(record, self._run):
+        for label, text in what_next(record, self._run):
             self._line(label, text)
 
     def _print_ledger(self, record: Record) -> None:
@@ -251,35 +253,3 @@ def _peak_origin(peak: Record) -> str:
 def _peak(run: Record) -> Peak | None:
     names = ("table", "table_source", "measured", "measured_how")
     return Peak(**{name: run["peak"][name] for name in names}) if run else None
-
-
-def _what_next(end: Record, run: Record) -> list[tuple[str, str]]:
-    place = run.get("out_dir", "RUN")
-    go_on = f"glass train --init_from=resume --out_dir={place}"
-    reason = end["reason"]
-    if reason == "not finite":
-        norms = ", ".join(f"{norm:.3g}" for norm in end["recent_grad_norms"][-5:])
-        saved = end["last_checkpoint"]
-        return [
-            (
-                "problem",
-                f"the loss or gradient of iter {end['bad_iter']:,} was not finite; it was not applied",
-            ),
-            ("norms", f"the last gradient norms: {norms}"),
-            ("next", f"the last good checkpoint is {saved}" if saved else "there is no checkpoint yet"),
-            ("", "try a lower --learning_rate, a longer --warmup_iters, or --dtype=float32"),
-        ]
-    if reason == "interrupted":
-        return [("next", f"go on with  {go_on}")]
-    if reason == "crashed":
-        saved = end.get("last_checkpoint")
-        advice = f"go on from {saved} with  {go_on}" if saved else "there is no checkpoint to go on from"
-        return [("problem", str(end.get("error", ""))), ("next", advice)]
-    if reason == "finished":
-        more: Any = 2 * run["config"]["max_iters"] if run else "N"
-        return [
-            ("next", f"train it longer:  {go_on} --max_iters={more}"),
-            ("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"),
-            ("", "see all runs:      glass runs"),
-        ]
-    return []

@@ -99,7 +99,7 @@ def _bests(run_dir: Path) -> list[Checkpoint]:
     after do not compare.
     """
     found: dict[str, Checkpoint] = {}
-    for point in _readable(run_dir):
+    for point in readable(run_dir):
         if point.val_loss is not None and math.isfinite(point.val_loss):
             way = str(point.state.get("measured_on"))
             lowest = found.pop(way, point)  # and put back, so that the latest way comes last
@@ -107,7 +107,7 @@ def _bests(run_dir: Path) -> list[Checkpoint]:
     return list(found.values())
 
 
-def _readable(run_dir: Path) -> Iterator[Checkpoint]:
+def readable(run_dir: Path) -> Iterator[Checkpoint]:
     """Damaged ones are nobody's best; whoever resumes is told of them."""
     for path in committed(run_dir):
         with suppress(UserError):
@@ -191,6 +191,10 @@ class Saver:
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    def abandon(self) -> None:
+        """Waits for nothing: what is being written will be whole, or not be there."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _snapshot(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies in main memory. From a card they go into pinned memory, kept for the next time, because

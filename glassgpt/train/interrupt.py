@@ -1,17 +1,33 @@
-"""Being asked to stop: Ctrl-C and SIGTERM set a flag that the loop looks at between pieces of work.
+"""Being asked to stop: a signal sets a flag that the loop looks at between pieces of work.
 
-The first signal lets the loop finish its update, save and say how to go on. The second one quits as soon as a
-checkpoint that is just being written is on disk; the last committed one is whole in any case.
+    Ctrl-C, SIGTERM   the update ends, a checkpoint is written, the run says how to go on; a second one quits
+                      at once, and the last committed checkpoint is whole in any case
+    SIGHUP            the terminal is gone: the run goes on without it, after saving a checkpoint; under nohup
+                      nothing happens at all
+
+Until the run has a folder there is nothing to save, and the first Ctrl-C quits at once too.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
+
+_STOPPING = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
+
+
+class Stopped(KeyboardInterrupt):
+    """Asked to quit at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
 
 
 class Stop:
@@ -19,6 +35,8 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.gentle = False  # set when there is something to save: until then a signal quits at once
+        self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
         self._before: dict[int, Any] = {}
 
     @property
@@ -33,14 +51,29 @@ class Stop:
     def __enter__(self) -> Stop:
         # Python delivers signals to the main thread only; in a notebook's worker thread we go without.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._on_stop) for number in _STOPS}
+            # nohup has it ignored, and so it stays.
+            if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+                self._before[_HANGUP] = signal.signal(_HANGUP, self._on_hangup)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None or not self.gentle:
+            raise Stopped(number)
         self.signal = number
+        _say(_STOPPING)
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        self.hung_up = True
+
+
+def _say(line: bytes) -> None:
+    """Straight to the descriptor: a signal may arrive while Python itself is writing."""
+    try:
+        os.write(2, line)
+    except OSError:  # nobody there to read it
+        return

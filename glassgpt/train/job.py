@@ -20,22 +20,21 @@ from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
-from glassgpt.data.tokenizers import load_tokenizer
+from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig, padded_vocabulary
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, plan_batch
-from glassgpt.train.checkpoint import Saver
+from glassgpt.train.checkpoint import Saver, readable
 from glassgpt.train.device import Placement
 from glassgpt.train.evaluate import Evaluation, batch_rows, tokens_to_evaluate
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
-from glassgpt.train.rundir import Place, existing_run_dir, make_run_dir
+from glassgpt.train.origin import Origin, check_fit, check_not_done, takes_everything
+from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.stream import Stream
-
-# Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
-_PAD_VOCABULARY_ABOVE = 4096
+from glassgpt.train.task import Task
 
 _VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
@@ -54,6 +53,14 @@ class Progress:
     evaluations_without_gain: int = 0
     losses: list[float] = field(default_factory=list)  # since the last log line
     norms: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What writes the sample at the end of a run: `start` are the tokens it goes on from, if any were set."""
+
+    tokenizer: Tokenizer
+    start: list[int]
 
 
 @dataclass
@@ -79,7 +86,7 @@ class Job:
     eval_rows: int
     progress: Progress
     choices: list[Choice]
-    sample_start: str
+    sampling: Sampling | None  # how to write the sample at the end, if there shall be one
     interval: Interval
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
@@ -95,7 +102,6 @@ class Job:
         """The settings with what was decided filled in, so that a resumed run decides the same."""
         return dataclasses.replace(
             self.config,
-            init_from="scratch",
             out_dir="",
             eval_only=False,
             device=str(self.placement.device),
@@ -105,14 +111,17 @@ class Job:
         )
 
 
-def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
+def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
+    config = task.config
     dataset = open_dataset(settings.data_dir(config))
     if sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
         verify(dataset)
     splits = {split: dataset.tokens(split) for split in ("train", "val")}
     _check_lengths(config, splits)
-    choices: list[Choice] = []
+    choices = [*task.notes, *_without_work(config)]
+    if task.origin is not None:
+        choices.append(_choose_takeover(task, task.origin, dataset))
 
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, choice = devices.choose_device(config.device)
@@ -122,7 +131,7 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
     choices.append(attention := devices.choose_attention(config.attention))
 
-    shape, choice = _model_shape(config, dataset.manifest.vocab_size)
+    shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":
         choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
@@ -143,8 +152,8 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     choices.append(compiling := devices.choose_compile(config, device, eager_step_s))
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
 
-    if sample := _choose_sample_start(config, dataset):
-        choices.append(sample)
+    sampling, sample_choices = _choose_sampling(config, dataset)
+    choices += sample_choices
 
     placement = Placement(device, str(dtype.value), compiling.value == "on", str(attention.value))
     model = _build_model(config, shape, placement)
@@ -155,8 +164,8 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
     choices.append(_describe_evaluation(eval_tokens, len(splits["val"])))
 
-    resuming = config.init_from == "resume"
-    place = Place((existing_run_dir if resuming else make_run_dir)(config.out_dir, name))
+    stop.gentle = True  # from here on there is something to save
+    place = Place(task.run_dir or make_run_dir(config.out_dir, task.name))
     return Job(
         config=config,
         place=place,
@@ -177,7 +186,7 @@ def set_up(config: TrainConfig, name: str, listeners: Sequence[Listener], ledger
         eval_rows=batch_rows(config, device.type, shape.vocab_size),
         progress=progress,
         choices=choices,
-        sample_start=str(sample.value) if sample else "",
+        sampling=sampling,
         interval=Interval(ledger),
     )
 
@@ -208,24 +217,29 @@ def _check_lengths(config: TrainConfig, splits: Mapping[str, np.ndarray]) -> Non
         raise UserError(problems)
 
 
-def _choose_sample_start(config: TrainConfig, dataset: Dataset) -> Choice | None:
+def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:
     """A preset's start may not be writable in the characters of your text; then a sample starts at will."""
-    if not config.sample_tokens or not config.sample_start:
-        return None
+    if not config.sample_tokens:
+        return None, []
     try:
-        load_tokenizer(dataset.directory).encode(config.sample_start)
+        tokenizer = tokenizer_of(dataset)
+    except UserError as error:  # nanoGPT's folders do not carry GPT-2's table
+        return None, [Choice("sample_tokens", 0, f"no sample: {error}")]
+    if not config.sample_start:
+        return Sampling(tokenizer, []), []
+    try:
+        start = tokenizer.encode(config.sample_start).tolist()
     except UserError as error:
-        return Choice("sample_start", "", f"not {config.sample_start!r}: {error}")
-    return Choice("sample_start", config.sample_start, "as set")
+        return Sampling(tokenizer, []), [Choice("sample_start", "", f"not {config.sample_start!r}: {error}")]
+    return Sampling(tokenizer, start), [Choice("sample_start", config.sample_start, "as set")]
 
 
-def _model_shape(config: TrainConfig, vocab_size: int) -> tuple[GPTConfig, Choice]:
-    padded = -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size
-    reason = f"the dataset's {vocab_size}" + (
-        ", rounded up to a multiple of 64" if padded > vocab_size else ""
-    )
+def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
+    config, given = task.config, _given_vocabulary(task)
+    size = padded_vocabulary(vocab_size) if given is None else given
+    reason = f"the dataset's {vocab_size}" + (", rounded up to a multiple of 64" if size > vocab_size else "")
     shape = GPTConfig(
-        vocab_size=padded,
+        vocab_size=size,
         block_size=config.block_size,
         n_layer=config.n_layer,
         n_head=config.n_head,
@@ -235,7 +249,37 @@ def _model_shape(config: TrainConfig, vocab_size: int) -> tuple[GPTConfig, Choic
         arch=config.arch,
         activation=settings.activation(config),
     )
-    return shape, Choice("vocab_size", padded, reason)
+    return shape, Choice("vocab_size", size, reason if given is None else "as the weights have it")
+
+
+def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> Choice:
+    """Complains before anything is made, if these weights cannot be begun with."""
+    check_fit(task.config, dataset, origin)
+    everything, choice = takes_everything(task.config, dataset, origin, task.run_dir is not None)
+    if everything:
+        check_not_done(task.config, origin.iter or 0)
+    return choice
+
+
+def _given_vocabulary(task: Task) -> int | None:
+    """Of the weights to begin with: GPT-2's own are not rounded up."""
+    if task.origin is not None:
+        return task.origin.shape.vocab_size
+    if task.run_dir is not None:
+        for point in reversed(list(readable(task.run_dir))):
+            return int(point.state["model"]["vocab_size"])
+    return None
+
+
+def _without_work(config: TrainConfig) -> list[Choice]:
+    """nanoGPT's settings that do nothing here say so."""
+    choices = []
+    if config.wandb_log or config.wandb_project or config.wandb_run_name:
+        journal_has_it = "no tracker is built in yet; every number is in the run's journal.jsonl"
+        choices.append(Choice("wandb_log", config.wandb_log, journal_has_it))
+    if config.backend:
+        choices.append(Choice("backend", config.backend, "not used: this run is one process"))
+    return choices
 
 
 def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement) -> GPT:

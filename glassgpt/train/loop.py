@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
-from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.model.generate import generate
 from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, evaluate, is_gain
-from glassgpt.train.job import Job
+from glassgpt.train.job import Job, Sampling
 from glassgpt.train.state import state_of, tensors_of
 
 
@@ -49,6 +48,8 @@ def run(job: Job) -> Ending:
                 log_step(job)  # an end that came between two log lines
             if save_is_due(job, ending):
                 save(job)
+            if job.stop.hung_up:
+                tell_hangup(job)
             if ending:
                 return close(job, ending)
             update(job)
@@ -91,6 +92,8 @@ def update(job: Job) -> None:
 def evaluation_is_due(job: Job) -> bool:
     done = job.progress.iter
     due = done % job.config.eval_interval == 0 or done >= job.config.max_iters
+    # A process that took over weights without a loss to compare with looks first.
+    due = due or (job.progress.best_iter is None and job.eval_cost.count == 0)
     already = job.progress.val_loss is not None  # before the checkpoint that a run was resumed from
     return job.config.eval_only or (due and not already)
 
@@ -139,7 +142,7 @@ def save_is_due(job: Job, ending: Ending | None) -> bool:
     config, progress = job.config, job.progress
     if config.eval_only or job.saved == (progress.iter, progress.val_loss):
         return False
-    if ending is not None:
+    if ending is not None or job.stop.hung_up:
         return True
     if progress.iter == 0:
         return False
@@ -165,7 +168,9 @@ def save(job: Job) -> None:
 
 
 def log_is_due(job: Job) -> bool:
-    return job.progress.iter % job.config.log_interval == 0 or job.progress.iter >= job.config.max_iters
+    done = job.progress.iter
+    first = 1 if job.config.console == "nanogpt" else 0  # which counts updates from 0, and logs that one
+    return (done - first) % job.config.log_interval == 0 or done >= job.config.max_iters
 
 
 def log_step(job: Job) -> None:
@@ -207,6 +212,12 @@ def tell_compile_failure(job: Job) -> None:
         job.learner.compile_error = None
 
 
+def tell_hangup(job: Job) -> None:
+    """The terminal is gone. The run has saved, and goes on without it."""
+    job.stop.hung_up = False
+    tell(job, records.hangup(job))
+
+
 def tell(job: Job, what: Record | None) -> None:
     if what is not None:
         with job.ledger.phase("log"):
@@ -221,23 +232,22 @@ def close(job: Job, ending: Ending) -> Ending:
     if ending.exit_code == 0 and not job.config.eval_only:
         if job.eval_tokens < len(job.splits["val"]) - 1:
             evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before
-        if job.config.sample_tokens and not job.stop.requested:
-            write_sample(job)
+        if job.sampling is not None and not job.stop.requested:
+            write_sample(job, job.sampling)
     with job.ledger.phase("checkpoint"):
         tell(job, job.saver.poll(wait=True))
     return Ending("interrupted", job.stop.exit_code) if job.stop.requested else ending
 
 
-def write_sample(job: Job) -> None:
+def write_sample(job: Job, sampling: Sampling) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
+    tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
-        tokenizer = load_tokenizer(job.dataset.directory)
-        prompt = tokenizer.encode(job.sample_start).tolist()
-        if not prompt:  # most tokenizers have a token for "here a text begins"; characters have not
-            prompt = [int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot]
+        # Most tokenizers have a token for "here a text begins"; characters have not.
+        beginning = int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = list(generate(job.model, prompt, count, vocab_size=vocab_size, seed=job.config.seed))
-    text = job.sample_start + tokenizer.decode(tokens)
+        tokens = generate(job.model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
+        text = tokenizer.decode([*start, *tokens])
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 
 

@@ -6,10 +6,13 @@ docs/journal.md explains every field.
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 
 from glassgpt.account import flops, machine
 from glassgpt.account.journal import Record
 from glassgpt.account.meter import rates, time_to_go
+from glassgpt.config import TrainConfig
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job, parameter_count
@@ -33,7 +36,7 @@ def run_record(job: Job) -> Record:
         "tokenizer": manifest.tokenizer,
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
-        "bytes_per_token": {split: job.dataset.bytes_per_token(split) for split in job.splits},
+        "bytes_per_token": {split: _bytes_per_token(job, split) for split in job.splits},
         "epochs": job.config.max_iters * job.plan.tokens / len(job.splits["train"]),
     }
     return {
@@ -98,6 +101,7 @@ def eval_record(
     job: Job, split: str, result: Evaluation, spent: dict[str, float], closing: bool = False
 ) -> Record:
     """`closing`: the pass over the whole split at the end, which does not compete with sampled ones."""
+    bytes_per_token = _bytes_per_token(job, split)
     return {
         "kind": "eval",
         "iter": job.progress.iter,
@@ -109,10 +113,16 @@ def eval_record(
         "closing": closing,
         "best": split == "val" and not closing and result.loss < job.progress.best_val_loss,
         "perplexity": result.perplexity,
-        "bits_per_byte": result.bits_per_byte(job.dataset.bytes_per_token(split)),
+        "bits_per_byte": result.bits_per_byte(bytes_per_token) if bytes_per_token else None,
         "ms": spent["eval"] * 1000,
         "compile_ms": spent["compile"] * 1000,
     }
+
+
+def _bytes_per_token(job: Job, split: str) -> float | None:
+    """None where nobody knows how long the text was: nanoGPT's folders do not say."""
+    value = job.dataset.bytes_per_token(split)
+    return None if math.isnan(value) else value
 
 
 def compile_failure(job: Job, error: Exception) -> Record:
@@ -129,6 +139,19 @@ def compile_failure(job: Job, error: Exception) -> Record:
     }
 
 
+def hangup(job: Job) -> Record:
+    return {
+        "kind": "finding",
+        "iter": job.progress.iter,
+        "id": "hangup",
+        "severity": "info",
+        "title": "the terminal is gone; the run goes on without it",
+        "evidence": "SIGHUP",
+        "explanation": "Closing a terminal asks what runs in it to end. A run is worth more than that.",
+        "advice": f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {job.run_dir}` shows it",
+    }
+
+
 def failure(job: Job, bad_update: int) -> Record:
     """What a person needs to find out why: which update, what led up to it, where to go back to."""
     return {"bad_iter": bad_update + 1, "recent_grad_norms": list(job.recent_norms)}
@@ -138,6 +161,36 @@ def resume_record(job: Job, complaints: list[str]) -> Record:
     """`from_iter` takes back whatever the journal says past it."""
     done = job.progress.iter
     return {"kind": "resume", "iter": done, "from_iter": done, "complaints": complaints}
+
+
+def restart_record() -> Record:
+    """A run without a checkpoint begins again: all that it had recorded is taken back."""
+    return {"kind": "resume", "iter": 0, "from_iter": -1, "complaints": []}
+
+
+def rate_jump(job: Job, then: TrainConfig) -> Record | None:
+    """A finding if the next update has another learning rate than the settings up to now would give it."""
+    done = job.progress.iter
+    last, next_rate = learning_rate(then, max(0, done - 1)), learning_rate(job.config, done)
+    if math.isclose(learning_rate(then, done), next_rate, rel_tol=0.01):
+        return None
+    names = ("max_iters", "lr_decay_iters", "learning_rate", "min_lr", "warmup_iters", "decay_lr", "schedule")
+    changed = [
+        f"{name} {getattr(then, name)} -> {getattr(job.config, name)}"
+        for name in names
+        if getattr(then, name) != getattr(job.config, name)
+    ]
+    return {
+        "kind": "finding",
+        "iter": done,
+        "id": "rate-jump",
+        "severity": "advice",
+        "title": f"the learning rate jumps from {last:.3g} to {next_rate:.3g} at update {done + 1:,}",
+        "evidence": ", ".join(changed),
+        "explanation": "The schedule is a function of the settings; with other settings it is another curve, "
+        "and the run goes on somewhere else on it.",
+        "advice": f"--learning_rate={last:.3g} --decay_lr=False would go on as it was",
+    }
 
 
 def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:

@@ -10,12 +10,11 @@ runs/quickstart/
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from glassgpt.account import journal
 from glassgpt.config import TrainConfig
+from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
 
@@ -64,6 +63,7 @@ def _make(directory: Path, exist_ok: bool) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(exist_ok=exist_ok)
+        sync_to_disk(directory.parent)
     except FileExistsError:
         raise
     except OSError as error:
@@ -72,21 +72,45 @@ def _make(directory: Path, exist_ok: bool) -> None:
 
 def existing_run_dir(asked: str, name: str) -> Path:
     """The folder to resume: the one asked for, or the latest of runs/NAME, runs/NAME-2, …"""
-    if asked:
-        if not is_run(Path(asked)):
-            raise UserError(
-                f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are"
-            )
-        return Path(asked)
-    pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+    if not asked:
+        return newest_of(RUNS / name)
+    if not can_go_on(Path(asked)):
+        raise UserError(f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are")
+    return Path(asked)
+
+
+def can_go_on(directory: Path) -> bool:
+    """Whether it holds a run, of ours or nanoGPT's."""
+    return is_run(directory) or (directory / "ckpt.pt").is_file()
+
+
+def family(base: Path) -> list[Path]:
+    """The runs called BASE, BASE-2, …, in this order."""
+    pattern = re.compile(re.escape(base.name) + r"(?:-(\d+))?")
     numbered = [
         (int(match[1] or 1), path)
-        for path in (RUNS.iterdir() if RUNS.is_dir() else ())
-        if (match := pattern.fullmatch(path.name)) and is_run(path)
+        for path in (base.parent.iterdir() if base.parent.is_dir() else ())
+        if (match := pattern.fullmatch(path.name)) and can_go_on(path)
     ]
-    if not numbered:
-        raise UserError(f"there is no run of {name} in {RUNS}/ to resume; say which by --out_dir=RUN")
-    return max(numbered)[1]
+    return [path for _, path in sorted(numbered)]
+
+
+def newest_of(base: Path) -> Path:
+    runs = family(base)
+    if not runs:
+        raise UserError(
+            f"there is no run of {base.name} in {base.parent}/ to resume; say which by --out_dir=RUN"
+        )
+    return runs[-1]
+
+
+def first_free(base: Path) -> Path:
+    """BASE, or the first of BASE-2, BASE-3, … that holds no run."""
+    number, directory = 1, base
+    while is_run(directory):
+        number += 1
+        directory = base.with_name(f"{base.name}-{number}")
+    return directory
 
 
 class Place:
@@ -113,13 +137,9 @@ class Place:
         text = to_toml(config, "The settings of this run. Resuming reads them.")
         temporary = self.directory / f".{CONFIG}"
         temporary.write_text(text, encoding="utf-8")
+        sync_to_disk(temporary)  # before the rename: after a power cut there is the old file or the new one
         temporary.replace(self.directory / CONFIG)
-
-    def copy_tokenizer(self, files: Iterable[Path]) -> None:
-        folder = self.directory / TOKENIZER
-        folder.mkdir(exist_ok=True)
-        for file in files:
-            shutil.copyfile(file, folder / file.name)
+        sync_to_disk(self.directory)
 
     def close(self) -> None:
         self._lock.close()

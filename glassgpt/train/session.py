@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glassgpt.account.clock import Ledger
+from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig, find_problems
-from glassgpt.data.tokenizers import tokenizer_files
+from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, combine, read_recipe
 from glassgpt.train import loop, records
-from glassgpt.train.device import choose_device
 from glassgpt.train.interrupt import Stop
-from glassgpt.train.job import set_up
-from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir
-from glassgpt.train.state import restore
+from glassgpt.train.job import Job, set_up
+from glassgpt.train.loop import Ending
+from glassgpt.train.rundir import TOKENIZER, existing_run_dir
+from glassgpt.train.state import begin
+from glassgpt.train.task import Task, task_of, to_go_on
 
 
 @dataclass(frozen=True)
@@ -35,82 +37,39 @@ class Run:
     best_iter: int | None
 
 
-def resolve(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
-    """All layers put together, for a new run or for one that goes on. Every problem is reported at once."""
-    said = {**recipe.settings, **overrides}
-    if said.get("init_from") == "resume":
-        return _resolve_resumed(existing_run_dir(said.get("out_dir", ""), recipe.name), overrides)
-    config = combine(recipe, overrides, _device_type(recipe, said.get("device", "auto")))
-    if config.out_dir:
-        check_new(config.out_dir)
-    return config
-
-
-def _device_type(recipe: Recipe, asked: str) -> str | None:
-    """Which table of the recipe holds; a device that cannot be had is complained about later."""
-    try:
-        return choose_device(asked)[0].type if recipe.by_device else None
-    except UserError:
-        return None
-
-
-def _resolve_resumed(run_dir: Path, overrides: Mapping[str, Any]) -> TrainConfig:
-    """The settings the run was started with, and on top of them what is said now."""
-    stored = read_recipe(run_dir / CONFIG)
-    settings = dict(stored.settings)
-    if "device" in overrides and overrides["device"] != settings.get("device"):
-        # Decided for the other device; here they are open again.
-        for name in ("dtype", "compile"):
-            settings.pop(name, None)
-        if "batch_tokens" in settings:
-            settings.pop("batch_size", None)
-    overrides = {**overrides, "init_from": "resume", "out_dir": str(run_dir)}
-    return combine(replace(stored, settings=settings), overrides)
+def train(config: TrainConfig, name: str = "run", listeners: Sequence[Listener] = ()) -> Run:
+    """Trains. `listeners` get every record; the journal in the run's folder has them in any case."""
+    problems = find_problems(config)
+    if problems:
+        raise UserError(problems)
+    with Stop() as stop:
+        return start(task_of(config, name), listeners, stop)
 
 
 def resume(out_dir: str, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
     """Goes on with a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
-    return train(_resolve_resumed(existing_run_dir(out_dir, ""), changes), listeners=listeners)
+    with Stop() as stop:
+        return start(to_go_on(existing_run_dir(out_dir, ""), changes), listeners, stop)
 
 
-def train(
-    config: TrainConfig,
-    name: str = "run",
-    listeners: Sequence[Listener] = (),
-    process_age_s: float = 0.0,
-) -> Run:
-    """Trains. `listeners` get every record; the journal in the run's folder has them in any case.
-
-    `process_age_s`: how long the process had lived before it came here, if that belongs to the run.
-    """
-    problems = find_problems(config)
+def start(task: Task, listeners: Sequence[Listener], stop: Stop, process_age_s: float = 0.0) -> Run:
+    """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        problems.append("training in several processes is not there yet: start it without torchrun")
-    if problems:
-        raise UserError(problems)
+        raise UserError("training in several processes is not there yet: start it without torchrun")
     ledger = Ledger(age_s=process_age_s)
-    with Stop() as stop, ExitStack() as at_the_end:
+    with ExitStack() as at_the_end:
         with ledger.phase("startup"):
-            job = set_up(config, name, listeners, ledger, stop)
+            job = set_up(task, listeners, ledger, stop)
             for part in (job.place, job.sink, job.saver):  # closed in the opposite order
                 at_the_end.callback(part.close)
-            complaints = restore(job) if config.init_from == "resume" else None
-            if complaints is None or not config.eval_only:  # a look at a run does not change its settings
+            opening = begin(job, task)
+            # A look at a run does not change its settings.
+            if task.run_dir is None or not job.config.eval_only:
                 job.place.write_config(job.resolved_config())
-            job.place.copy_tokenizer(tokenizer_files(job.dataset.directory))
-            job.sink(records.run_record(job))
-            if complaints is not None:
-                job.sink(records.resume_record(job, complaints))
-        try:
-            ending = loop.run(job)
-        except KeyboardInterrupt:  # the second Ctrl-C
-            job.sink(records.end_record(job, "interrupted", 130, None))
-            raise
-        except BaseException as error:
-            what = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            job.sink(records.end_record(job, "crashed", 2 if isinstance(error, UserError) else 1, what))
-            raise
-        job.sink(records.end_record(job, ending.reason, ending.exit_code, ending.details))
+            write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
+            for record in (records.run_record(job), *opening):
+                job.sink(record)
+        ending = _see_through(job)
     progress = job.progress
     return Run(
         job.run_dir,
@@ -120,3 +79,25 @@ def train(
         progress.best_val_loss,
         progress.best_iter,
     )
+
+
+def _see_through(job: Job) -> Ending:
+    """The loop, and the record of how it ended, in whatever way."""
+    try:
+        ending = loop.run(job)
+    except KeyboardInterrupt as error:  # the second Ctrl-C
+        job.saver.abandon()
+        _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
+        raise
+    except BaseException as error:
+        what = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        # If it is the journal that cannot be written, this record has no place; the error says so.
+        with contextlib.suppress(UserError):
+            _record_end(job, "crashed", 2 if isinstance(error, UserError) else 1, what)
+        raise
+    _record_end(job, ending.reason, ending.exit_code, ending.details)
+    return ending
+
+
+def _record_end(job: Job, reason: str, exit_code: int, details: Record | None) -> None:
+    job.sink(records.end_record(job, reason, exit_code, details))

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from glassgpt.data.dataset import Manifest
-from glassgpt.errors import UserError
+from glassgpt.account.journal import Record
+from glassgpt.config import TrainConfig
 from glassgpt.model.weights import load_weights
-from glassgpt.train.checkpoint import Tensors, load_last, set_aside
+from glassgpt.recipe import field_types
+from glassgpt.train import records
+from glassgpt.train.checkpoint import Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizer, optimizer_tensors
+from glassgpt.train.origin import (
+    Origin,
+    check_fit,
+    check_not_done,
+    of_checkpoint,
+    takes_everything,
+    tokenizer_identity,
+)
+from glassgpt.train.task import Task
 
 
 def tensors_of(job: Job) -> Tensors:
@@ -44,7 +53,7 @@ def state_of(job: Job) -> dict[str, Any]:
         "config": dataclasses.asdict(job.config),
         "data_hash": job.dataset.hash,
         "measured_on": measured_on(job),
-        "tokenizer": _tokenizer_identity(job.dataset.manifest),
+        "tokenizer": tokenizer_identity(job.dataset.manifest),
     }
 
 
@@ -53,65 +62,84 @@ def measured_on(job: Job) -> str:
     return f"{min(job.eval_tokens, len(job.splits['val']) - 1)} tokens of {job.dataset.hash}"
 
 
-def restore(job: Job) -> list[str]:
-    """Puts the last whole checkpoint back; returns complaints about newer ones that were damaged."""
+# --- putting it back ---
+
+
+def begin(job: Job, task: Task) -> list[Record]:
+    """Gives the job the weights it begins with, and what goes with them. Returns what there is to say."""
+    origin, goes_on = task.origin, task.run_dir is not None
+    if origin is None and goes_on and committed(job.run_dir):
+        return _restore(job)
+    if origin is not None:
+        everything, _ = takes_everything(job.config, job.dataset, origin, goes_on)
+        if everything:
+            return _take_over(job, origin, goes_on)
+        _load_weights(job, origin)
+    return [records.restart_record()] if goes_on else []
+
+
+def _restore(job: Job) -> list[Record]:
+    """From the last whole checkpoint; newer ones that are damaged are set aside."""
     point, tensors, damaged, complaints = load_last(job.run_dir)
-    _check_fit(job, point.state)
-    unfinished = point.iter == job.config.max_iters and not job.place.was_finished
-    if point.iter >= job.config.max_iters and not (unfinished or job.config.eval_only):
-        raise UserError(
-            f"the run has done its {point.iter} updates; --max_iters={2 * point.iter} would train it on"
-        )
+    origin = of_checkpoint(point, tensors, complaints)
+    check_fit(job.config, job.dataset, origin, same_run=True)
+    found = _take_over(job, origin, goes_on=True)
     set_aside(damaged)
-    weights = tensors["model"]
-    load_weights(job.model, weights | {"lm_head.weight": weights["transformer.wte.weight"]}, str(point.path))
-    load_optimizer(job.model, job.learner.optimizer, tensors.get("optimizer", {}))
-    if point.state["scaler"] and job.learner.scaler.is_enabled():
-        job.learner.scaler.load_state_dict(point.state["scaler"])
-    if "evaluation" in tensors:
-        job.reference = _evaluation(**tensors["evaluation"])
-    for name, value in point.state["progress"].items():
-        setattr(job.progress, name, value)
-    if point.state["measured_on"] != measured_on(job):
-        job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
-        job.reference = None
-        complaints.append("evaluations are on other tokens than before: the best so far does not compare")
+    return found
+
+
+def _load_weights(job: Job, origin: Origin) -> None:
+    positions = "transformer.wpe.weight"
+    weights = dict(origin.weights)
+    if positions in weights:
+        weights[positions] = weights[positions][: job.config.block_size]
+    load_weights(job.model, weights, origin.what)
+
+
+def _take_over(job: Job, origin: Origin, goes_on: bool) -> list[Record]:
+    """Everything, so that the run goes on where the other one was."""
+    done = origin.iter or 0
+    # A run that died between its last checkpoint and its end has the closing evaluation left to do.
+    if not (goes_on and done == job.config.max_iters and not job.place.was_finished):
+        check_not_done(job.config, done)
+    _load_weights(job, origin)
+    load_optimizer(job.model, job.learner.optimizer, origin.optimizer)
+    complaints = list(origin.complaints)
+    if origin.state:
+        complaints += _take_over_progress(job, origin)
+    else:  # nanoGPT keeps no place in the data, and its losses are of random batches
+        job.progress.iter, job.progress.sequences = done, done * job.plan.sequences
     if job.reference is None:  # nothing to count from; early stopping starts anew
         job.progress.evaluations_without_gain = 0
-    job.saved = (job.progress.iter, job.progress.val_loss)
-    return complaints
+    if origin.folder == job.run_dir and origin.state:
+        job.saved = (job.progress.iter, job.progress.val_loss)
+    jump = records.rate_jump(job, _config_then(origin))
+    return [records.resume_record(job, complaints), *([jump] if jump else [])]
+
+
+def _take_over_progress(job: Job, origin: Origin) -> list[str]:
+    state = origin.state
+    if state["scaler"] and job.learner.scaler.is_enabled():
+        job.learner.scaler.load_state_dict(state["scaler"])
+    if origin.evaluation:
+        job.reference = _evaluation(**origin.evaluation)
+    for name, value in state["progress"].items():
+        setattr(job.progress, name, value)
+    if state["measured_on"] != measured_on(job):
+        job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
+        job.reference = None
+        return ["evaluations are on other tokens than before: the best so far does not compare"]
+    return []
+
+
+def _config_then(origin: Origin) -> TrainConfig:
+    """The settings it was trained with up to now."""
+    then = origin.state.get("config", origin.settings)
+    known = {name: value for name, value in then.items() if name in field_types(TrainConfig)}
+    return TrainConfig(**known)
 
 
 def _evaluation(window_losses: torch.Tensor, window_tokens: torch.Tensor) -> Evaluation:
     losses, counts = window_losses.numpy(), window_tokens.numpy()
     total = int(counts.sum())
     return Evaluation(float((losses * counts).sum()) / total, total, losses, counts)
-
-
-def _check_fit(job: Job, state: Mapping[str, Any]) -> None:
-    """A checkpoint fits only the model it was made with (dropout has no parameters and may change)."""
-    now, then = dataclasses.asdict(job.model.config), state["model"]
-    problems = []
-    if now["vocab_size"] != then["vocab_size"]:
-        problems.append(
-            f"--dataset={job.config.dataset} has a vocabulary of {now['vocab_size']}, the checkpoint of "
-            f"{then['vocab_size']}; resume with the dataset it was trained on"
-        )
-    elif state["tokenizer"] != _tokenizer_identity(job.dataset.manifest):
-        problems.append(
-            f"--dataset={job.config.dataset} numbers its tokens differently from the dataset that the "
-            "checkpoint was trained on; resume with that one"
-        )
-    for name in now:
-        if name not in ("vocab_size", "dropout") and now[name] != then[name]:
-            problems.append(
-                f"--{name}={now[name]} does not fit the checkpoint, which has {name}={then[name]}"
-            )
-    if problems:
-        raise UserError(problems)
-
-
-def _tokenizer_identity(manifest: Manifest) -> str:
-    """What decides which token is which; the text itself does not."""
-    files = {name: digest for name, digest in manifest.sha256.items() if not name.endswith(".bin")}
-    return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)

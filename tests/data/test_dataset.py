@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from glassgpt.data.dataset import Manifest, open_dataset, read_manifest, verify
+from glassgpt.data.manifest import write_manifest
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
 
@@ -25,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 def edit(folder: Path, **changes: Any) -> None:
     path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    fields = json.loads(path.read_text())
+    fields.pop("digest", None)  # as in manifests from before there was one
+    path.write_text(json.dumps({**fields, **changes}))
 
 
 def test_round_trip(folder: Path) -> None:
@@ -56,9 +60,48 @@ def test_the_hash_follows_the_content_and_nothing_else(folder: Path) -> None:
 def test_no_dataset_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no dataset at .*pylib: run  glass prepare pylib"):
         open_dataset(tmp_path / "pylib")
-    (tmp_path / "train.bin").touch()
-    with pytest.raises(UserError, match=r"no manifest\.json"):
-        open_dataset(tmp_path)
+    with pytest.raises(UserError, match=r"--out_dir=.*mine  or put nanoGPT's train\.bin and val\.bin there"):
+        open_dataset(tmp_path / "mine")
+
+
+def test_a_manifest_is_believed_as_written_or_not_at_all(folder: Path) -> None:
+    path = folder / "manifest.json"
+    content, written = path.read_bytes(), read_manifest(folder)
+    refused = 0
+    for place in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                assert read_manifest(folder) == written, (place, bit)
+            except UserError:
+                refused += 1
+    assert refused > 6 * len(content)  # the rest is indentation, and numbers that are not read back
+
+
+def test_a_change_that_makes_sense_is_seen_too(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"train": 520', '"train": 521').replace("468", "469"))
+    with pytest.raises(UserError, match="something in it was changed after it was written"):
+        read_manifest(folder)
+
+
+def test_what_is_unknown_is_null_and_reads_back(folder: Path) -> None:
+    for known in ({}, {"val": 52}):
+        manifest = dataclasses.replace(read_manifest(folder), text_bytes=known, tokenizer="char")
+        write_manifest(folder, manifest)
+        assert read_manifest(folder) == manifest
+        assert math.isnan(open_dataset(folder).bytes_per_token("train"))
+        text = (folder / "manifest.json").read_text()
+        assert json.loads(text)["bytes_per_token"] == {"train": None, "val": 1.0 if known else None}
+        assert "NaN" not in text
+
+
+def test_a_name_that_is_no_text_reads_back(folder: Path) -> None:
+    manifest = dataclasses.replace(read_manifest(folder), name="\udcff", source="folder \udcff")
+    write_manifest(folder, manifest)
+    assert read_manifest(folder) == manifest
 
 
 def test_every_truncation_of_a_manifest_is_refused(folder: Path) -> None:
@@ -84,6 +127,9 @@ def test_every_truncation_of_a_manifest_is_refused(folder: Path) -> None:
         ({"tokens": {"train": 1}}, "'tokens' does not give"),
         ({"tokens": {"train": -1, "val": 3}}, "'tokens' does not give"),
         ({"tokens": {"train": 1.5, "val": 3}}, "'tokens' is not"),
+        ({"text_bytes": {"test": 1}}, "'text_bytes' does not give"),
+        ({"text_bytes": {"val": 0}}, "'text_bytes' does not give"),
+        ({"digest": None}, "its digest differs"),
         ({"sha256": {"../secret": "00"}}, "'sha256' does not name"),
         ({"notes": "one"}, "'notes' is not"),
         ({"characters": None}, "belongs to the char tokenizer"),

@@ -163,6 +163,35 @@ def test_preparing_twice_gives_the_same_bytes(tmp_path: Path, text_file: Path) -
     assert first.manifest.sha256 == second.manifest.sha256
 
 
+def test_nanogpts_script_means_its_dataset(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "nanoGPT" / "data" / "shakespeare_char" / "prepare.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("raise SystemExit('not to be run, not to be read')")
+    said: list[str] = []
+    for asked in (str(script), "gone/shakespeare_char/prepare.py"):
+        manifest = prepare(PrepareOptions(asked, source=str(text_file), overwrite=True), say=said.append)
+        assert manifest.name == "shakespeare_char"
+        assert manifest.notes[0] == said[0]
+        assert said[0].endswith(
+            "prepare.py is nanoGPT's script for shakespeare_char, so this is  glass prepare shakespeare_char"
+        )
+        said.clear()
+    assert open_dataset(Path("data/shakespeare_char")).manifest.source == f"file {text_file}"
+
+
+def test_nanogpts_files_are_not_in_need_of_it(tmp_path: Path, text_file: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train.bin").touch()
+    with pytest.raises(
+        UserError, match=r"holds nanoGPT's files, which need no preparing: train with --data_dir"
+    ):
+        made(text_file, out, overwrite=True)
+
+
 def test_nothing_is_overwritten_silently(tmp_path: Path, text_file: Path) -> None:
     out = tmp_path / "out"
     before = made(text_file, out).hash

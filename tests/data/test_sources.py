@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data import sources
-from glassgpt.data.sources import Document, Source, dataset_problem, is_kept_download, open_source
+from glassgpt.data.sources import (
+    Document,
+    Source,
+    dataset_problem,
+    is_kept_download,
+    named_by_script,
+    open_source,
+)
 from glassgpt.errors import UserError
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
@@ -75,6 +82,37 @@ def test_unknown_names_get_the_nearest_one() -> None:
     assert "did you mean shakespeare_char?" in (dataset_problem("shakespeare_chr") or "")
     assert "known names: pylib" in (dataset_problem("no/such/file.txt") or "")
     assert "give a file, a folder" in (dataset_problem("") or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("data/shakespeare_char/prepare.py", "shakespeare_char"),
+        ("/home/me/nanoGPT/data/shakespeare/prepare.py", "shakespeare"),
+        ("shakespeare/prepare.py", "shakespeare"),
+        ("prepare.py", None),
+        ("./prepare.py", None),
+        ("../prepare.py", None),
+        ("data/shakespeare/prepare.txt", None),
+    ],
+)
+def test_nanogpts_scripts_name_their_dataset(asked: str, name: str | None) -> None:
+    assert named_by_script(asked) == name
+
+
+def test_what_is_not_there_yet_says_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = Path("data/openwebtext/prepare.py")
+    script.parent.mkdir(parents=True)
+    script.touch()
+    for asked in ("openwebtext", "data/openwebtext/prepare.py", "elsewhere/openwebtext"):
+        problem = dataset_problem(asked) or ""
+        assert "54 GB" in problem
+        assert "glass prepare FOLDER --tokenizer=gpt2 --out_dir=data/openwebtext" in problem
+    assert dataset_problem("data/openwebtext") is None  # somebody's own texts, in a folder of that name
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "prepare.py").touch()
+    assert "run it with python" in (dataset_problem("mine/prepare.py") or "")
 
 
 def test_pylib_is_readable_code_in_a_fixed_order() -> None:

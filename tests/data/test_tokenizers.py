@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import os
 import re
-import shutil
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +21,22 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, learn, write_layouts
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from glassgpt.data import tokenizers
+from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.ranks import parse_tokenizer_json
+from glassgpt.data.ranks import PATTERN, parse_tokenizer_json
 from glassgpt.data.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
     CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    encode_prompt,
     gpt2_tokenizer,
     load_tokenizer,
-    tokenizer_files,
     tokenizer_problem,
     train_bpe,
+    write_tokenizer,
 )
 from glassgpt.errors import UserError
 
@@ -112,6 +120,63 @@ def test_a_literal_end_of_text_is_ordinary_text() -> None:
     assert tokenizer.decode([tokenizer.eot]) == "<|endoftext|>"
 
 
+def every_tokenizer() -> list[Tokenizer]:
+    characters = "".join(sorted(set(HINDI + ARABIC + EMOJI))) + "\ud800\udfff"
+    return [CharTokenizer(characters), ByteTokenizer(), small_bpe(), IdsTokenizer(300)]
+
+
+@few
+@given(st.data())
+def test_text_streamed_token_by_token_is_the_text(data: st.DataObject) -> None:
+    for tokenizer in every_tokenizer():
+        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace") == tokenizer.decode(ids)
+        stream = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        pieces = [stream.decode(tokenizer.token_bytes(i)) for i in np.array(ids, dtype=np.int64)]
+        assert "".join([*pieces, stream.decode(b"", final=True)]) == tokenizer.decode(ids)
+
+
+@few
+@given(st.lists(st.integers(0, 299), max_size=20))
+def test_ids_are_their_own_text(ids: list[int]) -> None:
+    tokenizer = IdsTokenizer(300)
+    assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids
+    assert tokenizer.encode(" ".join(map(str, ids)) + "\n").tolist() == ids
+    assert tokenizer.encode("").dtype == np.int64
+
+
+@pytest.mark.parametrize("word", ["300", "-1", "1.5", "one", "1,2", "١٢", "9" * 5000, "1e1", "0x1"])
+def test_what_is_not_an_id_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match=r"is not an id: write numbers from 0 to 299 with blanks between"):
+        IdsTokenizer(300).encode(f"1 2 {word}")
+
+
+def test_a_prompt_may_name_the_end_of_text() -> None:
+    bpe = small_bpe()
+    dog, fox = bpe.encode("the dog").tolist(), bpe.encode(" fox").tolist()
+    assert encode_prompt(bpe, "the dog<|endoftext|> fox").tolist() == [*dog, bpe.eot, *fox]
+    assert encode_prompt(bpe, "<|endoftext|>").tolist() == [bpe.eot]
+    assert encode_prompt(bpe, "<|endoftext|><|endoftext|>the dog").tolist() == [bpe.eot, bpe.eot, *dog]
+    assert encode_prompt(bpe, "the dog").tolist() == dog
+    assert encode_prompt(bpe, "").tolist() == []
+    # These have no such token: to them it is text like any other, or none at all.
+    assert ByteTokenizer().decode(encode_prompt(ByteTokenizer(), "<|endoftext|>")) == "<|endoftext|>"
+    with pytest.raises(UserError):
+        encode_prompt(CharTokenizer("abc"), "<|endoftext|>")
+
+
+@few
+@given(st.text(max_size=40))
+@example("a<|endoftext|>\n\n<|endoftext|> b")
+def test_prompts_are_tiktokens(text: str) -> None:
+    import tiktoken
+
+    bpe = small_bpe()
+    ends = {"<|endoftext|>": bpe.eot}
+    reference = tiktoken.Encoding("x", pat_str=PATTERN, mergeable_ranks=bpe.ranks, special_tokens=ends)
+    assert encode_prompt(bpe, text).tolist() == reference.encode(text, allowed_special=set(ends))
+
+
 def test_learning_is_repeatable_and_ends_with_the_separator() -> None:
     first, second = (train_bpe(CORPUS * 3, 300) for _ in range(2))
     assert first.files == second.files
@@ -120,13 +185,23 @@ def test_learning_is_repeatable_and_ends_with_the_separator() -> None:
     assert first.encode("the dog").size < len("the dog")
 
 
-def test_learning_obeys_ctrl_c() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_learning_obeys_ctrl_c(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
     def endless() -> Iterator[str]:
         for i in itertools.count():
             if i == 1000:
                 os.kill(os.getpid(), signal.SIGINT)
+            assert i < 5_000_000, "it did not stop"
             yield "the dog "
 
+    submit = ThreadPoolExecutor.submit
+
+    def submit_slowly(pool: ThreadPoolExecutor, *call: Any) -> Future[Any]:
+        learning = submit(pool, *call)
+        time.sleep(0.5 if early else 0)  # the signal comes meanwhile
+        return learning
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_slowly)
     with pytest.raises(KeyboardInterrupt):
         train_bpe(endless(), 300)
 
@@ -172,18 +247,72 @@ def test_a_run_folder_carries_its_tokenizer(tmp_path: Path, kind: str) -> None:
     )
     prepare(options, say=lambda line: None)
     run = tmp_path / "run"
-    run.mkdir()
-    copied = [shutil.copy(path, run) for path in tokenizer_files(tmp_path / "out")]
-    assert len(copied) == (1 if kind in ("char", "byte") else 2)
+    for _ in range(2):  # a resumed run writes it again
+        write_tokenizer(run, open_dataset(tmp_path / "out"))
+    carried_files = [path for path in run.iterdir() if path.name != "manifest.json"]
+    assert len(carried_files) == (0 if kind in ("char", "byte") else 1)
     original, carried = load_tokenizer(tmp_path / "out"), load_tokenizer(run)
     assert carried.name == kind
     assert carried.encode(text).tolist() == original.encode(text).tolist()
     assert carried.decode(carried.encode(text)) == text
-    if len(copied) == 2:
-        file = Path(copied[1])
+    for file in carried_files:
         file.write_bytes(file.read_bytes().replace(b"1", b"2", 1))
         with pytest.raises(UserError, match="missing or damaged"):
             load_tokenizer(run)
         file.unlink()
         with pytest.raises(UserError, match="missing or damaged"):
             load_tokenizer(run)
+
+
+def test_a_damaged_tokenizer_is_not_carried_along(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
+    out = tmp_path / "out"
+    prepare(
+        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)), say=lambda _: None
+    )
+    dataset = open_dataset(out)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/run cannot be written to \(Not a directory\)"):
+        write_tokenizer(tmp_path / "file" / "run", dataset)
+    (out / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="missing or damaged"):
+        write_tokenizer(tmp_path / "run", dataset)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_leaves_the_old_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
+    out, run = tmp_path / "out", tmp_path / "run"
+    prepare(
+        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)), say=lambda _: None
+    )
+    write_tokenizer(run, open_dataset(out))
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    written: list[int] = []
+
+    def full(path: Path, content: bytes) -> int:
+        written.append(len(content))
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_tokenizer(run, open_dataset(out))
+    assert written
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_table_that_the_manifest_names_is_never_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
+    out, files = tmp_path / "out", str(write_layouts(library(), tmp_path / "files")[0])
+    options = PrepareOptions(
+        str(tmp_path / "t.txt"), tokenizer="gpt2", tokenizer_files=files, out_dir=str(out)
+    )
+    prepare(options, say=lambda line: None)
+    (out / "gpt2.tiktoken").unlink()
+    monkeypatch.setattr(tokenizers, "download_ranks", lambda fix: pytest.fail("asked for a download"))
+    with pytest.raises(UserError, match="missing or damaged"):
+        load_tokenizer(out)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from glassgpt.model.gpt import GPT, GPTConfig
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
 
 VOCABULARY, CONTEXT = 23, 16
 
@@ -54,3 +58,21 @@ def gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     return loss.item(), {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
+
+
+def reference(n_head: int = 2, activation: str = "gelu_new") -> GPT2LMHeadModel:
+    """GPT-2 as `transformers` computes it, of the same size."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=24,
+        n_layer=2,
+        n_head=n_head,
+        activation_function=activation,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
+    shake(model)
+    return model

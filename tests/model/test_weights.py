@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from little import CONTEXT, VOCABULARY, little_gpt, shake, some_tokens
+from little import CONTEXT, little_gpt, reference, some_tokens
 
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import from_transformers, load_weights
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
-
-
-def reference(n_head: int = 2, activation: str = "gelu_new") -> GPT2LMHeadModel:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=CONTEXT,
-        n_embd=24,
-        n_layer=2,
-        n_head=n_head,
-        activation_function=activation,
-    )
-    model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
-    shake(model)
-    return model
 
 
 def ours(**changes: Any) -> GPT:

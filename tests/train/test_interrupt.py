@@ -9,32 +9,63 @@ import threading
 import pytest
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
 
-from glassgpt.train.interrupt import Stop
+from glassgpt.train.interrupt import Stop, Stopped
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import Run, train
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_is_a_request(number: signal.Signals, code: int) -> None:
+def test_the_first_signal_is_a_request(
+    number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     with Stop() as stop:
+        stop.gentle = True
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested
         assert stop.exit_code == code
+    assert "once more quits at once" in capfd.readouterr().err
 
 
 def test_the_second_signal_quits() -> None:
-    with Stop():
+    with Stop() as stop:
+        stop.gentle = True
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_while_there_is_nothing_to_save_the_first_one_quits(number: signal.Signals, code: int) -> None:
+    with Stop(), pytest.raises(Stopped) as caught:
+        os.kill(os.getpid(), number)
+    assert caught.value.exit_code == code
+
+
+def test_a_hangup_stops_nothing() -> None:
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.hung_up
+        assert not stop.requested
+
+
+def test_under_nohup_a_hangup_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.hung_up
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_handlers_go_back_to_what_they_were() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with Stop():
         assert signal.getsignal(signal.SIGINT) != before[0]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_run_in_another_thread_goes_without(tiny: MakeConfig) -> None:
@@ -109,3 +140,17 @@ def test_the_second_ctrl_c_leaves_the_last_checkpoint(
     assert (end["reason"], end["exit_code"]) == ("interrupted", 130)
     assert resume(config).iter == 20
     assert records(config.out_dir, "resume")[-1]["from_iter"] == 10
+
+
+def test_a_run_whose_terminal_is_gone_saves_and_goes_on(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=20)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 13, signal.SIGHUP)
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("finished", 0, 20)
+    assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [10, 14, 20]
+    (finding,) = records(config.out_dir, "finding")
+    assert (finding["id"], finding["iter"]) == ("hangup", 14)
+    assert f"kill {os.getpid()}" in finding["advice"]

@@ -17,6 +17,7 @@ import pytest
 from tiny import (
     MakeConfig,
     assert_same_tensors,
+    choices,
     last_tensors,
     poison,
     records,
@@ -198,8 +199,21 @@ def command(config: TrainConfig) -> list[str]:
 def test_the_exit_code_is_the_runs(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(max_iters=3)
     assert cli.main(command(config)) == 0
-    assert cli.main(command(config)) == 2  # a run is never overwritten
+    assert cli.main([*command(config), f"--out_dir={config.out_dir}"]) == 2  # a run is never overwritten
     assert records(config.out_dir)[-1]["exit_code"] == 0
+
+
+def test_a_file_that_names_a_folder_starts_a_row_of_runs(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=3)
+    for number in ("", "-2", "-3"):
+        assert cli.main(command(config)) == 0
+        assert len(records(config.out_dir + number, "end")) == 1
+    value, reason = choices(config.out_dir + "-3")["out_dir"]
+    assert value == config.out_dir + "-3"
+    assert "never overwritten" in reason
+    # Going on means the newest of the row.
+    assert cli.main([*command(config), "--init_from=resume", "--max_iters=5"]) == 0
+    assert records(config.out_dir + "-3", "end")[-1]["iter"] == 5
 
 
 def test_the_end_record_has_the_programs_exit_code(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +244,8 @@ def test_a_crash_is_recorded_and_not_swallowed(tiny: MakeConfig, monkeypatch: py
     assert (end["reason"], end["exit_code"]) == ("crashed", 1)
     assert end["error"] == "ZeroDivisionError: division by zero"
     # The lock is gone, so that the folder can be used at once.
-    with pytest.raises(UserError, match="no checkpoint to resume from"):
-        resume(config)
+    monkeypatch.undo()
+    assert resume(config).exit_code == 0
 
 
 def test_the_same_settings_give_the_same_run(tiny: MakeConfig) -> None:

@@ -21,9 +21,11 @@ from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import Tensors, load_last
 from glassgpt.train.device import Placement
+from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
-from glassgpt.train.session import Run, train
+from glassgpt.train.session import Run, start, train
 from glassgpt.train.stream import Stream
+from glassgpt.train.task import Task
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -76,6 +78,11 @@ def assert_close_tensors(one: dict[str, Tensor], other: dict[str, Tensor], toler
     for name, tensor in one.items():
         difference = (tensor - other[name]).abs().max().item()
         assert difference <= tolerance, f"{name} differs by {difference}"
+
+
+def do(task: Task, process_age_s: float = 0.0) -> Run:
+    with Stop() as stop:
+        return start(task, [], stop, process_age_s)
 
 
 def resume(config: TrainConfig, **changes: Any) -> Run:

@@ -1,0 +1,164 @@
+"""The manifest of a dataset folder: a JSON file that says exactly what the folder holds.
+
+Reading is strict and never executes anything: every field is checked, and a digest over all of them tells
+when the disk, or an editor, changed one into something that still makes sense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassgpt.data.staging import replace_file
+from glassgpt.errors import UserError
+
+VERSION = 1
+MANIFEST = "manifest.json"
+SPLITS = ("train", "val")
+# Little-endian is spelled out, so that a dataset can be copied to any machine.
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+# The only names a manifest may mention: it cannot point outside its own folder.
+TOKENIZER_FILES = ("tokenizer.json", "gpt2.tiktoken")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a dataset folder holds; `manifest.json` is this, field by field."""
+
+    # What `glass prepare` was asked for: "pylib", or the name of the file or folder.
+    name: str
+    # Where the text came from, in words.
+    source: str
+    # "char", "byte", "gpt2", "bpe:N", or "ids" where nobody knows what the ids stand for.
+    tokenizer: str
+    vocab_size: int
+    # "uint16" or "uint32", little-endian.
+    dtype: str
+    # Token ids in each split.
+    tokens: Mapping[str, int]
+    # UTF-8 bytes of the text of each split: bits per byte needs them. A split is left out if unknown.
+    text_bytes: Mapping[str, int]
+    # SHA-256 of each file beside the manifest; "sampled:" and that of a sample for nanoGPT's large ones.
+    sha256: Mapping[str, str]
+    # The vocabulary of the char tokenizer, in order of id; None for the others.
+    characters: str | None
+    # What prepare decided, each with its reason.
+    notes: tuple[str, ...]
+    # When, as an ISO 8601 string. Not part of the dataset's hash.
+    created: str
+    version: int = VERSION
+
+    def bytes_per_token(self, split: str) -> float:
+        """NaN if the length of the text is unknown."""
+        return self.text_bytes.get(split, math.nan) / self.tokens[split]
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Path:
+    """Write `manifest.json`; whoever makes a folder calls this last."""
+    fields = dataclasses.asdict(manifest)
+    # Written for people who read the file; it follows from two other fields, so it is not read back.
+    known = {split: manifest.bytes_per_token(split) for split in manifest.text_bytes}
+    derived = {"bytes_per_token": {split: known.get(split) for split in SPLITS}, "digest": _digest(fields)}
+    text = json.dumps(fields | derived, ensure_ascii=False, indent=2, allow_nan=False)
+    path = directory / MANIFEST
+    # A folder's name may hold bytes that are no text; JSON is read back with the same tolerance.
+    replace_file(path, f"{text}\n".encode(errors="surrogatepass"))
+    return path
+
+
+def stored_manifest(directory: Path) -> Manifest | None:
+    """Read and check `manifest.json`; None if there is no such file."""
+    path = directory / MANIFEST
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(_damaged(path, f"it is not valid JSON ({error})")) from error
+    if not isinstance(fields, dict):
+        raise UserError(_damaged(path, "it is not a JSON object"))
+    # The version comes first: a newer manifest may have other fields, and is not damaged.
+    if fields.get("version") != VERSION and "version" in fields:
+        raise UserError(
+            f"{path} has version {fields['version']!r}, this GlassGPT reads version {VERSION}: "
+            "prepare the dataset again with --overwrite, or update GlassGPT"
+        )
+    fields.pop("bytes_per_token", None)
+    has_digest, digest = "digest" in fields, fields.pop("digest", None)  # older manifests have none
+    problems = _field_problems(fields) or _value_problems(fields)
+    if not problems and has_digest and digest != _digest(fields):
+        problems = ["something in it was changed after it was written (its digest differs)"]
+    if problems:
+        raise UserError([_damaged(path, problem) for problem in problems])
+    return Manifest(**{**fields, "notes": tuple(fields["notes"])})
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """SHA-256 of what the fields say, however the file is indented."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path, problem: str) -> str:
+    return f"{path} is damaged, {problem}: prepare the dataset again with --overwrite"
+
+
+def _field_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Missing fields, unknown fields, and fields of the wrong type."""
+    problems = []
+    for field in dataclasses.fields(Manifest):
+        if field.name not in fields:
+            problems.append(f"it has no {field.name!r}")
+        elif not _has_type(fields[field.name], str(field.type)):
+            problems.append(f"its {field.name!r} is not {field.type}")
+    known = {field.name for field in dataclasses.fields(Manifest)}
+    return problems + [f"it has an unknown field {name!r}" for name in fields if name not in known]
+
+
+def _has_type(value: Any, annotation: str) -> bool:
+    if annotation == "str":
+        return isinstance(value, str)
+    if annotation == "str | None":
+        return value is None or isinstance(value, str)
+    if annotation == "int":
+        # bool is an int in Python, and JSON's true is not a vocabulary size.
+        return type(value) is int
+    if annotation == "tuple[str, ...]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    item_type = {"Mapping[str, int]": int, "Mapping[str, str]": str}[annotation]
+    return isinstance(value, dict) and all(type(item) is item_type for item in value.values())
+
+
+def _value_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Fields of the right type that contradict each other or that nobody could have written."""
+    problems = []
+    if fields["dtype"] not in DTYPES:
+        problems.append(f"its dtype {fields['dtype']!r} is not one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"char|byte|gpt2|ids|bpe:[0-9]{1,9}", fields["tokenizer"]):
+        problems.append(f"its tokenizer {fields['tokenizer']!r} is not char, byte, gpt2, ids or bpe:N")
+    if not 1 <= fields["vocab_size"] <= 2**32:
+        problems.append(f"its vocab_size {fields['vocab_size']} is not between 1 and 2^32")
+    tokens, text_bytes = fields["tokens"], fields["text_bytes"]
+    if set(tokens) != set(SPLITS) or min(tokens.values()) < 1:
+        problems.append("its 'tokens' does not give a positive number for train and for val")
+    if not set(text_bytes) <= set(SPLITS) or min(text_bytes.values(), default=1) < 1:
+        problems.append("its 'text_bytes' does not give a positive number for train and for val, if any")
+    allowed = {"train.bin", "val.bin", *TOKENIZER_FILES}
+    if not {"train.bin", "val.bin"} <= set(fields["sha256"]) <= allowed:
+        problems.append("its 'sha256' does not name train.bin, val.bin and at most a tokenizer file")
+    characters = fields["characters"]
+    if (characters is not None) != (fields["tokenizer"] == "char"):
+        problems.append("its 'characters' belongs to the char tokenizer, and only to it")
+    elif characters is not None and not len(set(characters)) == len(characters) == fields["vocab_size"]:
+        problems.append("its 'characters' does not have vocab_size different characters")
+    return problems

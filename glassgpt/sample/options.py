@@ -1,0 +1,84 @@
+"""What `glass sample` is asked to do. nanoGPT's names keep their meaning."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from glassgpt.config import DEVICE
+from glassgpt.data.dataset import user_path
+from glassgpt.errors import UserError
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Write text with the model of a run: its best checkpoint, or RUN@2000, RUN@last. No RUN: the newest."""
+
+    # nanoGPT's way to name the run: the newest of OUT_DIR, OUT_DIR-2, …; holding a run of ours or a ckpt.pt.
+    out_dir: str = ""
+    # `resume`: a trained model, see above. Or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder with one.
+    init_from: str = "resume"
+    # What the text goes on from. FILE:prompt.txt reads a file, - reads standard input. Empty: a line break,
+    # or where a text begins.
+    start: str = ""
+    # How many samples.
+    num_samples: int = 10
+    # Tokens per sample.
+    max_new_tokens: int = 500
+    # Below 1: safer choices, above 1: wilder ones; 0: always the likeliest token.
+    temperature: float = 0.8
+    # Draw from this many of the likeliest tokens; none: from all.
+    top_k: int | None = 200
+    # Draw from the likeliest tokens that together have this probability, e.g. 0.9.
+    top_p: float | None = None
+    # The same seed gives the same samples.
+    seed: int = 1337
+    # Another run, to see its samples beside these: same prompt, same seed.
+    compare: str = ""
+    # auto, cpu, cuda, cuda:1, mps
+    device: str = "auto"
+    # float32 on a CPU; else what the card is fast in.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # nanoGPT's; sampling is not compiled yet, whatever this says: the cache of keys and values makes it fast.
+    compile: Literal["auto", "on", "off"] = "auto"
+    # For a ckpt.pt of nanoGPT: the folder with its meta.pkl, if it is not at data/DATASET.
+    data_dir: str = ""
+
+
+def find_problems(options: SampleOptions) -> list[str]:
+    problems = [
+        f"--{name}={getattr(options, name)} must be at least 1"
+        for name in ("num_samples", "max_new_tokens", "top_k")
+        if (value := getattr(options, name)) is not None and value < 1
+    ]
+    if not (options.temperature >= 0 and math.isfinite(options.temperature)):
+        problems.append(f"--temperature={options.temperature} must be 0 or more")
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        problems.append(f"--top_p={options.top_p} must be above 0 and at most 1")
+    if not 0 <= options.seed < 2**63:
+        problems.append(f"--seed={options.seed} must be at least 0 and below 2^63")
+    if not DEVICE.fullmatch(options.device):
+        problems.append(f"--device={options.device} is not one of auto, cpu, cuda, cuda:N, mps")
+    return problems
+
+
+def prompt_text(start: str) -> str:
+    """The text itself, from wherever --start says it is."""
+    if start == "-":
+        return _decoded(sys.stdin.buffer.read(), "standard input")
+    if not start.startswith("FILE:"):
+        return start
+    path = user_path(start.removeprefix("FILE:"))
+    try:
+        return _decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"--start={start} cannot be read: {error.strerror}") from None
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--start: {where} is not UTF-8 text: {error.reason} at byte {error.start}") from None

@@ -1,0 +1,143 @@
+"""A model that writes: weights, the tokenizer that goes with them, and a device to run on."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from glassgpt.config import Choice
+from glassgpt.data.dataset import user_path
+from glassgpt.data.ranks import download_ranks, read_ranks
+from glassgpt.data.tokenizers import Tokenizer, encode_prompt, gpt2_tokenizer, load_tokenizer
+from glassgpt.errors import UserError
+from glassgpt.model.generate import generate_samples
+from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import load_weights
+from glassgpt.sample.options import SampleOptions
+from glassgpt.train.device import Placement, choose_device, choose_dtype
+from glassgpt.train.origin import Origin, open_origin
+from glassgpt.train.rundir import RUNS, TOKENIZER, can_go_on, newest_of
+
+_CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
+
+
+@dataclass(frozen=True)
+class Writer:
+    origin: Origin
+    model: GPT
+    tokenizer: Tokenizer
+    placement: Placement
+    choices: tuple[Choice, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt's tokens. For an empty one: a line break, or where a text begins if there are none."""
+        if text:
+            return [int(token) for token in encode_prompt(self.tokenizer, text)]
+        try:
+            return self.encode("\n")
+        except UserError:  # a text of one line has no line break among its characters
+            return [0 if self.tokenizer.eot is None else self.tokenizer.eot]
+
+    def write(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
+        """Yields, token by token, what is new in each of the samples that are written together. An empty
+        list ends such a group."""
+        size = self._group_size(len(prompt) + options.max_new_tokens)
+        for first in range(0, options.num_samples, size):
+            numbers = range(first, min(first + size, options.num_samples))
+            yield from self._write_group(prompt, options, numbers)
+            yield []
+
+    def _write_group(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
+        # A token may end in the middle of a character; it shows when the character is whole.
+        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in numbers]
+        steps = generate_samples(
+            self.model,
+            prompt,
+            options.max_new_tokens,
+            samples=numbers,
+            vocab_size=self.tokenizer.vocab_size,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        while True:
+            with self.placement.autocast():
+                tokens = next(steps, None)
+            if tokens is None:
+                break
+            yield [
+                decoder.decode(self.tokenizer.token_bytes(token))
+                for decoder, token in zip(decoders, tokens, strict=True)
+            ]
+        yield [decoder.decode(b"", final=True) for decoder in decoders]
+
+    def _group_size(self, length: int) -> int:
+        shape = self.model.config
+        each = 2 * 4 * shape.n_layer * shape.n_embd * min(length, shape.block_size)
+        return max(1, _CACHE_BYTES // each)
+
+
+def open_writer(run: str, options: SampleOptions) -> Writer:
+    origin = open_origin(run, which="best")
+    device, device_choice = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    model = GPT(origin.shape)
+    load_weights(model, origin.weights, origin.what)
+    placement = Placement(device, str(dtype.value), compile=False, attention="sdpa")
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return Writer(
+        origin,
+        model.to(device).eval(),
+        _tokenizer(origin, options.data_dir),
+        placement,
+        (device_choice, dtype),
+    )
+
+
+def find_source(run: str | None, options: SampleOptions) -> str:
+    """What `open_writer` shall open, from the ways there are to say it."""
+    if options.init_from != "resume":
+        if run or options.out_dir:
+            raise UserError(f"--init_from={options.init_from} says which model: leave out RUN and --out_dir")
+        return options.init_from
+    if run and options.out_dir:
+        raise UserError(f"{run} and --out_dir={options.out_dir} both say which run: leave one out")
+    return run or str(newest_of(Path(options.out_dir)) if options.out_dir else _newest_run())
+
+
+def _newest_run() -> Path:
+    """The run that was written to last, in runs/ or nanoGPT's default folder."""
+    folders = [*(RUNS.iterdir() if RUNS.is_dir() else ()), *Path().glob("out*")]
+    runs: list[Path] = [folder for folder in folders if folder.is_dir() and can_go_on(folder)]
+    if not runs:
+        raise UserError(f"there is no run in {RUNS}/ to sample from; say which: glass sample RUN")
+    return max(runs, key=_last_written)
+
+
+def _last_written(folder: Path) -> float:
+    return max(file.stat().st_mtime for file in folder.iterdir())
+
+
+def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
+    if data_dir:
+        return load_tokenizer(user_path(data_dir))
+    if origin.kind == "gpt2":
+        return gpt2_tokenizer(read_ranks(origin.folder))
+    if origin.kind == "run":
+        return load_tokenizer(origin.folder / TOKENIZER)
+    name = str(origin.settings.get("dataset", ""))
+    for folder in (Path("data") / name, origin.folder.parent / "data" / name):
+        if name and folder.is_dir():
+            return load_tokenizer(folder)
+    if origin.shape.vocab_size >= 50257:
+        return gpt2_tokenizer(download_ranks())
+    raise UserError(
+        f"{origin.what} does not say which characters its {origin.shape.vocab_size} tokens are: give the "
+        f"folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
+    )

@@ -1,0 +1,151 @@
+"""nanoGPT's checkpoint, ckpt.pt: its weights, optimizer state and settings under our names.
+
+It is loaded with `weights_only`, so nothing in it is executed. Every key is accounted for: prefixes that
+torch.compile and DDP leave behind are stripped, causal masks that old versions stored are passed over, and
+whatever else does not fit is an error.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassgpt.config import TrainConfig, Value
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.recipe import check_settings, field_types
+
+CKPT = "ckpt.pt"
+
+_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
+_MASKS = (".attn.bias", ".attn.masked_bias")
+# Decided for the machine and the moment it was trained on; here they are open again.
+_NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
+
+# What torch.load raises on files that are none of its own, or that want something executed.
+_UNREADABLE = (
+    OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, AssertionError,
+    pickle.UnpicklingError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ckpt:
+    """A ckpt.pt, checked. What it does not hold is empty, or None."""
+
+    path: Path
+    shape: GPTConfig
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    iter: int
+    best_val_loss: float | None
+    settings: dict[str, Value]
+
+
+def read_ckpt(path: Path) -> Ckpt:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}") from None
+    except _UNREADABLE as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"{path} cannot be loaded without executing what is in it: {first_line}") from None
+    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
+        raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
+    try:
+        shape = _shape(content["model_args"])
+        weights = _weights(content["model"])
+        best = content.get("best_val_loss")
+        return Ckpt(
+            path,
+            shape,
+            weights,
+            _optimizer(content["optimizer"], shape) if "optimizer" in content else {},
+            int(content.get("iter_num", 0)),
+            None if best is None else float(best),
+            _settings(content.get("config", {})),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
+    except UserError as error:
+        raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
+    return GPTConfig(
+        vocab_size=int(arguments["vocab_size"]),
+        block_size=int(arguments["block_size"]),
+        n_layer=int(arguments["n_layer"]),
+        n_head=int(arguments["n_head"]),
+        n_embd=int(arguments["n_embd"]),
+        dropout=float(arguments.get("dropout", 0.0)),
+        bias=bool(arguments.get("bias", True)),  # before there was a choice there were biases
+    )
+
+
+def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    ours: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        name = _without_prefixes(key)
+        if name.endswith(_MASKS):
+            continue
+        if name in ours:
+            raise UserError(f"it has {name} twice, once as {key}")
+        ours[name] = tensor
+    head, embedding = ours.get("lm_head.weight"), ours.get("transformer.wte.weight")
+    if head is not None and embedding is not None and not torch.equal(head, embedding):
+        raise UserError("lm_head.weight differs from transformer.wte.weight, which are one matrix here")
+    if head is None and embedding is not None:
+        ours["lm_head.weight"] = embedding
+    return ours
+
+
+def _without_prefixes(key: str) -> str:
+    while key.startswith(_PREFIXES):
+        key = key.partition(".")[2]
+    return key
+
+
+def _optimizer(state: Mapping[str, Any], shape: GPTConfig) -> dict[str, Tensor]:
+    """AdamW's state, which nanoGPT keeps by position: matrices, then vectors, as the model lists them."""
+    with torch.device("meta"):
+        parameters = dict(GPT(shape).named_parameters())
+    matrices = [name for name, parameter in parameters.items() if parameter.dim() >= 2]
+    names = matrices + [name for name in parameters if name not in matrices]
+    positions = _positions(state["param_groups"])
+    if len(positions) != len(names):
+        raise UserError(f"its optimizer has {len(positions)} parameters, the model {len(names)}")
+    tensors: dict[str, Tensor] = {}
+    for name, position in zip(names, positions, strict=True):
+        for key, value in state["state"].get(position, {}).items():
+            tensor = torch.as_tensor(value, dtype=torch.float32)
+            if key != "step" and tensor.shape != parameters[name].shape:
+                raise UserError(
+                    f"its optimizer state {position} is {tuple(tensor.shape)}, but {name} is "
+                    f"{tuple(parameters[name].shape)}"
+                )
+            tensors[f"{name}:{key}"] = tensor
+    return tensors
+
+
+def _positions(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [position for group in groups for position in group["params"]]
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Value]:
+    """The settings it was trained with that are settings here; people add others of their own."""
+    known = {
+        name: value
+        for name, value in config.items()
+        if name in field_types(TrainConfig) and name not in _NOT_TAKEN_OVER
+    }
+    checked, problems = check_settings(known, TrainConfig, " in its config")
+    if problems:
+        raise UserError(problems)
+    return checked

@@ -1,0 +1,237 @@
+"""Where weights come from: a run's checkpoint, nanoGPT's ckpt.pt, or GPT-2 as OpenAI trained it.
+
+runs/quickstart          its last checkpoint (to sample: its best)
+runs/quickstart@2000     the one it kept after 2000 updates; also @last and @best
+out/ckpt.pt, out         nanoGPT's
+gpt2, gpt2-xl, folder    GPT-2's weights, as Hugging Face keeps them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from glassgpt.config import Choice, TrainConfig, Value, activation
+from glassgpt.data.dataset import Dataset, Manifest, user_path
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPTConfig, padded_vocabulary
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
+from glassgpt.recipe import read_recipe
+from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
+from glassgpt.train.ckpt import CKPT, read_ckpt
+from glassgpt.train.rundir import CONFIG, RUNS, is_run
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Weights, and everything that is known about them."""
+
+    what: str  # in words: which checkpoint of what
+    shape: GPTConfig
+    weights: dict[str, Tensor]
+    folder: Path  # the run's, the ckpt.pt's, or GPT-2's
+    optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: nobody kept it
+    evaluation: dict[str, Tensor] = field(default_factory=dict)
+    iter: int | None = None  # None: not from a run
+    val_loss: float | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)  # of a checkpoint of ours
+    settings: Mapping[str, Value] = field(default_factory=dict)  # that it was trained with
+    kind: str = "run"  # "run", "nanogpt" or "gpt2"
+
+    complaints: tuple[str, ...] = ()  # about newer checkpoints that are damaged
+
+
+# What weights decide about a model. Dropout has none; of context they allow less, see `fitted`.
+MODEL_SETTINGS = ("n_layer", "n_head", "n_embd", "bias", "arch", "activation")
+
+
+def fitted(config: TrainConfig, origin: Origin) -> TrainConfig:
+    """The config with the model's settings as the weights need them. Less context than theirs is possible."""
+    fixed = {name: getattr(origin.shape, name) for name in MODEL_SETTINGS}
+    context = min(config.block_size, origin.shape.block_size)
+    return dataclasses.replace(config, **fixed, block_size=context)
+
+
+def misfits(asked: Mapping[str, Any], config: TrainConfig, origin: Origin) -> list[str]:
+    """Flags that contradict the weights, which cannot be changed by asking."""
+    problems = [
+        f"--{name}={asked[name]} does not fit {origin.what}, which has {name}={getattr(origin.shape, name)}"
+        for name in MODEL_SETTINGS
+        if name in asked and getattr(config, name) != getattr(origin.shape, name)
+    ]
+    if "block_size" in asked and config.block_size > origin.shape.block_size:
+        problems.append(
+            f"--block_size={config.block_size} is more context than {origin.what} has: at most "
+            f"{origin.shape.block_size}"
+        )
+    return problems
+
+
+def open_origin(spec: str, which: str = "last") -> Origin:
+    """`which` checkpoint of a run to take if `spec` does not say."""
+    if spec in GPT2_NAMES and not user_path(spec).exists():
+        return _from_gpt2(find_pretrained(spec), spec)
+    name, at, number = spec.rpartition("@")
+    run_dir = find_run(name if at else spec)
+    if run_dir is not None:
+        return _from_run(run_dir, number if at else which)
+    path = user_path(spec)
+    if path.is_file() or (path / CKPT).is_file():
+        return of_ckpt(path if path.is_file() else path / CKPT)
+    if (path / "config.json").is_file():
+        return _from_gpt2(find_pretrained(spec), spec)
+    raise UserError(
+        f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
+        "`glass runs` lists the runs there are"
+    )
+
+
+def find_run(text: str) -> Path | None:
+    """The run's folder by path, or by its name in runs/; only if it has checkpoints."""
+    for folder in (user_path(text), RUNS / text):
+        if is_run(folder) and committed(folder):
+            return folder
+    return None
+
+
+def of_checkpoint(point: Checkpoint, tensors: Tensors, complaints: Sequence[str] = ()) -> Origin:
+    weights = tensors["model"]
+    run_dir = point.path.parent.parent
+    config = run_dir / CONFIG
+    return Origin(
+        what=str(point.path),
+        shape=GPTConfig(**point.state["model"]),
+        weights=weights | {"lm_head.weight": weights["transformer.wte.weight"]},
+        folder=run_dir,
+        optimizer=tensors.get("optimizer", {}),
+        evaluation=tensors.get("evaluation", {}),
+        iter=point.iter,
+        val_loss=point.val_loss,
+        state=point.state,
+        settings=read_recipe(config).settings if config.exists() else {},
+        complaints=tuple(complaints),
+    )
+
+
+def _from_run(run_dir: Path, which: str) -> Origin:
+    """A checkpoint asked for by number has to be whole; instead of the last or best another one will do."""
+    if which == "last":
+        point, tensors, _, complaints = load_last(run_dir)
+        return of_checkpoint(point, tensors, complaints)
+    found = best(run_dir) if which == "best" else describe(_kept(run_dir, which))
+    if found is None:
+        return _from_run(run_dir, "last")
+    try:
+        return of_checkpoint(found, load_tensors(found))
+    except UserError as error:
+        if which != "best":
+            raise
+        last = _from_run(run_dir, "last")
+        return dataclasses.replace(last, complaints=(*error.problems, *last.complaints))
+
+
+def _kept(run_dir: Path, number: str) -> Path:
+    kept = {int(path.name.partition(".")[0]): path for path in committed(run_dir)}
+    if not number.isdecimal() or int(number) not in kept:
+        have = ", ".join(f"@{iteration}" for iteration in kept)
+        raise UserError(
+            f"{run_dir} has no checkpoint @{number}: it has @last, @best, {have}; "
+            "--keep_checkpoints=N would have kept more"
+        )
+    return kept[int(number)]
+
+
+def of_ckpt(path: Path) -> Origin:
+    ckpt = read_ckpt(path)
+    return Origin(
+        what=str(path),
+        shape=ckpt.shape,
+        weights=ckpt.weights,
+        folder=path.parent,
+        optimizer=ckpt.optimizer,
+        iter=ckpt.iter,
+        val_loss=ckpt.best_val_loss,
+        settings=ckpt.settings,
+        kind="nanogpt",
+    )
+
+
+def _from_gpt2(folder: Path, name: str) -> Origin:
+    shape, weights = read_pretrained(folder)
+    return Origin(what=name, shape=shape, weights=weights, folder=folder, kind="gpt2")
+
+
+# --- what fits, and what is taken over ---
+
+
+def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: bool = False) -> None:
+    """Weights fit only the model and the tokens they were made with (dropout has no parameters)."""
+    vocab_size, manifest = origin.shape.vocab_size, dataset.manifest
+    problems = []
+    if vocab_size not in (manifest.vocab_size, padded_vocabulary(manifest.vocab_size)):
+        problems.append(
+            f"--dataset={config.dataset} has a vocabulary of {manifest.vocab_size}, {origin.what} of "
+            f"{vocab_size}; it needs the dataset it was trained on, or one prepared with its tokenizer"
+        )
+    elif origin.state and origin.state["tokenizer"] != tokenizer_identity(manifest):
+        problems.append(
+            f"--dataset={config.dataset} numbers its tokens differently from the dataset that "
+            f"{origin.what} was trained on; use that one"
+        )
+    elif origin.kind == "gpt2" and manifest.tokenizer != "gpt2":
+        problems.append(f"{origin.what} needs a dataset prepared with --tokenizer=gpt2")
+    names = (*MODEL_SETTINGS, "block_size") if same_run else MODEL_SETTINGS
+    for name in names:
+        now, then = getattr(config, name), getattr(origin.shape, name)
+        if name == "activation":
+            now = activation(config)
+        if now != then:
+            problems.append(f"--{name}={now} does not fit {origin.what}, which has {name}={then}")
+    if problems:
+        raise UserError(problems)
+
+
+def tokenizer_identity(manifest: Manifest) -> str:
+    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand."""
+    files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
+    files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
+    return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+
+
+def takes_everything(
+    config: TrainConfig, dataset: Dataset, origin: Origin, goes_on: bool
+) -> tuple[bool, Choice]:
+    """Whether a run takes over iteration and optimizer as well, or weights alone; and why."""
+    asked = config.init_state
+    cropped = config.block_size < origin.shape.block_size
+    if asked == "all" and (origin.iter is None or cropped):
+        why = "has no optimizer state" if origin.iter is None else "was trained with more context"
+        raise UserError(f"--init_state=all is not possible: {origin.what} {why}; --init_state=weights is")
+    if origin.iter is None:
+        why = "weights alone: begins at update 0"
+    elif cropped:
+        why = f"context cut from {origin.shape.block_size} to {config.block_size}: begins at update 0"
+    elif asked == "weights":
+        why = "weights alone, as --init_state asks: begins at update 0"
+    elif asked == "auto" and not goes_on and not _same_data(dataset, config, origin):
+        why = "weights alone, because the data is another: begins at update 0"
+    else:
+        return True, Choice("init_from", origin.what, f"goes on at update {origin.iter:,} with its optimizer")
+    return False, Choice("init_from", origin.what, why)
+
+
+def _same_data(dataset: Dataset, config: TrainConfig, origin: Origin) -> bool:
+    if origin.state:
+        return bool(origin.state["data_hash"] == dataset.hash)
+    return origin.settings.get("dataset") == config.dataset
+
+
+def check_not_done(config: TrainConfig, done: int) -> None:
+    if done >= config.max_iters and not config.eval_only:
+        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would train it on")

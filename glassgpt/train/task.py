@@ -1,0 +1,172 @@
+"""From a recipe and flags to a task: a new run or one that goes on, its settings, its first weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, find_recipe, read_recipe
+from glassgpt.train.checkpoint import committed, readable
+from glassgpt.train.ckpt import CKPT
+from glassgpt.train.device import choose_device
+from glassgpt.train.origin import MODEL_SETTINGS, Origin, fitted, misfits, of_ckpt, open_origin
+from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, newest_of
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to do."""
+
+    config: TrainConfig
+    name: str = "run"  # of its folder, if --out_dir does not say
+    run_dir: Path | None = None  # of a run to go on with; None: a new one
+    origin: Origin | None = None  # of the first weights; None: random, or the run's own last checkpoint
+    notes: tuple[Choice, ...] = ()  # what was decided on the way here
+
+
+def task_of(config: TrainConfig, name: str = "run") -> Task:
+    """The task that a config states by itself: from Python there are no layers."""
+    if config.init_from == "scratch":
+        return Task(config, name)
+    if config.init_from == "resume":
+        run_dir = existing_run_dir(config.out_dir, name)
+        origin, notes = _begin_again(run_dir)
+        stored = _stored(run_dir, origin).settings.get("init_from", "scratch")
+        return Task(replace(config, init_from=str(stored)), name, run_dir, origin, notes)
+    origin = open_origin(config.init_from)
+    return Task(fitted(config, origin), name, origin=origin)
+
+
+def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
+    """All layers put together. Without a recipe: the default one, or the settings of the run begun from."""
+    said = {**(recipe.settings if recipe else {}), **overrides}
+    init_from = said.get("init_from", "scratch")
+    if init_from == "resume":
+        return to_go_on(_run_to_resume(recipe, overrides), overrides, recipe)
+    if init_from == "scratch":
+        recipe = recipe or find_recipe(DEFAULT_PRESET)
+        return _new_run(_combined(recipe, overrides), recipe.name, overrides)
+    origin = open_origin(init_from)
+    recipe = recipe or Recipe(_family(origin.folder.name), "", _open_again(origin.settings, overrides))
+    config = _combined(recipe, overrides)
+    problems = misfits(overrides, config, origin)
+    if problems:
+        raise UserError(problems)
+    return _new_run(fitted(config, origin), recipe.name, overrides, origin)
+
+
+def _combined(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
+    asked = {**recipe.settings, **overrides}.get("device", "auto")
+    return combine(recipe, overrides, _device_type(recipe, str(asked)))
+
+
+def _device_type(recipe: Recipe, asked: str) -> str | None:
+    """Which table of the recipe holds; a device that cannot be had is complained about later."""
+    try:
+        return choose_device(asked)[0].type if recipe.by_device else None
+    except UserError:
+        return None
+
+
+def _new_run(
+    config: TrainConfig, name: str, overrides: Mapping[str, Any], origin: Origin | None = None
+) -> Task:
+    """A folder asked for by flag must be new; one that a file names is where a row of runs begins."""
+    notes = []
+    if config.out_dir and "out_dir" not in overrides:
+        free = str(first_free(Path(config.out_dir)))
+        if free != config.out_dir:
+            reason = f"{config.out_dir} holds a run already, and runs are never overwritten"
+            notes.append(Choice("out_dir", free, reason))
+        config = replace(config, out_dir=free)
+    if config.out_dir:
+        check_new(config.out_dir)
+    return Task(config, name, origin=origin, notes=tuple(notes))
+
+
+# --- going on ---
+
+
+def _run_to_resume(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Path:
+    if "out_dir" not in overrides and recipe is not None and recipe.settings.get("out_dir"):
+        return newest_of(Path(str(recipe.settings["out_dir"])))
+    return existing_run_dir(str(overrides.get("out_dir", "")), recipe.name if recipe else DEFAULT_PRESET)
+
+
+def to_go_on(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe | None = None) -> Task:
+    """The settings the run was started with, and on top of them what is said now."""
+    origin, notes = _begin_again(run_dir)
+    stored = _stored(run_dir, origin)
+    changes = {name: value for name, value in overrides.items() if name not in ("init_from", "out_dir")}
+    settings = _open_again(stored.settings, changes)
+    config = combine(replace(stored, settings=settings), changes)
+    if origin is not None:
+        problems = misfits(changes, config, origin)
+        if problems:
+            raise UserError(problems)
+        config = fitted(config, origin)
+    if recipe is not None:
+        notes += tuple(_not_applied(recipe, config, changes))
+    return Task(config, run_dir.name, run_dir, origin, notes)
+
+
+def _begin_again(run_dir: Path) -> tuple[Origin | None, tuple[Choice, ...]]:
+    """What a run without a checkpoint of its own begins from: nanoGPT's, or what it began from before."""
+    if committed(run_dir):
+        return None, ()
+    if (run_dir / CKPT).is_file():
+        return of_ckpt(run_dir / CKPT), ()
+    init_from = str(read_recipe(run_dir / CONFIG).settings.get("init_from", "scratch"))
+    origin = None if init_from == "scratch" else open_origin(init_from)
+    reason = "the run had no checkpoint yet: it begins again, with its settings and seed"
+    return origin, (Choice("resume", "update 0", reason),)
+
+
+def _stored(run_dir: Path, origin: Origin | None) -> Recipe:
+    """The run's settings; from its last checkpoint if the file is damaged."""
+    path = run_dir / CONFIG
+    if origin is not None and not path.exists():
+        return Recipe(run_dir.name, "", dict(origin.settings) | {"init_from": origin.what})
+    try:
+        return read_recipe(path)
+    except UserError:
+        points = list(readable(run_dir))
+        if not points:
+            raise
+        kept = {name: value for name, value in points[-1].state["config"].items() if value is not None}
+        settings, _ = check_settings(kept, TrainConfig)
+        return Recipe(run_dir.name, "", settings | {"out_dir": "", "eval_only": False})
+
+
+def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what was decided for another device; here it is decided anew."""
+    kept = dict(settings)
+    if "device" in overrides and overrides["device"] != kept.get("device"):
+        for name in ("dtype", "compile"):
+            kept.pop(name, None)
+        if "batch_tokens" in kept:
+            kept.pop("batch_size", None)
+    return kept
+
+
+def _not_applied(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]) -> list[Choice]:
+    """A run goes on under its own settings; where the file that was named differs, that must be said."""
+    ours = dataclasses.asdict(config)
+    choices = []
+    for name, value in recipe.settings.items():
+        if name in changes or name in ("out_dir", "init_from", "eval_only") or ours[name] == value:
+            continue
+        how = "" if name in (*MODEL_SETTINGS, "block_size") else f"; --{name}={value} would change it"
+        choices.append(Choice(name, ours[name], f"as the run has it, not {value} as {recipe.name} says{how}"))
+    return choices
+
+
+def _family(name: str) -> str:
+    """`quickstart` for `quickstart-2`."""
+    return re.sub(r"-\d+$", "", name)

@@ -1,0 +1,330 @@
+"""kill -9, again and again: at random instants of training, evaluating and saving.
+
+    python tests/faults/campaign.py --kills=240 --seed=1      (or: make faults)
+
+Real processes train in a real folder and are really killed. After every kill, each committed checkpoint is
+read through and compared with its checksums, and none that the journal has on record may be missing. Then the
+run goes on, is killed again, and when it finally ends, its weights, optimizer, losses and evaluations have to
+be, bit by bit, those of a run that nobody touched. The last line printed is the report as JSON.
+
+The processes are forked from one that has imported everything and computed nothing, which saves three seconds
+of imports per kill and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from glassgpt.account import journal
+from glassgpt.account.clock import Ledger
+from glassgpt.config import TrainConfig
+from glassgpt.data.options import PrepareOptions
+from glassgpt.data.prepare import prepare
+from glassgpt.train import checkpoint, session
+from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
+from glassgpt.train.rundir import is_run
+
+MOMENTS = ("startup", "train", "eval", "save")  # what a process is doing when it is killed
+_CODES = {name: code for code, name in enumerate(MOMENTS, start=1)}
+
+
+@dataclass
+class Report:
+    kills: Counter[str] = field(default_factory=Counter)
+    resumes: int = 0
+    begun_again: int = 0  # killed before the first checkpoint
+    runs_finished: int = 0
+    checkpoints_read: int = 0
+    lost: list[str] = field(default_factory=list)  # everything that went wrong, in words
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "kills": sum(self.kills.values()),
+                "by_moment": {moment: self.kills[moment] for moment in MOMENTS},
+                "resumes": self.resumes,
+                "begun_again": self.begun_again,
+                "runs_finished_bit_exact": self.runs_finished,
+                "checkpoints_read": self.checkpoints_read,
+                "lost": self.lost,
+            }
+        )
+
+    def table(self) -> str:
+        rows = [
+            *((f"killed while: {moment}", self.kills[moment]) for moment in MOMENTS),
+            ("kills", sum(self.kills.values())),
+            ("resumed from a checkpoint", self.resumes),
+            ("begun again: killed before the first checkpoint", self.begun_again),
+            ("checkpoints read through after a kill", self.checkpoints_read),
+            ("runs finished, bit by bit those of the untouched run", self.runs_finished),
+            ("losses: checkpoints missing, damaged or different, runs that could not go on", len(self.lost)),
+        ]
+        return "\n".join(
+            ["| what | number |", "|---|---:|", *(f"| {what} | {count} |" for what, count in rows)]
+        )
+
+
+class Child:
+    """A process that trains, and says in shared memory what it is doing."""
+
+    def __init__(self, work: Callable[[], None], errors: Path) -> None:
+        self._shared = mmap.mmap(-1, 2)  # what it does; whether a checkpoint is being written
+        self._errors = errors
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live(work)
+
+    def _live(self, work: Callable[[], None]) -> None:
+        """Never returns."""
+        code = 1
+        try:
+            signal.alarm(300)  # should the campaign itself die
+            with watched(self._shared):
+                work()
+            code = 0
+        except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
+            self._errors.write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+
+    def doing(self) -> str | None:
+        code = _CODES["save"] if self._shared[1] else self._shared[0]
+        return MOMENTS[code - 1] if code else None
+
+    def exit_code(self) -> int | None:
+        """None while it lives."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def watched(shared: mmap.mmap) -> Iterator[None]:
+    """Everything this process does from now on shows in shared memory."""
+    phase, write = Ledger.phase, Saver._write
+
+    @contextmanager
+    def shown_phase(ledger: Ledger, name: str) -> Iterator[Any]:
+        before = shared[0]
+        shared[0] = _CODES.get(name, before)
+        with phase(ledger, name) as timed:
+            yield timed
+        shared[0] = before
+
+    def shown_write(saver: Saver, *arguments: Any) -> Any:
+        shared[1] = 1
+        try:
+            return write(saver, *arguments)
+        finally:
+            shared[1] = 0
+
+    Ledger.phase, Saver._write = shown_phase, shown_write  # type: ignore[method-assign, assignment]
+    yield
+
+
+def settings(folder: Path, name: str) -> TrainConfig:
+    """A run of about a second that evaluates and saves all the time."""
+    return TrainConfig(
+        out_dir=str(folder / name),
+        data_dir=str(folder / "data"),
+        n_layer=2,
+        n_head=2,
+        n_embd=64,
+        block_size=16,
+        batch_size=4,
+        gradient_accumulation_steps=2,
+        dropout=0.1,
+        learning_rate=3e-3,
+        warmup_iters=3,
+        max_iters=120,
+        eval_interval=15,
+        checkpoint_interval=7,
+        keep_checkpoints=2,
+        log_interval=4,
+        patience=100,
+        device="cpu",
+        compile="off",
+        probe_seconds=0.0,
+    )
+
+
+def make_data(folder: Path) -> None:
+    draw = random.Random(7)
+    words = ("glass", "house", "room", "door", "a", "sees", "the", "light", "through", "wall")
+    text = "\n".join(" ".join(draw.choices(words, k=6)) for _ in range(400))
+    (folder / "text.txt").write_text(text + "\n")
+    options = PrepareOptions(str(folder / "text.txt"), out_dir=str(folder / "data"))
+    prepare(options, say=lambda line: None, progress=False)
+
+
+# --- one life ---
+
+
+def live(config: TrainConfig) -> None:
+    """Begins the run, or goes on with it."""
+    if is_run(Path(config.out_dir)):
+        session.resume(config.out_dir)
+    else:
+        session.train(config)
+
+
+def kill_somewhere(child: Child, draw: random.Random) -> str | None:
+    """Waits for a moment of the kind drawn, and a little longer; None if the process ended before."""
+    wanted, delay = draw.choice(MOMENTS), draw.random() * 0.01
+    skip = draw.randrange({"startup": 1, "eval": 6}.get(wanted, 12))  # as many such moments pass by first
+    inside = False
+    while child.exit_code() is None:
+        now_inside = child.doing() == wanted
+        if now_inside and not inside:
+            if skip == 0:
+                time.sleep(delay if wanted != "save" else delay / 5)
+                doing = child.doing() or "startup"
+                if child.exit_code() is not None:
+                    return None
+                child.kill()
+                return doing
+            skip -= 1
+        inside = now_inside
+        time.sleep(0.0001)
+    return None
+
+
+# --- what must hold ---
+
+
+def check_folder(config: TrainConfig, report: Report) -> None:
+    """Every committed checkpoint is whole, and none that the journal knows to be the last is missing."""
+    run_dir = Path(config.out_dir)
+    points = committed(run_dir)
+    for path in points:
+        try:
+            load_tensors(describe(path))
+            report.checkpoints_read += 1
+        except Exception as error:  # noqa: BLE001 - every failure counts
+            report.lost.append(f"{path}: {error!r}")
+    path = run_dir / journal.NAME
+    records = list(journal.read(path)) if path.exists() else []
+    saved = [record["iter"] for record in journal.current(records) if record["kind"] == "checkpoint"]
+    have = [int(point.name.partition(".")[0]) for point in points]
+    if saved and (not have or max(have) < saved[-1]):
+        report.lost.append(f"the journal has a checkpoint of update {saved[-1]}, the folder has {have}")
+
+
+def outcome(config: TrainConfig) -> dict[str, Any]:
+    """What a finished run has to show, down to the bits."""
+    run_dir = Path(config.out_dir)
+    point = describe(committed(run_dir)[-1])
+    tensors = {
+        f"{file}/{name}": np.ascontiguousarray(tensor.numpy()).tobytes()
+        for file, part in load_tensors(point).items()
+        for name, tensor in part.items()
+    }
+    records = journal.current(journal.read(run_dir / journal.NAME))
+    losses = {record["iter"]: record["loss"] for record in records if record["kind"] == "step"}
+    evals = {(r["iter"], r["split"], r["closing"]): r["loss"] for r in records if r["kind"] == "eval"}
+    return {
+        "tensors": tensors,
+        "losses": losses,
+        "evals": evals,
+        "end": records[-1]["reason"],
+        "best": checkpoint.best(run_dir).iter,  # type: ignore[union-attr]
+    }
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [f"{name} differ" for name in one if one[name] != other[name]]
+
+
+def run_to_the_end(config: TrainConfig, errors: Path) -> None:
+    child = Child(lambda: live(config), errors)
+    while (code := child.exit_code()) is None:
+        time.sleep(0.01)
+    if code:
+        raise RuntimeError(errors.read_text())
+
+
+# --- the campaign ---
+
+
+def campaign(kills: int, seed: int, folder: Path) -> Report:
+    report, draw = Report(), random.Random(seed)
+    make_data(folder)
+    untouched = settings(folder, "untouched")
+    run_to_the_end(untouched, folder / "error.txt")
+    expected = outcome(untouched)
+    number = 0
+    while sum(report.kills.values()) < kills:
+        number += 1
+        config = settings(folder, f"run-{number}")
+        _kill_until_it_ends(config, kills, report, draw, folder / "error.txt")
+        wrong = differences(expected, outcome(config))
+        report.lost += [f"run {number}: {what}" for what in wrong]
+        report.runs_finished += not wrong
+        print(
+            f"{sum(report.kills.values()):>4} kills, {len(report.lost)} losses", file=sys.stderr, flush=True
+        )
+    return report
+
+
+def _kill_until_it_ends(
+    config: TrainConfig, kills: int, report: Report, draw: random.Random, errors: Path
+) -> None:
+    run_dir = Path(config.out_dir)
+    first = True
+    while True:
+        if not first:
+            report.resumes += bool(committed(run_dir))
+            report.begun_again += not committed(run_dir)
+        first = False
+        if sum(report.kills.values()) >= kills:
+            return run_to_the_end(config, errors)
+        errors.unlink(missing_ok=True)
+        child = Child(lambda: live(config), errors)
+        moment = kill_somewhere(child, draw)
+        if moment is None:  # it came to its end
+            if errors.exists():
+                raise RuntimeError(errors.read_text())
+            return None
+        report.kills[moment] += 1
+        check_folder(config, report)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=240)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # forked processes cannot share a pool of threads
+    with tempfile.TemporaryDirectory() as folder:
+        report = campaign(options.kills, options.seed, Path(folder))
+    print(report.table())
+    for what in report.lost:
+        print(f"LOST: {what}")
+    print(report.as_json())
+    return 1 if report.lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

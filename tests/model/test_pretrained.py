@@ -1,0 +1,389 @@
+"""GPT-2's folders: found where they are, read exactly, refused with the reason; all without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from little import CONTEXT, little_config, reference, some_tokens
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.pretrained import GPT2_NAMES, crop_block_size, find_pretrained, read_pretrained
+from glassgpt.model.weights import load_weights
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `transformers` writes it."""
+    folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
+    reference().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (copy / file).write_bytes((original / file).read_bytes())
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it is an ImportError
+    return tmp_path / "hf" / "hub"
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, **changes: Tensor | None) -> None:
+    """None removes one; dots are written as double underscores."""
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    for name, tensor in changes.items():
+        state.pop(f"transformer.{name.replace('__', '.')}", None)
+        if tensor is not None:
+            state[f"transformer.{name.replace('__', '.')}"] = tensor
+    save_file(state, path)
+
+
+def built(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
+    model = GPT(config).eval()
+    load_weights(model, state, "the folder")
+    return model
+
+
+def problems(folder: Path) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        read_pretrained(folder)
+    assert all(len(problem) < 400 for problem in caught.value.problems)
+    return [problem.removeprefix(f"{folder}{os.sep}") for problem in caught.value.problems]
+
+
+# --- reading ---
+
+
+@torch.no_grad()
+def test_a_folder_of_transformers_is_the_same_model(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = reference()(some_tokens()).logits
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    config, state = read_pretrained(original)
+    assert config == little_config(bias=True, activation="gelu_new")
+    torch.testing.assert_close(built(config, state)(some_tokens()), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_other_activation_is_read_from_the_config(tmp_path: Path) -> None:
+    theirs = reference(n_head=3, activation="gelu")
+    theirs.save_pretrained(tmp_path)
+    config, state = read_pretrained(tmp_path)
+    assert (config.activation, config.n_head) == ("gelu", 3)
+    logits = built(config, state)(some_tokens())
+    torch.testing.assert_close(logits, theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_folder_as_openai_community_has_it(folder: Path) -> None:
+    """Without the head's prefix, with old masks, and without settings that are as usual."""
+    model = built(*read_pretrained(folder))
+    path = folder / "config.json"
+    usual = ("tie_word_embeddings", "scale_attn_weights", "n_inner", "activation_function")
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in usual}
+    path.write_text(json.dumps(config | {"n_ctx": CONTEXT, "task_specific_params": {"text-generation": {}}}))
+    state = load_file(folder / "model.safetensors")
+    state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    state["h.0.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
+    save_file(state, folder / "model.safetensors")
+    assert torch.equal(built(*read_pretrained(folder))(some_tokens()), model(some_tokens()))
+
+
+def test_half_precision_becomes_float32(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in state.items()}, folder / "model.safetensors")
+    _, ours = read_pretrained(folder)
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+    assert torch.equal(ours["transformer.wte.weight"], state["transformer.wte.weight"].half().float())
+
+
+def test_every_setting_that_is_not_implemented_is_named(folder: Path) -> None:
+    change_config(
+        folder,
+        model_type="gptj",
+        n_head=5,
+        n_inner=7,
+        activation_function="silu",
+        layer_norm_epsilon=1e-6,
+        tie_word_embeddings=False,
+        scale_attn_weights=False,
+        scale_attn_by_inverse_layer_idx=True,
+        add_cross_attention=True,
+    )
+    assert problems(folder) == [
+        'config.json: model_type is "gptj"; only gpt2 can be read',
+        "config.json: n_embd is 24, not a multiple of n_head 5",
+        "config.json: n_inner is 7; only 4 times n_embd is implemented",
+        'config.json: activation_function is "silu"; only gelu_new and gelu are implemented',
+        "config.json: layer_norm_epsilon is 1e-06; only 1e-05 is implemented",
+        "config.json: tie_word_embeddings is false; only true is implemented",
+        "config.json: scale_attn_weights is false; only true is implemented",
+        "config.json: scale_attn_by_inverse_layer_idx is true; only false is implemented",
+        "config.json: add_cross_attention is true; only false is implemented",
+    ]
+
+
+SETTINGS = ["model_type", "vocab_size", "n_positions", "n_layer", "n_head", "n_embd", "n_inner"]
+SETTINGS += ["activation_function", "layer_norm_epsilon", "tie_word_embeddings"]
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(SETTINGS), anything)
+def test_any_value_of_a_setting_is_refused_or_the_models_own(original: Path, name: str, value: Any) -> None:
+    before = (original / "config.json").read_text()
+    change_config(original, **{name: value})
+    try:
+        config, _ = read_pretrained(original)
+    except UserError:
+        return
+    finally:
+        (original / "config.json").write_text(before)
+    assert config == little_config(activation="gelu_new", n_head=config.n_head)  # the weights fit any n_head
+    assert config.n_head == value or name != "n_head"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"n_layer": 1' + b"0" * 5000 + b"}"]
+)
+def test_a_config_that_is_none(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    assert problems(folder)[0].startswith("config.json")
+
+
+def test_absurd_sizes_are_refused_before_a_model_is_built(folder: Path) -> None:
+    change_config(folder, n_layer=10**12, vocab_size=10**12, n_positions=10**300)
+    said = problems(folder)
+    assert said[0] == "model.safetensors: it has 2 layers, but config.json says n_layer 1000000000000"
+    assert said[1].startswith("model.safetensors: wte.weight is (23, 24), but config.json says vocab_size")
+    assert said[2].startswith("model.safetensors: wpe.weight is (16, 24), but config.json says n_positions")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 100, -1000, -1])
+def test_a_truncated_file_is_an_error(folder: Path, kept: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert problems(folder)[0].startswith("model.safetensors cannot be read (")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_an_error(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    assert problems(folder)[0].startswith(f"{file} cannot be read (")
+    with pytest.raises(UserError, match=f"has no {file}: give a folder with both, or one of gpt2, "):
+        find_pretrained(str(folder))
+
+
+def test_a_pickle_is_not_opened(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is not read.* get model\.safetensors instead"):
+        find_pretrained(str(folder))
+
+
+def test_weights_that_cannot_be_these_are_named(folder: Path) -> None:
+    change_weights(
+        folder, wte__weight=None, wpe__weight=torch.zeros(9, 24), ln_f__bias=torch.zeros(24).char()
+    )
+    assert problems(folder) == [
+        "model.safetensors: it has no wte.weight",
+        "model.safetensors: wpe.weight is (9, 24), but config.json says n_positions 16 and n_embd 24",
+        "model.safetensors: transformer.ln_f.bias is torch.int8; only float32, bfloat16 and float16 are read",
+    ]
+
+
+def test_a_head_of_its_own_is_refused(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state["lm_head.weight"] = state["transformer.wte.weight"] + 1
+    save_file(state, folder / "model.safetensors")
+    assert problems(folder) == [
+        "model.safetensors: lm_head.weight is not wte.weight; only a head tied to it is implemented"
+    ]
+
+
+def test_a_layer_of_wrong_shape_is_left_to_load_weights(folder: Path) -> None:
+    change_weights(folder, h__0__mlp__c_fc__weight=torch.zeros(2, 2, 2), h__1__ln_1__weight=None)
+    with pytest.raises(UserError) as caught:
+        built(*read_pretrained(folder))
+    assert caught.value.problems == [
+        "the folder lacks transformer.h.1.ln_1.weight",
+        "transformer.h.0.mlp.c_fc.weight is (2, 2, 2) in the folder, but (96, 24) here",
+    ]
+
+
+# --- finding ---
+
+
+def test_a_path_is_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_pretrained(str(folder)) == folder
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert find_pretrained("~/copy") == folder
+
+
+def cached(hub: Path, folder: Path, repository: str, commit: str, files: tuple[str, ...] = ()) -> Path:
+    """As Hugging Face keeps it: snapshots of links into blobs."""
+    snapshot = hub / repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in files or ("config.json", "model.safetensors"):
+        (snapshot / file).symlink_to(folder / file)
+    return snapshot
+
+
+@pytest.mark.parametrize("name", GPT2_NAMES)
+@pytest.mark.parametrize("home", ["models--openai-community--", "models--"])
+def test_a_name_is_found_in_the_cache(empty_cache: Path, folder: Path, name: str, home: str) -> None:
+    snapshot = cached(empty_cache, folder, home + name, "607a")
+    assert find_pretrained(name) == snapshot
+    assert read_pretrained(find_pretrained(name))[0].n_layer == 2
+
+
+def test_the_snapshot_of_main_is_taken_if_it_is_whole(empty_cache: Path, folder: Path) -> None:
+    repository = "models--openai-community--gpt2"
+    old = cached(empty_cache, folder, repository, "aaaa")
+    main = cached(empty_cache, folder, repository, "bbbb")
+    cached(empty_cache, folder, repository, "cccc")
+    (empty_cache / repository / "refs").mkdir()
+    (empty_cache / repository / "refs" / "main").write_text("bbbb")
+    assert find_pretrained("gpt2") == main
+    (main / "model.safetensors").unlink()
+    (main / "model.safetensors").symlink_to(folder / "blob-never-downloaded")
+    assert find_pretrained("gpt2") == old
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HOME", ".cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_hugging_face_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, variable: str, below: str
+) -> None:
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    snapshot = cached(tmp_path / "elsewhere" / below, folder, "models--gpt2-xl", "607a")
+    assert find_pretrained("gpt2-xl") == snapshot
+
+
+def test_a_folder_beside_us_goes_before_the_name(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, folder: Path
+) -> None:
+    snapshot = cached(empty_cache, folder, "models--gpt2", "607a")
+    (folder.parent / "gpt2").mkdir()
+    monkeypatch.chdir(folder.parent)
+    assert find_pretrained("gpt2") == snapshot  # any folder of that name is not meant
+    folder.rename(folder.parent / "gpt2")
+    assert find_pretrained("gpt2") == Path("gpt2")
+
+
+# --- downloading ---
+
+
+class FakeHub:
+    """In place of the package huggingface_hub; `folder` is what a download gives."""
+
+    def __init__(self, folder: Path | None = None, failure: Exception | None = None) -> None:
+        self.folder, self.failure = folder, failure
+        self.asked: dict[str, Any] = {}
+
+    def model_info(self, repository: str, *, timeout: float) -> None:
+        assert timeout <= 10
+        if self.failure:
+            raise self.failure
+
+    def snapshot_download(self, repository: str, **options: Any) -> str:
+        self.asked = {"repository": repository, **options}
+        return str(self.folder)
+
+
+def test_a_name_that_is_not_here_is_downloaded_without_pickles(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, folder: Path
+) -> None:
+    hub = FakeHub(folder)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert find_pretrained("gpt2-large") == folder
+    assert hub.asked["repository"] == "openai-community/gpt2-large"
+    assert hub.asked["cache_dir"] == empty_cache
+    assert set(hub.asked["allow_patterns"]) >= {
+        "config.json",
+        "model.safetensors",
+        "vocab.json",
+        "merges.txt",
+    }
+    assert not [pattern for pattern in hub.asked["allow_patterns"] if "*" in pattern or "bin" in pattern]
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError("no route\nto host" + 999 * "x"), ValueError(), RuntimeError("x" * 9999), None]
+)
+def test_why_a_download_failed_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    if failure is not None:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(failure=failure))
+    reason = "ModuleNotFoundError" if failure is None else type(failure).__name__
+    with pytest.raises(UserError) as caught:
+        find_pretrained("gpt2")
+    (problem,) = caught.value.problems
+    start = f"GPT-2's weights are not on this machine and could not be downloaded ({reason}: "
+    assert problem.startswith(start)
+    assert problem.endswith(
+        "): download the folder with config.json, model.safetensors, vocab.json and merges.txt elsewhere "
+        "and give its path as --init_from=FOLDER"
+    )
+    assert len(problem) < 500
+    assert "\n" not in problem
+
+
+# --- cropping ---
+
+
+@torch.no_grad()
+def test_a_shorter_context_computes_the_same(original: Path) -> None:
+    config, state = read_pretrained(original)
+    short, cropped = crop_block_size(config, state, 5)
+    assert short.block_size == 5
+    tokens = some_tokens(length=5)
+    assert torch.equal(built(short, cropped)(tokens), built(config, state)(tokens))
+    assert state["transformer.wpe.weight"].shape == (CONTEXT, 24)  # the original stays
+    same, whole = crop_block_size(config, state, CONTEXT)
+    assert (same, whole.keys()) == (config, state.keys())
+
+
+def test_a_longer_context_is_refused(original: Path) -> None:
+    config, state = read_pretrained(original)
+    with pytest.raises(UserError, match=r"--block_size=17 is more than the 16 positions .* use at most 16"):
+        crop_block_size(config, state, CONTEXT + 1)

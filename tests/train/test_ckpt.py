@@ -1,0 +1,190 @@
+"""nanoGPT's ckpt.pt: read, never executed, every key accounted for; resumed and begun from."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import nanogpt_ckpt as ckpt
+import pytest
+import torch
+from tiny import MakeConfig, catch_learners, choices, records, run_evals, weights
+
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
+from glassgpt.data.dataset import open_dataset
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import load_weights
+from glassgpt.train.ckpt import read_ckpt
+from glassgpt.train.session import resume, train
+
+
+def vocabulary(tiny_data: Path) -> int:
+    return open_dataset(tiny_data).manifest.vocab_size
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
+def test_weights_come_back_under_our_names(tmp_path: Path, prefix: str, bias: bool) -> None:
+    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21, prefix, bias=bias))
+    model, _ = ckpt.trained(21, bias=bias)
+    assert found.shape == model.config
+    assert found.weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in model.state_dict().items())
+    assert (found.iter, found.best_val_loss) == (3, 2.5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_optimizers_state_goes_to_its_parameter(tmp_path: Path, bias: bool) -> None:
+    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21, bias=bias))
+    model, optimizer = ckpt.trained(21, bias=bias)
+    expected = {
+        f"{name}:{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+    assert found.optimizer.keys() == expected.keys()
+    assert all(torch.equal(found.optimizer[name], value) for name, value in expected.items())
+
+
+def test_its_settings_are_taken_over_but_for_those_of_its_machine(tmp_path: Path) -> None:
+    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21)).settings
+    assert found["dataset"] == "tiny"
+    assert found["learning_rate"] == 1e-2
+    assert found["gradient_accumulation_steps"] == 2
+    assert not {"device", "dtype", "compile", "out_dir", "init_from", "backend"} & found.keys()
+
+
+def test_old_checkpoints_carry_masks_and_lack_things(tmp_path: Path) -> None:
+    content = ckpt.content(21, bias=True)
+    content["model"]["transformer.h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    del content["model_args"]["bias"], content["optimizer"], content["config"], content["best_val_loss"]
+    torch.save(content, tmp_path / "ckpt.pt")
+    found = read_ckpt(tmp_path / "ckpt.pt")
+    assert found.shape.bias
+    assert (found.optimizer, found.settings, found.best_val_loss) == ({}, {}, None)
+    load_weights(GPT(found.shape), found.weights, "it")
+
+
+def broken(change: Any, tmp_path: Path) -> str:
+    content = ckpt.content(21)
+    change(content)
+    torch.save(content, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError) as caught:
+        load(tmp_path / "ckpt.pt")
+    return str(caught.value)
+
+
+def load(path: Path) -> None:
+    found = read_ckpt(path)
+    load_weights(GPT(found.shape), found.weights, "ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c["model"].pop("transformer.ln_f.weight"), "lacks transformer.ln_f.weight"),
+        (lambda c: c["model"].update({"extra.weight": torch.ones(1)}), "has extra.weight"),
+        (lambda c: c["model"].update({"module.lm_head.weight": torch.ones(21, 16)}), "twice"),
+        (lambda c: c["model"].update({"lm_head.weight": torch.ones(21, 16)}), "one matrix here"),
+        (lambda c: c["model_args"].pop("n_layer"), "n_layer"),
+        (lambda c: c["model_args"].update(n_layer=3), "parameters"),
+        (lambda c: c["optimizer"]["param_groups"][0]["params"].pop(), "parameters"),
+        (lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(2, 2)), "optimizer state 0"),
+        (lambda c: c.pop("model"), "not a checkpoint of nanoGPT"),
+        (lambda c: c["config"].update(learning_rate="fast"), "learning_rate"),
+        (lambda c: c.update(model=[1, 2]), "not as nanoGPT writes it"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, said: str) -> None:
+    assert said in broken(change, tmp_path)
+
+
+class Harm:
+    """Runs a command if it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_nothing_in_it_is_executed(tmp_path: Path, how: str) -> None:
+    content = ckpt.content(21) | {"extra": Harm(f"touch {tmp_path / 'harm'}")}
+    path = tmp_path / "ckpt.pt"
+    torch.save(content, path) if how == "torch" else path.write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match="without executing"):
+        read_ckpt(path)
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 5000])
+def test_cut_off_it_is_an_error(tmp_path: Path, size: int) -> None:
+    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(UserError, match=r"ckpt\.pt"):
+        read_ckpt(path)
+
+
+# --- going on with it ---
+
+
+def whole_split_loss(model: GPT, tiny_data: Path) -> float:
+    """The validation loss, the plain way: all windows at once."""
+    tokens = open_dataset(tiny_data).tokens("val")
+    T = model.config.block_size
+    x, y = evaluation_batch(tokens, evaluation_windows(len(tokens), T, None), T)
+    targets = torch.from_numpy(y)
+    with torch.no_grad():
+        losses = model.eval()(torch.from_numpy(x), targets, "none")
+    kept = targets != IGNORED_TARGET
+    return float(losses[kept].double().mean())
+
+
+def test_a_run_of_nanogpt_goes_on_in_its_folder(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = ckpt.write(tmp_path / "out-tiny/ckpt.pt", vocabulary(tiny_data), "_orig_mod.")
+    before = path.read_bytes()
+    learners = catch_learners(monkeypatch)
+    run = resume("out-tiny", data_dir=str(tiny_data), max_iters=5, probe_seconds=0, eval_iters=None)
+    assert (run.iter, run.reason, run.out_dir) == (5, "finished", Path("out-tiny"))
+    model, _ = ckpt.trained(vocabulary(tiny_data))
+    first = run_evals("out-tiny")[3, "val"]
+    assert first == pytest.approx(whole_split_loss(model, tiny_data), abs=1e-6)
+    assert records("out-tiny", "resume")[0]["from_iter"] == 3
+    # AdamW went on counting from its three updates.
+    steps = {float(state["step"]) for state in learners[-1].optimizer.state.values()}
+    assert steps == {5.0}
+    assert path.read_bytes() == before, "nanoGPT's own file is left as it was"
+    # And now it is a run of ours like any other.
+    assert resume("out-tiny", max_iters=6).iter == 6
+    assert records("out-tiny", "resume")[-1]["from_iter"] == 5
+
+
+def test_a_new_run_can_begin_from_its_weights(
+    tiny: MakeConfig, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ckpt.write(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))
+    config = tiny(init_from=str(path), init_state="weights", max_iters=1, learning_rate=1e-12, n_layer=5)
+    learners = catch_learners(monkeypatch)
+    train(config)
+    model, _ = ckpt.trained(vocabulary(tiny_data))
+    now = weights(learners[-1])
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(now[name], parameter, atol=1e-6), name
+    value, reason = choices(config.out_dir)["init_from"]
+    assert value == str(path)
+    assert "update 0" in reason
+
+
+def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
+    path = ckpt.write(tmp_path / "out/ckpt.pt", 7)
+    with pytest.raises(UserError, match="vocabulary"):
+        train(tiny(init_from=str(path)))
+    assert not Path(tiny().out_dir).exists()

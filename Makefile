@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check bench clean
+.PHONY: train test check bench faults clean
 
 train: .venv/ready
 	$(BIN)/glass train quickstart
@@ -32,6 +32,10 @@ check: .venv/ready
 # Side by side with nanoGPT, which is not part of this: make bench NANOGPT=path SOURCE=tinyshakespeare.txt
 bench: .venv/ready
 	$(BIN)/python bench/cpu.py --nanogpt $(NANOGPT) --source $(SOURCE) --full
+
+# kill -9 at 240 random instants of training, evaluating and saving; must lose nothing.
+faults: .venv/ready
+	$(BIN)/python tests/faults/campaign.py --kills=240
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -48,6 +48,7 @@ _TAKES_BACK = {
     "gradient_accumulation_steps": ("batch_tokens",),
     "eval_tokens": ("eval_iters",),
     "eval_iters": ("eval_tokens",),
+    "dataset": ("data_dir",),
 }
 
 # What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.

@@ -162,6 +162,7 @@ class Saver:
         self._run_dir, self._keep = run_dir, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
+        self._patient = True
         self._pinned: dict[tuple[str, str], Tensor] = {}
         for leftover in _entries(run_dir / FOLDER):
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
@@ -189,12 +190,12 @@ class Saver:
             rest = f"the last whole one is {before[-1]}" if before else "there is none before it"
             raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
 
-    def close(self) -> None:
-        self._thread.shutdown()
-
     def abandon(self) -> None:
-        """Waits for nothing: what is being written will be whole, or not be there."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Closing shall wait for nothing: what is being written will be whole, or not be there."""
+        self._patient = False
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=self._patient, cancel_futures=not self._patient)
 
     def _snapshot(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies in main memory. From a card they go into pinned memory, kept for the next time, because
@@ -214,7 +215,9 @@ class Saver:
     def _write(self, tensors: Tensors, state: dict[str, Any], record: Record) -> Record:
         started = time.perf_counter()
         folder = self._run_dir / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_to_disk(self._run_dir)  # or a power cut could take the folder with all that is synced in it
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
         try:
             temporary.mkdir()
@@ -244,7 +247,8 @@ class Saver:
         keep = [point.path for point in _bests(self._run_dir)]
         for path in committed(self._run_dir)[: -self._keep]:
             if path not in keep:
-                shutil.rmtree(path)
+                # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
+                shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
         return keep[-1] if keep else None
 
 

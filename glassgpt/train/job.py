@@ -255,7 +255,7 @@ def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
 def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> Choice:
     """Complains before anything is made, if these weights cannot be begun with."""
     check_fit(task.config, dataset, origin)
-    everything, choice = takes_everything(task.config, dataset, origin, task.run_dir is not None)
+    everything, choice = takes_everything(task.config, dataset, origin, origin.folder == task.run_dir)
     if everything:
         check_not_done(task.config, origin.iter or 0)
     return choice

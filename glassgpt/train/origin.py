@@ -22,7 +22,7 @@ from glassgpt.data.dataset import Dataset, Manifest, user_path
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig, padded_vocabulary
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
-from glassgpt.recipe import read_recipe
+from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
 from glassgpt.train.ckpt import CKPT, read_ckpt
 from glassgpt.train.rundir import CONFIG, RUNS, is_run
@@ -78,14 +78,18 @@ def open_origin(spec: str, which: str = "last") -> Origin:
     if spec in GPT2_NAMES and not user_path(spec).exists():
         return _from_gpt2(find_pretrained(spec), spec)
     name, at, number = spec.rpartition("@")
-    run_dir = find_run(name if at else spec)
-    if run_dir is not None:
-        return _from_run(run_dir, number if at else which)
+    for run, checkpoint in ((spec, which), *([(name, number)] if at else [])):
+        run_dir = find_run(run)
+        if run_dir is not None:
+            return _from_run(run_dir, checkpoint)
     path = user_path(spec)
     if path.is_file() or (path / CKPT).is_file():
         return of_ckpt(path if path.is_file() else path / CKPT)
     if (path / "config.json").is_file():
         return _from_gpt2(find_pretrained(spec), spec)
+    for folder in (spec, name):
+        if folder and (is_run(user_path(folder)) or is_run(RUNS / folder)):
+            raise UserError(f"{folder} has no checkpoint yet; `glass runs` lists the runs there are")
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
         "`glass runs` lists the runs there are"
@@ -102,21 +106,34 @@ def find_run(text: str) -> Path | None:
 
 def of_checkpoint(point: Checkpoint, tensors: Tensors, complaints: Sequence[str] = ()) -> Origin:
     weights = tensors["model"]
-    run_dir = point.path.parent.parent
-    config = run_dir / CONFIG
+    settings, more = settings_of(point)
     return Origin(
         what=str(point.path),
         shape=GPTConfig(**point.state["model"]),
         weights=weights | {"lm_head.weight": weights["transformer.wte.weight"]},
-        folder=run_dir,
+        folder=point.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
         evaluation=tensors.get("evaluation", {}),
         iter=point.iter,
         val_loss=point.val_loss,
         state=point.state,
-        settings=read_recipe(config).settings if config.exists() else {},
-        complaints=tuple(complaints),
+        settings=settings,
+        complaints=(*complaints, *more),
     )
+
+
+def settings_of(point: Checkpoint) -> tuple[Mapping[str, Value], list[str]]:
+    """Its run's settings; if their file is gone, damaged or empty, the checkpoint's, and a complaint."""
+    path = point.path.parent.parent / CONFIG
+    try:
+        settings, complaint = read_recipe(path).settings, f"{path} is empty"
+    except UserError as error:
+        settings, complaint = {}, str(error)
+    if settings:
+        return settings, []
+    kept = {name: value for name, value in point.state["config"].items() if value is not None}
+    checked, _ = check_settings(kept, TrainConfig)
+    return checked | {"out_dir": "", "eval_only": False}, [f"{complaint}; the settings are the checkpoint's"]
 
 
 def _from_run(run_dir: Path, which: str) -> Origin:
@@ -124,16 +141,29 @@ def _from_run(run_dir: Path, which: str) -> Origin:
     if which == "last":
         point, tensors, _, complaints = load_last(run_dir)
         return of_checkpoint(point, tensors, complaints)
-    found = best(run_dir) if which == "best" else describe(_kept(run_dir, which))
-    if found is None:
-        return _from_run(run_dir, "last")
+    if which != "best":
+        point = describe(_kept(run_dir, which))
+        return of_checkpoint(point, load_tensors(point))
+    complaints = _unreadable(run_dir)
+    found = best(run_dir)
     try:
-        return of_checkpoint(found, load_tensors(found))
+        if found is not None:
+            return of_checkpoint(found, load_tensors(found), complaints)
     except UserError as error:
-        if which != "best":
-            raise
-        last = _from_run(run_dir, "last")
-        return dataclasses.replace(last, complaints=(*error.problems, *last.complaints))
+        complaints += error.problems
+    last = _from_run(run_dir, "last")
+    return dataclasses.replace(last, complaints=tuple(dict.fromkeys([*complaints, *last.complaints])))
+
+
+def _unreadable(run_dir: Path) -> list[str]:
+    """What is wrong with checkpoints whose loss cannot be read: one of them may have been the best."""
+    complaints = []
+    for path in committed(run_dir):
+        try:
+            describe(path)
+        except UserError as error:
+            complaints += error.problems
+    return complaints
 
 
 def _kept(run_dir: Path, number: str) -> Path:
@@ -207,7 +237,10 @@ def tokenizer_identity(manifest: Manifest) -> str:
 def takes_everything(
     config: TrainConfig, dataset: Dataset, origin: Origin, goes_on: bool
 ) -> tuple[bool, Choice]:
-    """Whether a run takes over iteration and optimizer as well, or weights alone; and why."""
+    """Whether a run takes over iteration and optimizer as well, or weights alone; and why.
+
+    `goes_on`: the run is the one that the weights are of, whatever its data is now.
+    """
     asked = config.init_state
     cropped = config.block_size < origin.shape.block_size
     if asked == "all" and (origin.iter is None or cropped):
@@ -222,7 +255,12 @@ def takes_everything(
     elif asked == "auto" and not goes_on and not _same_data(dataset, config, origin):
         why = "weights alone, because the data is another: begins at update 0"
     else:
-        return True, Choice("init_from", origin.what, f"goes on at update {origin.iter:,} with its optimizer")
+        how = (
+            "with its optimizer"
+            if origin.optimizer or not origin.iter
+            else "with a new optimizer: none was kept"
+        )
+        return True, Choice("init_from", origin.what, f"goes on at update {origin.iter:,} {how}")
     return False, Choice("init_from", origin.what, why)
 
 

@@ -71,7 +71,7 @@ def begin(job: Job, task: Task) -> list[Record]:
     if origin is None and goes_on and committed(job.run_dir):
         return _restore(job)
     if origin is not None:
-        everything, _ = takes_everything(job.config, job.dataset, origin, goes_on)
+        everything, _ = takes_everything(job.config, job.dataset, origin, origin.folder == job.run_dir)
         if everything:
             return _take_over(job, origin, goes_on)
         _load_weights(job, origin)

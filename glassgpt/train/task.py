@@ -11,11 +11,11 @@ from typing import Any
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, find_recipe, read_recipe
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
 from glassgpt.train.checkpoint import committed, readable
 from glassgpt.train.ckpt import CKPT
 from glassgpt.train.device import choose_device
-from glassgpt.train.origin import MODEL_SETTINGS, Origin, fitted, misfits, of_ckpt, open_origin
+from glassgpt.train.origin import MODEL_SETTINGS, Origin, fitted, misfits, of_ckpt, open_origin, settings_of
 from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, newest_of
 
 
@@ -40,7 +40,7 @@ def task_of(config: TrainConfig, name: str = "run") -> Task:
         stored = _stored(run_dir, origin).settings.get("init_from", "scratch")
         return Task(replace(config, init_from=str(stored)), name, run_dir, origin, notes)
     origin = open_origin(config.init_from)
-    return Task(fitted(config, origin), name, origin=origin)
+    return Task(_exactly(fitted(config, origin), origin), name, origin=origin)
 
 
 def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
@@ -58,7 +58,12 @@ def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
     problems = misfits(overrides, config, origin)
     if problems:
         raise UserError(problems)
-    return _new_run(fitted(config, origin), recipe.name, overrides, origin)
+    return _new_run(_exactly(fitted(config, origin), origin), recipe.name, overrides, origin)
+
+
+def _exactly(config: TrainConfig, origin: Origin) -> TrainConfig:
+    """With the checkpoint by its number: the run it is of may go on, and have another last one then."""
+    return replace(config, init_from=f"{origin.folder}@{origin.iter}") if origin.kind == "run" else config
 
 
 def _combined(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
@@ -125,7 +130,7 @@ def _begin_again(run_dir: Path) -> tuple[Origin | None, tuple[Choice, ...]]:
     init_from = str(read_recipe(run_dir / CONFIG).settings.get("init_from", "scratch"))
     origin = None if init_from == "scratch" else open_origin(init_from)
     reason = "the run had no checkpoint yet: it begins again, with its settings and seed"
-    return origin, (Choice("resume", "update 0", reason),)
+    return origin, (Choice("resume", "update 0" if origin is None else init_from, reason),)
 
 
 def _stored(run_dir: Path, origin: Origin | None) -> Recipe:
@@ -133,15 +138,8 @@ def _stored(run_dir: Path, origin: Origin | None) -> Recipe:
     path = run_dir / CONFIG
     if origin is not None and not path.exists():
         return Recipe(run_dir.name, "", dict(origin.settings) | {"init_from": origin.what})
-    try:
-        return read_recipe(path)
-    except UserError:
-        points = list(readable(run_dir))
-        if not points:
-            raise
-        kept = {name: value for name, value in points[-1].state["config"].items() if value is not None}
-        settings, _ = check_settings(kept, TrainConfig)
-        return Recipe(run_dir.name, "", settings | {"out_dir": "", "eval_only": False})
+    points = list(readable(run_dir))
+    return Recipe(run_dir.name, "", settings_of(points[-1])[0]) if points else read_recipe(path)
 
 
 def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,35 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
-import os
 import random
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from children import MOMENTS, Child
 
 from glassgpt.account import journal
-from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
 from glassgpt.train import checkpoint, session
 from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
 from glassgpt.train.rundir import is_run
-
-MOMENTS = ("startup", "train", "eval", "save")  # what a process is doing when it is killed
-_CODES = {name: code for code, name in enumerate(MOMENTS, start=1)}
 
 
 @dataclass
@@ -83,69 +74,8 @@ class Report:
         )
 
 
-class Child:
-    """A process that trains, and says in shared memory what it is doing."""
-
-    def __init__(self, work: Callable[[], None], errors: Path) -> None:
-        self._shared = mmap.mmap(-1, 2)  # what it does; whether a checkpoint is being written
-        self._errors = errors
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._live(work)
-
-    def _live(self, work: Callable[[], None]) -> None:
-        """Never returns."""
-        code = 1
-        try:
-            signal.alarm(300)  # should the campaign itself die
-            with watched(self._shared):
-                work()
-            code = 0
-        except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
-            self._errors.write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-
-    def doing(self) -> str | None:
-        code = _CODES["save"] if self._shared[1] else self._shared[0]
-        return MOMENTS[code - 1] if code else None
-
-    def exit_code(self) -> int | None:
-        """None while it lives."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-@contextmanager
-def watched(shared: mmap.mmap) -> Iterator[None]:
-    """Everything this process does from now on shows in shared memory."""
-    phase, write = Ledger.phase, Saver._write
-
-    @contextmanager
-    def shown_phase(ledger: Ledger, name: str) -> Iterator[Any]:
-        before = shared[0]
-        shared[0] = _CODES.get(name, before)
-        with phase(ledger, name) as timed:
-            yield timed
-        shared[0] = before
-
-    def shown_write(saver: Saver, *arguments: Any) -> Any:
-        shared[1] = 1
-        try:
-            return write(saver, *arguments)
-        finally:
-            shared[1] = 0
-
-    Ledger.phase, Saver._write = shown_phase, shown_write  # type: ignore[method-assign, assignment]
-    yield
-
-
-def settings(folder: Path, name: str) -> TrainConfig:
-    """A run of about a second that evaluates and saves all the time."""
+def settings(folder: Path, name: str, max_iters: int = 120) -> TrainConfig:
+    """A run of a second or less that evaluates and saves all the time."""
     return TrainConfig(
         out_dir=str(folder / name),
         data_dir=str(folder / "data"),
@@ -158,7 +88,7 @@ def settings(folder: Path, name: str) -> TrainConfig:
         dropout=0.1,
         learning_rate=3e-3,
         warmup_iters=3,
-        max_iters=120,
+        max_iters=max_iters,
         eval_interval=15,
         checkpoint_interval=7,
         keep_checkpoints=2,
@@ -182,12 +112,11 @@ def make_data(folder: Path) -> None:
 # --- one life ---
 
 
-def live(config: TrainConfig) -> None:
+def live(config: TrainConfig) -> int:
     """Begins the run, or goes on with it."""
     if is_run(Path(config.out_dir)):
-        session.resume(config.out_dir)
-    else:
-        session.train(config)
+        return session.resume(config.out_dir).exit_code
+    return session.train(config).exit_code
 
 
 def kill_somewhere(child: Child, draw: random.Random) -> str | None:
@@ -200,7 +129,7 @@ def kill_somewhere(child: Child, draw: random.Random) -> str | None:
         if now_inside and not inside:
             if skip == 0:
                 time.sleep(delay if wanted != "save" else delay / 5)
-                doing = child.doing() or "startup"
+                doing = child.doing() or wanted
                 if child.exit_code() is not None:
                     return None
                 child.kill()
@@ -257,12 +186,13 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [f"{name} differ" for name in one if one[name] != other[name]]
 
 
-def run_to_the_end(config: TrainConfig, errors: Path) -> None:
-    child = Child(lambda: live(config), errors)
-    while (code := child.exit_code()) is None:
-        time.sleep(0.01)
-    if code:
-        raise RuntimeError(errors.read_text())
+def run_to_the_end(config: TrainConfig, output: Path) -> None:
+    check_end(Child(lambda: live(config), output))
+
+
+def check_end(child: Child) -> None:
+    if child.wait():
+        raise RuntimeError(child.output.read_text())
 
 
 # --- the campaign ---
@@ -272,13 +202,13 @@ def campaign(kills: int, seed: int, folder: Path) -> Report:
     report, draw = Report(), random.Random(seed)
     make_data(folder)
     untouched = settings(folder, "untouched")
-    run_to_the_end(untouched, folder / "error.txt")
+    run_to_the_end(untouched, folder / "output.txt")
     expected = outcome(untouched)
     number = 0
     while sum(report.kills.values()) < kills:
         number += 1
         config = settings(folder, f"run-{number}")
-        _kill_until_it_ends(config, kills, report, draw, folder / "error.txt")
+        _kill_until_it_ends(config, kills, report, draw, folder / "output.txt")
         wrong = differences(expected, outcome(config))
         report.lost += [f"run {number}: {what}" for what in wrong]
         report.runs_finished += not wrong
@@ -289,7 +219,7 @@ def campaign(kills: int, seed: int, folder: Path) -> Report:
 
 
 def _kill_until_it_ends(
-    config: TrainConfig, kills: int, report: Report, draw: random.Random, errors: Path
+    config: TrainConfig, kills: int, report: Report, draw: random.Random, output: Path
 ) -> None:
     run_dir = Path(config.out_dir)
     first = True
@@ -299,24 +229,38 @@ def _kill_until_it_ends(
             report.begun_again += not committed(run_dir)
         first = False
         if sum(report.kills.values()) >= kills:
-            return run_to_the_end(config, errors)
-        errors.unlink(missing_ok=True)
-        child = Child(lambda: live(config), errors)
+            return run_to_the_end(config, output)
+        child = Child(lambda: live(config), output)
         moment = kill_somewhere(child, draw)
         if moment is None:  # it came to its end
-            if errors.exists():
-                raise RuntimeError(errors.read_text())
-            return None
+            return check_end(child)
         report.kills[moment] += 1
         check_folder(config, report)
+
+
+def sabotage() -> None:
+    """Checkpoints are written under their final name from the start: what a kill interrupts looks whole."""
+    write = Saver._write
+
+    def careless(saver: Saver, tensors: Any, state: dict[str, Any], record: Any) -> Any:
+        place = saver._run_dir / checkpoint.FOLDER / f"{state['iter']:08d}"
+        place.mkdir(parents=True, exist_ok=True)
+        time.sleep(0.005)
+        place.rmdir()
+        return write(saver, tensors, state, record)
+
+    Saver._write = careless  # type: ignore[method-assign]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=240)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sabotage", action="store_true", help="save carelessly, to see that it is noticed")
     options = parser.parse_args()
     torch.set_num_threads(1)  # forked processes cannot share a pool of threads
+    if options.sabotage:
+        sabotage()
     with tempfile.TemporaryDirectory() as folder:
         report = campaign(options.kills, options.seed, Path(folder))
     print(report.table())

@@ -1,0 +1,87 @@
+"""The command itself, started as people start it: stopped while it is loading, its terminal closed, nohup."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassgpt.account import journal
+from glassgpt.account.journal import Record
+
+GLASS = [sys.executable, "-m", "glassgpt"]
+# Long enough to be caught in the middle: about ten milliseconds an update.
+RUN = [
+    "train", "--out_dir=run", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=64", "--batch_size=8",
+    "--max_iters=300", "--eval_interval=100", "--log_interval=20", "--eval_tokens=640", "--probe_seconds=0",
+    "--compile=off", "--sample_tokens=0",
+]  # fmt: skip
+
+
+def command(tiny_data: Path, *more: str) -> list[str]:
+    return [*GLASS, *RUN, f"--data_dir={tiny_data}", *more]
+
+
+def read(run_dir: Path) -> list[Record]:
+    path = run_dir / journal.NAME
+    return list(journal.read(path)) if path.exists() else []
+
+
+def wait_for(run_dir: Path, kind: str) -> None:
+    deadline = time.monotonic() + 60
+    while not any(record["kind"] == kind for record in read(run_dir)):
+        assert time.monotonic() < deadline, "it never got so far"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [0.5, 1.2])
+def test_stopped_while_it_is_loading(
+    tmp_path: Path, tiny_data: Path, number: signal.Signals, after_s: float
+) -> None:
+    process = subprocess.Popen(command(tiny_data), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    time.sleep(after_s)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if not (tmp_path / "run").exists():
+        assert process.returncode == 128 + number, said
+        assert said.strip() == "stopped at once; what was saved before is whole"
+        assert list(tmp_path.iterdir()) == []
+    else:  # a fast machine was already training
+        assert process.returncode == 128 + number
+        assert read(tmp_path / "run")[-1]["reason"] == "interrupted"
+
+
+def test_its_terminal_is_closed_and_it_goes_on(tmp_path: Path, tiny_data: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, command(tiny_data))
+    wait_for(tmp_path / "run", "step")
+    os.close(terminal)  # the kernel sends SIGHUP, and every later write to the terminal fails
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    records = read(tmp_path / "run")
+    assert records[-1]["reason"] == "finished"
+    assert records[-1]["iter"] == 300
+    assert [record["id"] for record in records if record["kind"] == "finding"] == ["hangup"]
+    saved = [record["iter"] for record in records if record["kind"] == "checkpoint"]
+    assert len(saved) == 4, "one more than those at the evaluations"
+
+
+def test_under_nohup_nothing_happens_at_all(tmp_path: Path, tiny_data: Path) -> None:
+    process = subprocess.Popen(
+        ["nohup", *command(tiny_data)], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for(tmp_path / "run", "step")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+    kinds = [record["kind"] for record in read(tmp_path / "run")]
+    assert kinds[-1] == "end"
+    assert "finding" not in kinds

@@ -27,20 +27,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from torch import Tensor
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
-from glassgpt.data.dataset import file_sha256
 from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
+from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
 
 FOLDER = "checkpoints"
 VERSION = 1
 _COMMITTED = re.compile(r"(\d{8,})(?:\.(\d+))?")  # ".1": saved again at the same iteration
 
 Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
+Snapshot = dict[str, Packed]  # by file
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
         self._patient = True
-        self._pinned: dict[tuple[str, str], Tensor] = {}
+        self._staging: Staging | None = None
         for leftover in _entries(run_dir / FOLDER):
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
                 shutil.rmtree(leftover)
@@ -173,10 +174,10 @@ class Saver:
         when that waiting began, by time.perf_counter, because it blocks as well."""
         assert self._pending is None
         started = time.perf_counter() if started is None else started
-        copies = {file: self._snapshot(file, content) for file, content in tensors.items() if content}
+        snapshot = self._snapshot(tensors)
         blocking_ms = (time.perf_counter() - started) * 1000
         record = {"kind": "checkpoint", "iter": state["iter"], "blocking_ms": blocking_ms}
-        self._pending = self._thread.submit(self._write, copies, dict(state), record)
+        self._pending = self._thread.submit(self._write, snapshot, dict(state), record)
 
     def poll(self, wait: bool = False) -> Record | None:
         """The record of a save that has ended since last asked. A save that failed raises here."""
@@ -185,7 +186,7 @@ class Saver:
         pending, self._pending = self._pending, None
         try:
             return pending.result()
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             before = committed(self._run_dir)
             rest = f"the last whole one is {before[-1]}" if before else "there is none before it"
             raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
@@ -197,22 +198,22 @@ class Saver:
     def close(self) -> None:
         self._thread.shutdown(wait=self._patient, cancel_futures=not self._patient)
 
-    def _snapshot(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies in main memory. From a card they go into pinned memory, kept for the next time, because
-        that is several times faster and making it is slow."""
-        copies = {}
-        for name, tensor in tensors.items():
-            if tensor.device.type != "cuda":
-                copies[name] = tensor.detach().to("cpu", copy=True).contiguous()
-                continue
-            if (file, name) not in self._pinned:
-                self._pinned[file, name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            copies[name] = self._pinned[file, name].copy_(tensor.detach(), non_blocking=True)
-        if self._pinned:
-            torch.cuda.synchronize()
-        return copies
+    def _snapshot(self, tensors: Tensors) -> Snapshot:
+        """A copy that training does not touch: on the card, where that takes a moment, if there is room
+        beside what an update needs; else in main memory."""
+        everything = [tensor for part in tensors.values() for tensor in part.values()]
+        device = everything[0].device
+        if device.type != "cuda" or not _fits_beside(everything, device):
+            device = torch.device("cpu")
+        snapshot = {file: pack(part, device) for file, part in tensors.items() if part}
+        if device.type == "cuda":
+            self._staging = self._staging or Staging(device)
+            self._staging.mark()
+        elif everything[0].device.type == "cuda":
+            torch.cuda.synchronize(everything[0].device)
+        return snapshot
 
-    def _write(self, tensors: Tensors, state: dict[str, Any], record: Record) -> Record:
+    def _write(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
         started = time.perf_counter()
         folder = self._run_dir / FOLDER
         if not folder.is_dir():
@@ -222,11 +223,10 @@ class Saver:
         try:
             temporary.mkdir()
             state["version"], state["sha256"] = VERSION, {}
-            for file, content in tensors.items():
+            for file, packed in snapshot.items():
                 path = temporary / f"{file}.safetensors"
-                save_file(content, path)
+                state["sha256"][path.name] = write_packed(path, packed, self._staging)
                 sync_to_disk(path)
-                state["sha256"][path.name] = file_sha256(path)
             document = {"digest": _digest(state), "state": state}
             (temporary / "state.json").write_text(journal.dumps(document) + "\n")
             sync_to_disk(temporary / "state.json")
@@ -250,6 +250,15 @@ class Saver:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
         return keep[-1] if keep else None
+
+
+def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:
+    """Whether the card has room for a copy of them while updates go on, with a tenth to spare."""
+    free, _ = torch.cuda.mem_get_info(device)
+    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    update_needs = torch.cuda.max_memory_allocated(device) - used
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return free + held - used - update_needs > 1.1 * size
 
 
 def _free_place(folder: Path, name: str) -> Path:

@@ -52,10 +52,14 @@ def resume(out_dir: str, listeners: Sequence[Listener] = (), **changes: Any) -> 
         return start(to_go_on(existing_run_dir(out_dir, ""), changes), listeners, stop)
 
 
-def start(task: Task, listeners: Sequence[Listener], stop: Stop, process_age_s: float = 0.0) -> Run:
-    """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
+def check_alone() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("training in several processes is not there yet: start it without torchrun")
+
+
+def start(task: Task, listeners: Sequence[Listener], stop: Stop, process_age_s: float = 0.0) -> Run:
+    """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
+    check_alone()
     ledger = Ledger(age_s=process_age_s)
     with ExitStack() as at_the_end:
         with ledger.phase("startup"):

@@ -249,7 +249,7 @@ def sabotage() -> None:
         place.rmdir()
         return write(saver, tensors, state, record)
 
-    Saver._write = careless  # type: ignore[method-assign]
+    Saver._write = careless  # type: ignore[method-assign, assignment]
 
 
 def main() -> int:

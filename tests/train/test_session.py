@@ -220,7 +220,7 @@ def test_the_end_record_has_the_programs_exit_code(tiny: MakeConfig, monkeypatch
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr(checkpoint, "write_packed", fail)
     config = tiny(max_iters=20)
     code = cli.main(command(config))
     assert records(config.out_dir)[-1]["exit_code"] == code

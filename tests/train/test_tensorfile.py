@@ -1,0 +1,86 @@
+"""Our writer of safetensors: the library reads back what was written, and the SHA-256 is the file's."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from glassgpt.train import tensorfile
+from glassgpt.train.tensorfile import pack, write_packed
+
+DTYPES = (
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
+)  # fmt: skip
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
+    names = draw(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=8))
+    names = [name for name in names if name != "__metadata__" and name.isprintable()]
+    return {
+        name: torch.randn(draw(st.lists(st.integers(0, 5), max_size=3))).to(draw(st.sampled_from(DTYPES)))
+        for name in names
+    }
+
+
+def write(path: Path, found: dict[str, Tensor]) -> str:
+    return write_packed(path, pack(found, torch.device("cpu")))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    return load_file(path) if path.stat().st_size else {}
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors())
+def test_the_library_reads_what_was_written(found: dict[str, Tensor]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.safetensors"
+        digest = write(path, found)
+        assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+        back = read(path)
+    assert back.keys() == found.keys()
+    for name, tensor in found.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].shape == tensor.shape
+        assert torch.equal(back[name].view(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_a_tensor_that_is_not_in_one_piece(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    write(tmp_path / "file", {"turned": whole.t(), "part": whole[:, 1], "scalar": whole[0, 3]})
+    back = load_file(tmp_path / "file")
+    assert torch.equal(back["turned"], whole.t())
+    assert torch.equal(back["part"], whole[:, 1])
+    assert torch.equal(back["scalar"], torch.tensor(3.0))
+
+
+def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 2)
+    write(tmp_path / "file", dict(layer.named_parameters()))
+    assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
+    device = torch.device("cuda")
+    staging = tensorfile.Staging(device)
+    found = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
+    before = {name: tensor.cpu() for name, tensor in found.items()}
+    packed = pack(found, device)
+    staging.mark()
+    found["a"].zero_()  # training goes on
+    digest = write_packed(tmp_path / "file", packed, staging)
+    assert digest == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
+    back = load_file(tmp_path / "file")
+    assert all(torch.equal(back[name], tensor) for name, tensor in before.items())

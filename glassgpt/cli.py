@@ -139,8 +139,10 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
     from glassgpt.train import session
     from glassgpt.train.task import resolve
 
+    session.check_alone()  # before eight processes prepare the same data
     task = resolve(recipe, flags)
-    out = _console()
+    # Who reads nanoGPT's lines from stdout expects no others there.
+    out = _console(stderr=task.config.console == "nanogpt")
     _prepare_if_built_in(task.config, out)
     console: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":

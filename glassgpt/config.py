@@ -194,7 +194,7 @@ _TEXTS = (
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
-def _is_broken(text: str) -> bool:
+def is_broken(text: str) -> bool:
     """Bytes from the command line that are no UTF-8 arrive as lone surrogates."""
     return any("\ud800" <= char <= "\udfff" for char in text)
 
@@ -217,7 +217,7 @@ def find_problems(config: TrainConfig) -> list[str]:
     if config.seed >= 2**63:
         problems.append(f"--seed={config.seed} must be below 2^63")
     problems += [
-        f"--{name} is not text that a file can hold" for name in _TEXTS if _is_broken(getattr(config, name))
+        f"--{name} is not text that a file can hold" for name in _TEXTS if is_broken(getattr(config, name))
     ]
     if not DEVICE.fullmatch(config.device):
         problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")

@@ -99,6 +99,7 @@ def glass(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["show", "runs/mine"],
         ["train", "--help"],
         ["prepare", "--help"],
+        ["sample", "--help"],
         ["train", "quickstrat"],
     ],
     ids=" ".join,
@@ -127,7 +128,7 @@ def test_what_needs_no_torch_does_not_import_it(here: Path, arguments: list[str]
 def test_help_names_every_command(capsys: Capture, arguments: list[str]) -> None:
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    for command in ("train", "prepare", "runs", "show"):
+    for command in ("train", "sample", "prepare", "runs", "show"):
         assert f"glass {command} " in said
 
 
@@ -138,7 +139,13 @@ def test_the_version(capsys: Capture) -> None:
 
 @pytest.mark.parametrize(
     ("command", "expected"),
-    [("train", "--learning_rate"), ("prepare", "--tokenizer"), ("runs", "FOLDER"), ("show", "--svg")],
+    [
+        ("train", "--learning_rate"),
+        ("prepare", "--tokenizer"),
+        ("runs", "FOLDER"),
+        ("show", "--svg"),
+        ("sample", "--temperature"),
+    ],
 )
 def test_every_command_has_help(here: Path, capsys: Capture, command: str, expected: str) -> None:
     assert main([command, "--help"]) == 0
@@ -203,6 +210,11 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
         ),
         (["train", "--init_from=resume", "--out_dir=x"], ["--out_dir=x holds no run to resume"]),
         (
+            ["train", "--init_from=x"],
+            ["x is neither a run, nor nanoGPT's ckpt.pt, nor one of gpt2, .*glass runs"],
+        ),
+        (["train", "--init_from=x@5", "--n_layer=2"], ["x@5 is neither a run"]),
+        (
             ["train", "--n_layr=3", "--n_head=x", "--bias=maybe", "--seed"],
             [
                 "--seed needs a value",
@@ -224,6 +236,19 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
         (["show"], ["say which run to show; `glass runs` lists them"]),
         (["show", "runs/none"], ["runs/none holds no run"]),
         (["show", "a", "--svgg=x"], ["unknown setting --svgg; did you mean --svg"]),
+        (["sample"], ["there is no run in runs/ to sample from; say which: glass sample RUN"]),
+        (["sample", "mine"], ["mine is neither a run, nor nanoGPT's ckpt.pt"]),
+        (["sample", "--out_dir=out"], ["there is no run of out "]),
+        (["sample", "a", "b"], ["one run at a time, not a and b; --compare=RUN2"]),
+        (["sample", "--start=FILE:x"], ["--start=FILE:x cannot be read: No such file"]),
+        (
+            ["sample", "--temprature=1", "--top_k=0", "--top_p=none", "--seed=x"],
+            [
+                "unknown setting --temprature; did you mean --temperature",
+                "--seed=x is not",
+                "--top_k=0 must be",
+            ],
+        ),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
@@ -243,6 +268,16 @@ def test_a_device_that_is_not_there(mine: Path, capsys: Capture) -> None:
     missing = "mps" if torch.cuda.is_available() else "cuda"
     (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", f"--device={missing}")
     assert problem == f"--device={missing} is not available here; try --device=auto or --device=cpu"
+
+
+def test_under_torchrun_nothing_is_prepared_by_anybody(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    (problem,) = refused(capsys, "train")
+    assert "start it without torchrun" in problem
+    assert contents(here) == {}
 
 
 @pytest.mark.parametrize("text", ["", "x"])
@@ -455,6 +490,25 @@ def test_resume_checks_a_flag_against_the_settings_of_the_run(mine: Path, capsys
     assert train() == 0
     # 128 tokens are 8 sequences of the run's context of 16; the preset's default context is 1024.
     assert main(["train", "--init_from=resume", "--max_iters=4", "--batch_tokens=128"]) == 0
+
+
+def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -> None:
+    assert train("--keep_checkpoints=5", max_iters=6) == 0
+    before = contents(Path("runs/quickstart"))
+    capsys.readouterr()
+    assert main(["train", "--init_from=quickstart@3", "--max_iters=7"]) == 0
+    said = capsys.readouterr().out
+    where = "runs/quickstart/checkpoints/00000003"
+    assert re.search(
+        rf"^init_from +{where}   \(goes on at update 3 with its optimizer\)$", said, re.MULTILINE
+    )
+    assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", said, re.MULTILINE)
+    assert [record["iter"] for record in records("runs/quickstart-2") if record["kind"] == "step"][-1] == 7
+    assert contents(Path("runs/quickstart")) == before
+    assert main(["sample", "--num_samples=1", "--max_new_tokens=15", "--start=the "]) == 0
+    text = capsys.readouterr()
+    assert re.fullmatch(r"the (.|\n){15}\n-{15}\n", text.out)
+    assert text.err.startswith("model         runs/quickstart-2/checkpoints/0000000")
 
 
 def test_config_toml_of_a_resumed_run_starts_another_one(mine: Path, capsys: Capture) -> None:

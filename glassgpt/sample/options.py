@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.config import DEVICE
+from glassgpt.config import DEVICE, is_broken
 from glassgpt.data.dataset import user_path
 from glassgpt.errors import UserError
 
@@ -59,6 +59,8 @@ def find_problems(options: SampleOptions) -> list[str]:
         problems.append(f"--top_p={options.top_p} must be above 0 and at most 1")
     if not 0 <= options.seed < 2**63:
         problems.append(f"--seed={options.seed} must be at least 0 and below 2^63")
+    if is_broken(options.start):
+        problems.append("--start is not text in UTF-8; FILE:prompt.txt reads it from a file")
     if not DEVICE.fullmatch(options.device):
         problems.append(f"--device={options.device} is not one of auto, cpu, cuda, cuda:N, mps")
     return problems

@@ -11,11 +11,20 @@ import torch
 
 from glassgpt.config import Choice
 from glassgpt.data.dataset import user_path
+from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.nanogpt import META, read_meta
 from glassgpt.data.ranks import download_ranks, read_ranks
-from glassgpt.data.tokenizers import Tokenizer, encode_prompt, gpt2_tokenizer, load_tokenizer
+from glassgpt.data.tokenizers import (
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    encode_prompt,
+    gpt2_tokenizer,
+    load_tokenizer,
+)
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
-from glassgpt.model.gpt import GPT
+from glassgpt.model.gpt import GPT, padded_vocabulary
 from glassgpt.model.weights import load_weights
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.device import Placement, choose_device, choose_dtype
@@ -38,9 +47,11 @@ class Writer:
         if text:
             return [int(token) for token in encode_prompt(self.tokenizer, text)]
         try:
-            return self.encode("\n")
+            line_break = self.encode("\n")
         except UserError:  # a text of one line has no line break among its characters
-            return [0 if self.tokenizer.eot is None else self.tokenizer.eot]
+            line_break = []
+        # And where the ids are all that is known, a line break is none of them.
+        return line_break or [0 if self.tokenizer.eot is None else self.tokenizer.eot]
 
     def write(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
         """Yields, token by token, what is new in each of the samples that are written together. An empty
@@ -86,6 +97,8 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     origin = open_origin(run, which="best")
     device, device_choice = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
+    tokenizer = _tokenizer(origin, options.data_dir)
+    _check_fit(origin, tokenizer)
     model = GPT(origin.shape)
     load_weights(model, origin.weights, origin.what)
     placement = Placement(device, str(dtype.value), compile=False, attention="sdpa")
@@ -94,7 +107,7 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     return Writer(
         origin,
         model.to(device).eval(),
-        _tokenizer(origin, options.data_dir),
+        tokenizer,
         placement,
         (device_choice, dtype),
     )
@@ -126,18 +139,39 @@ def _last_written(folder: Path) -> float:
 
 def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
     if data_dir:
-        return load_tokenizer(user_path(data_dir))
+        return _of_dataset(user_path(data_dir))
     if origin.kind == "gpt2":
         return gpt2_tokenizer(read_ranks(origin.folder))
     if origin.kind == "run":
         return load_tokenizer(origin.folder / TOKENIZER)
     name = str(origin.settings.get("dataset", ""))
     for folder in (Path("data") / name, origin.folder.parent / "data" / name):
-        if name and folder.is_dir():
-            return load_tokenizer(folder)
+        # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.
+        if name and any((folder / file).exists() for file in (MANIFEST, META, "train.bin")):
+            return _of_dataset(folder)
     if origin.shape.vocab_size >= 50257:
-        return gpt2_tokenizer(download_ranks())
+        return gpt2_tokenizer(download_ranks("connect to the network once, and tiktoken keeps it"))
     raise UserError(
         f"{origin.what} does not say which characters its {origin.shape.vocab_size} tokens are: give the "
         f"folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
     )
+
+
+def _of_dataset(folder: Path) -> Tokenizer:
+    """Of nanoGPT's, meta.pkl alone will do: its tokens are for training."""
+    if (folder / MANIFEST).exists() or not (folder / META).is_file():
+        return load_tokenizer(folder)
+    vocabulary = read_meta(folder / META)
+    if vocabulary.characters is None:
+        return IdsTokenizer(vocabulary.vocab_size)
+    return CharTokenizer(vocabulary.characters)
+
+
+def _check_fit(origin: Origin, tokenizer: Tokenizer) -> None:
+    """With another tokenizer a model writes nonsense, and nobody would know why."""
+    size = tokenizer.vocab_size
+    if origin.shape.vocab_size not in (size, padded_vocabulary(size)):
+        raise UserError(
+            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has {size}: give the "
+            "folder of the dataset it was trained on by --data_dir=FOLDER"
+        )

@@ -54,7 +54,7 @@ def announce_prompt(writer: Writer, prompt: Sequence[int], err: Console) -> None
 
 def stream(writer: Writer, text: str, prompt: list[int], options: SampleOptions, err: Console) -> None:
     """The first sample of a group is shown while it is written; the others were written meanwhile."""
-    started, waiting = time.perf_counter(), [text]
+    started, done, waiting = time.perf_counter(), 0, [text]
     _show(text)
     for pieces in writer.write(prompt, options):
         if pieces:
@@ -64,7 +64,8 @@ def stream(writer: Writer, text: str, prompt: list[int], options: SampleOptions,
             continue
         for sample in waiting[1:]:
             _show(f"\n{SEPARATOR}\n{sample}")
-        _show(f"\n{SEPARATOR}\n")
+        done += len(waiting)
+        _show(f"\n{SEPARATOR}\n{text if done < options.num_samples else ''}")
         waiting = [text]
     seconds = time.perf_counter() - started
     total = options.num_samples * options.max_new_tokens

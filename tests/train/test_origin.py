@@ -1,0 +1,442 @@
+"""Beginning from what another run, or somebody else, has learned: exactly that, and nothing of it changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    Crash,
+    MakeConfig,
+    assert_same_tensors,
+    bits,
+    catch_learners,
+    choices,
+    crash_before,
+    files_under,
+    last_tensors,
+    records,
+    run_evals,
+    run_losses,
+    weights,
+)
+from torch import Tensor
+
+from glassgpt.config import TrainConfig
+from glassgpt.data.dataset import open_dataset
+from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.data.tokenizers import train_bpe
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
+from glassgpt.model.pretrained import crop_block_size
+from glassgpt.model.weights import load_weights
+from glassgpt.train.checkpoint import FOLDER, Tensors, best, committed, describe, load_tensors
+from glassgpt.train.learner import Learner
+from glassgpt.train.origin import open_origin
+from glassgpt.train.session import train
+
+# Everything that could differ, and a checkpoint every five updates; the last one is of the 30th.
+HARD: dict[str, Any] = {
+    "max_iters": 30,
+    "dropout": 0.1,
+    "gradient_accumulation_steps": 2,
+    "grad_clip": 0.5,
+    "eval_interval": 8,
+    "checkpoint_interval": 5,
+    "keep_checkpoints": 99,
+    "patience": 50,
+}
+Fork = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainConfig]:
+    """A run that all begin from, and whose every file is at the end as it was at the beginning."""
+    config = TrainConfig(
+        out_dir=str(tmp_path_factory.mktemp("whole") / "run"),
+        data_dir=str(tiny_data),
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        block_size=8,
+        batch_size=4,
+        learning_rate=1e-2,
+        warmup_iters=3,
+        device="cpu",
+        compile="off",
+        probe_seconds=0.0,
+        **HARD,
+    )
+    train(config)
+    before = contents(config.out_dir)
+    yield config
+    assert contents(config.out_dir) == before
+
+
+@pytest.fixture
+def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
+    """`fork("@10", max_iters=5)`: settings of a run in tmp_path/fork that begins from the one above."""
+
+    def make(suffix: str = "", **changes: Any) -> TrainConfig:
+        return replace(
+            whole, **{"out_dir": str(tmp_path / "fork"), "init_from": whole.out_dir + suffix} | changes
+        )
+
+    return make
+
+
+def contents(folder: str) -> dict[Path, tuple[bytes, int]]:
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_under(Path(folder))}
+
+
+def tensors_at(run_dir: str, update: int) -> Tensors:
+    return load_tensors(describe(Path(run_dir) / FOLDER / f"{update:08d}"))
+
+
+@pytest.fixture(scope="module")
+def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another dataset in the same characters: the same lines, from the last to the first."""
+    folder = tmp_path_factory.mktemp("other")
+    lines = (tiny_data.parent / "tiny.txt").read_text().splitlines()
+    (folder / "other.txt").write_text("\n".join(reversed(lines)) + "\n")
+    out = folder / "other"
+    prepare(PrepareOptions(str(folder / "other.txt"), out_dir=str(out)), say=lambda line: None)
+    assert open_dataset(out).hash != open_dataset(tiny_data).hash
+    return out
+
+
+def at_its_beginning(config: TrainConfig) -> Learner:
+    """The learner of a new run, right before its first update."""
+    with pytest.MonkeyPatch.context() as patch:
+        learners = catch_learners(patch)
+        patch.setattr(Learner, "update", lambda learner, at, first: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            train(config)
+    return learners[0]
+
+
+# --- a run's checkpoint ---
+
+
+def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
+    """The one run did from there on what the other did, to the last bit."""
+    assert_same_tensors(last_tensors(fork.out_dir), last_tensors(whole.out_dir))
+    losses = {at: loss for at, loss in run_losses(whole.out_dir).items() if at > update}
+    assert run_losses(fork.out_dir) == losses
+    evals = {key: loss for key, loss in run_evals(whole.out_dir).items() if key[0] > update}
+    assert run_evals(fork.out_dir) == evals
+    value, reason = choices(fork.out_dir)["init_from"]
+    assert value == str(Path(whole.out_dir) / FOLDER / f"{update:08d}")
+    assert reason == f"goes on at update {update} with its optimizer"
+
+
+@pytest.mark.parametrize("update", [5, 10, 16, 25])  # that of 16 was kept for its evaluation
+def test_a_fork_goes_on_as_the_run_itself_would_have(whole: TrainConfig, fork: Fork, update: int) -> None:
+    config = fork(f"@{update}")
+    run = train(config)
+    assert (run.iter, run.reason, run.out_dir) == (30, "finished", Path(config.out_dir))
+    assert_went_on(config, whole, update)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"arch": "modern", "log_interval": 7}, {"dtype": "bfloat16", "bias": True}]
+)
+def test_so_does_one_of_another_kind(tiny: MakeConfig, changes: dict[str, Any]) -> None:
+    settings = HARD | changes
+    whole = tiny("whole", **settings)
+    train(whole)
+    config = tiny("fork", init_from=f"{whole.out_dir}@15", **settings)
+    train(config)
+    assert_went_on(config, whole, 15)
+
+
+def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fork) -> None:
+    config = fork(max_iters=31)
+    learner = at_its_beginning(config)
+    assert_same_tensors({"model": weights(learner)}, {"model": last_tensors(whole.out_dir)["model"]})
+    assert records(config.out_dir, "resume")[0]["from_iter"] == 30
+    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would train it on"):
+        train(fork(out_dir=config.out_dir + "-2"))
+    assert not Path(config.out_dir + "-2").exists()
+
+
+def test_a_run_is_found_by_path_and_by_its_name_in_runs(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tiny("runs/mine", max_iters=12, eval_interval=4, keep_checkpoints=9))
+    points = [describe(path) for path in committed(Path("runs/mine"))]
+    assert [point.iter for point in points] == [4, 8, 12]
+    lowest = best(Path("runs/mine"))
+    assert lowest is not None
+    for name in ("mine", "runs/mine", str(tmp_path / "runs/mine")):
+        for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
+            origin = open_origin(name + suffix)
+            assert (origin.iter, origin.kind) == (number, "run")
+            saved = load_tensors(describe(Path("runs/mine") / FOLDER / f"{number:08d}"))["model"]
+            assert_same_tensors({"model": saved}, {"model": {name: origin.weights[name] for name in saved}})
+            assert origin.val_loss == describe(Path("runs/mine") / FOLDER / f"{number:08d}").val_loss
+    assert open_origin("mine", which="best").iter == lowest.iter
+
+
+def test_a_name_with_an_at_sign_is_a_name_first(tiny: MakeConfig, tmp_path: Path) -> None:
+    train(tiny("me@home", max_iters=3))
+    assert open_origin(str(tmp_path / "me@home")).iter == 3
+    assert open_origin(str(tmp_path / "me@home@3")).iter == 3
+    with pytest.raises(UserError, match="me@home has no checkpoint @4"):
+        open_origin(str(tmp_path / "me@home@4"))
+
+
+@pytest.mark.parametrize("number", ["7", "31", "first", "-5", ""])
+def test_of_a_checkpoint_that_is_not_there_those_that_are_get_listed(
+    whole: TrainConfig, fork: Fork, number: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        train(fork(f"@{number}"))
+    listed = ", ".join(f"@{int(path.name)}" for path in committed(Path(whole.out_dir)))
+    assert listed.startswith("@5, @8, ")
+    assert f"has no checkpoint @{number}: it has @last, @best, {listed}; " in str(caught.value)
+    assert not Path(fork().out_dir).exists()
+
+
+def test_what_is_nothing_of_the_kind_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
+    for spec in ("nothing", "nothing@3", str(tmp_path), "gpt3"):
+        with pytest.raises(UserError, match=r"is neither a run, nor nanoGPT's ckpt\.pt, nor one of gpt2, "):
+            train(tiny(init_from=spec))
+    assert not Path(tiny().out_dir).exists()
+
+
+def test_a_run_without_a_checkpoint_is_said_to_be_one(tiny: MakeConfig) -> None:
+    config = tiny("young", max_iters=20)
+    with pytest.MonkeyPatch.context() as patch:
+        crash_before(patch, 3)
+        with pytest.raises(Crash):
+            train(config)
+    for suffix in ("", "@best", "@3"):
+        with pytest.raises(UserError, match="young has no checkpoint yet"):
+            open_origin(config.out_dir + suffix)
+
+
+@pytest.fixture
+def damaged(whole: TrainConfig, tmp_path: Path) -> Path:
+    """A copy of the run, to spoil."""
+    return Path(shutil.copytree(whole.out_dir, tmp_path / "copy"))
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
+    path = damaged / FOLDER / "00000030" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    before = contents(str(damaged))
+    config = fork(init_from=str(damaged))
+    train(config)
+    record = records(config.out_dir, "resume")[0]
+    assert record["from_iter"] == 25
+    assert [str(path) in complaint for complaint in record["complaints"]] == [True]
+    assert contents(str(damaged)) == before
+    # Asked for by its number it must be whole.
+    with pytest.raises(UserError, match="is damaged"):
+        open_origin(f"{damaged}@30")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path, file: str) -> None:
+    lowest = best(damaged)
+    assert lowest is not None
+    path = lowest.path / file
+    path.write_bytes(path.read_bytes()[:-20])
+    origin = open_origin(str(damaged), which="best")
+    others = [describe(other) for other in committed(damaged) if other != lowest.path]
+    measured = [point for point in others if point.val_loss is not None]
+    second = min(measured, key=lambda point: point.val_loss or 0.0)
+    # If it says itself that it was the best, no other is, and the last one is taken.
+    assert origin.iter == (second.iter if file == "state.json" else others[-1].iter)
+    (complaint,) = origin.complaints
+    assert str(lowest.path) in complaint
+    assert "is damaged" in complaint
+
+
+def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> None:
+    paths = committed(damaged)
+    for path in paths:
+        (path / "model.safetensors").unlink()
+    with pytest.raises(UserError) as caught:
+        open_origin(str(damaged), which="best")
+    assert len(caught.value.problems) == len(paths) + 1
+    assert "has no checkpoint to resume from" in caught.value.problems[-1]
+
+
+# --- what is taken over ---
+
+
+@pytest.mark.parametrize(
+    ("same_data", "init_state", "everything", "reason"),
+    [
+        (True, "auto", True, "goes on at update 10 with its optimizer"),
+        (True, "all", True, "goes on at update 10 with its optimizer"),
+        (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+        (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
+        (False, "all", True, "goes on at update 10 with its optimizer"),
+        (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+    ],
+)
+def test_the_data_decides_what_is_taken_over_unless_it_is_said(
+    whole: TrainConfig,
+    fork: Fork,
+    other_data: Path,
+    same_data: bool,
+    init_state: str,
+    everything: bool,
+    reason: str,
+) -> None:
+    data_dir = whole.data_dir if same_data else str(other_data)
+    config = fork("@10", init_state=init_state, data_dir=data_dir)
+    learner, saved = at_its_beginning(config), tensors_at(whole.out_dir, 10)
+    assert choices(config.out_dir)["init_from"][1] == reason
+    assert_same_tensors({"model": weights(learner)}, {"model": saved["model"]})
+    state = {
+        f"{name}:{key}": value
+        for name, parameter in learner.model.named_parameters()
+        for key, value in learner.optimizer.state[parameter].items()
+    }
+    assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
+    assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)
+    # Losses on other tokens do not compare, which is said.
+    complaints = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
+    assert len(complaints) == (1 if everything and not same_data else 0)
+
+
+def test_weights_alone_train_from_update_0_to_the_end(fork: Fork, other_data: Path, tmp_path: Path) -> None:
+    config = fork(data_dir=str(other_data), max_iters=12)
+    scratch = replace(config, init_from="scratch", out_dir=str(tmp_path / "scratch"))
+    assert (train(config).iter, train(scratch).iter) == (12, 12)
+    assert list(run_losses(config.out_dir)) == list(range(1, 13))
+    assert run_evals(config.out_dir)[0, "val"] < run_evals(scratch.out_dir)[0, "val"] - 0.3
+    assert records(config.out_dir, "resume") == records(config.out_dir, "finding") == []
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_a_smaller_context_crops_positions_and_begins_anew(tiny: MakeConfig, arch: str) -> None:
+    whole = tiny("whole", arch=arch, max_iters=5)
+    train(whole)
+    fork = tiny("fork", arch=arch, block_size=3, init_from=whole.out_dir)
+    learner = at_its_beginning(fork)
+    origin = open_origin(whole.out_dir)
+    shape, cropped = crop_block_size(origin.shape, origin.weights, 3)
+    assert learner.model.config == shape
+    model, original = GPT(shape).eval(), GPT(origin.shape).eval()
+    load_weights(model, cropped, "cropped")
+    load_weights(original, origin.weights, "whole")
+    assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
+    tokens = torch.tensor([[3, 1, 4]])
+    assert torch.equal(learner.model.eval()(tokens), original(tokens))
+    reason = "context cut from 8 to 3: begins at update 0"
+    assert choices(fork.out_dir)["init_from"][1] == reason
+    with pytest.raises(UserError, match=r"--init_state=all is not possible: .* with more context"):
+        train(replace(fork, out_dir=tiny("other").out_dir, init_state="all"))
+
+
+def test_a_fork_of_a_fork(whole: TrainConfig, fork: Fork, tmp_path: Path) -> None:
+    first = fork("@10", max_iters=20, lr_decay_iters=30)
+    train(first)
+    again = fork(init_from=first.out_dir, out_dir=str(tmp_path / "again"))
+    train(again)
+    assert records(again.out_dir, "resume")[0]["from_iter"] == 20
+    assert_same_tensors(last_tensors(again.out_dir), last_tensors(whole.out_dir))
+
+
+# --- GPT-2's weights ---
+
+TEXT = "Glass houses have thin walls; whoever lives in one learns to sweep. कांच का घर, بيت من زجاج 🦊\n" * 60
+VOCABULARY, CONTEXT = 290, 16
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with GPT-2's files, as `transformers` writes them, of a model of its own size."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, initializer_range=0.3))
+    folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
+    model.save_pretrained(folder)
+    for name, content in train_bpe([TEXT], VOCABULARY).files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2_data(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt2_data")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    options = PrepareOptions(
+        str(folder / "text.txt"), tokenizer="gpt2", tokenizer_files=str(gpt2), out_dir=str(folder / "text")
+    )
+    prepare(options, say=lambda line: None)
+    return folder / "text"
+
+
+@torch.no_grad()
+def transformers_loss(folder: Path, tokens: Tensor) -> float:
+    """Each token is predicted once, from at most CONTEXT - 1 before it in its window."""
+    model = pytest.importorskip("transformers").GPT2LMHeadModel.from_pretrained(folder).eval()
+    total = 0.0
+    for start in range(0, len(tokens) - 1, CONTEXT):
+        window = tokens[start : start + CONTEXT + 1]
+        logits = model(window[None, :-1]).logits[0]
+        total += torch.nn.functional.cross_entropy(logits.double(), window[1:], reduction="sum").item()
+    return total / (len(tokens) - 1)
+
+
+def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
+    tiny: MakeConfig, gpt2: Path, gpt2_data: Path
+) -> None:
+    before = contents(str(gpt2))
+    shape = {
+        "n_layer": 7,
+        "n_head": 7,
+        "n_embd": 7,
+        "block_size": CONTEXT,
+    }  # the weights decide, but for the last
+    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), max_iters=12, eval_interval=12, **shape)
+    run = train(config)
+    assert (run.iter, run.reason) == (12, "finished")
+    tokens = torch.from_numpy(open_dataset(gpt2_data).tokens("val").astype("int64"))
+    evals = run_evals(config.out_dir)
+    assert evals[0, "val"] == pytest.approx(transformers_loss(gpt2, tokens), abs=1e-5)
+    assert evals[12, "val"] < evals[0, "val"] - 0.5
+    model = records(config.out_dir, "run")[0]["model"]
+    assert (model["vocab_size"], model["n_layer"], model["n_head"], model["n_embd"]) == (VOCABULARY, 2, 3, 24)
+    assert (model["bias"], model["activation"]) == (True, "gelu_new")
+    assert choices(config.out_dir)["init_from"] == (str(gpt2), "weights alone: begins at update 0")
+    assert contents(str(gpt2)) == before
+
+
+def test_pretrained_weights_in_a_smaller_context(tiny: MakeConfig, gpt2: Path, gpt2_data: Path) -> None:
+    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), block_size=8)
+    learner = at_its_beginning(config)
+    whole = open_origin(str(gpt2)).weights["transformer.wpe.weight"]
+    assert bits(weights(learner)["transformer.wpe.weight"]) == bits(whole[:8])
+
+
+def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
+    tiny: MakeConfig, gpt2: Path, gpt2_data: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), init_state="all")
+    with pytest.raises(UserError, match=r"--init_state=all is not possible: .* has no optimizer state"):
+        train(config)
+    with pytest.raises(UserError, match=r"has a vocabulary of 16, .* of 290"):
+        train(replace(config, init_state="auto", data_dir=str(tiny_data)))
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    options = PrepareOptions(
+        str(tmp_path / "text.txt"), tokenizer=f"bpe:{VOCABULARY}", out_dir=str(tmp_path / "bpe")
+    )
+    prepare(options, say=lambda line: None)
+    with pytest.raises(UserError, match="needs a dataset prepared with --tokenizer=gpt2"):
+        train(replace(config, init_state="auto", data_dir=str(tmp_path / "bpe")))
+    assert not Path(config.out_dir).exists()

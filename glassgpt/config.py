@@ -214,6 +214,8 @@ def find_problems(config: TrainConfig) -> list[str]:
         problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
     if config.decay_lr and config.min_lr is not None and config.min_lr > config.learning_rate:
         problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
+    if config.init_state != "auto" and config.init_from == "scratch":
+        problems.append(f"--init_state={config.init_state} is about --init_from=RUN, and there is none")
     if config.seed >= 2**63:
         problems.append(f"--seed={config.seed} must be below 2^63")
     problems += [

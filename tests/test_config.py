@@ -166,3 +166,9 @@ def test_what_is_not_said_is_derived() -> None:
     assert derived.data_dir(config) == Path("data/mine")
     assert derived.activation(config) == "gelu"
     assert derived.activation(dataclasses.replace(config, arch="modern")) == "relu2"
+
+
+def test_what_to_take_over_needs_something_to_take_it_from() -> None:
+    (problem,) = find_problems(TrainConfig(init_state="all"))
+    assert problem == "--init_state=all is about --init_from=RUN, and there is none"
+    assert find_problems(TrainConfig(init_state="all", init_from="runs/other")) == []

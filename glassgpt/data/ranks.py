@@ -40,8 +40,8 @@ def download_ranks(fix: str = _BRING_FILES) -> Ranks:
     return ranks
 
 
-def read_ranks(folder: Path) -> Ranks:
-    """The table in a folder, whichever of the four layouts it has."""
+def read_ranks(folder: Path, flag: str = "--tokenizer_files") -> Ranks:
+    """The table in a folder, whichever of the four layouts it has; `flag`: how the user named the folder."""
     try:
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).is_file() and (folder / merges).is_file():
@@ -52,10 +52,10 @@ def read_ranks(folder: Path) -> Ranks:
             return parse_ranks((folder / RANKS_FILE).read_bytes())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"--tokenizer_files {folder} is not a GPT-2 tokenizer ({type(error).__name__}: {error}): "
+            f"{flag} {folder} is not a GPT-2 tokenizer ({type(error).__name__}: {error}): "
             f"bring GPT-2's own {_LAYOUTS}"
         ) from error
-    raise UserError(f"--tokenizer_files {folder} has no tokenizer: it needs {_LAYOUTS}")
+    raise UserError(f"{flag} {folder} has no tokenizer: it needs {_LAYOUTS}")
 
 
 def parse_tokenizer_json(content: bytes) -> Ranks:

@@ -94,8 +94,8 @@ def _download(name: str) -> Path:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UserError(
-            f"GPT-2's weights are not on this machine and could not be downloaded ({reason}): download the "
-            f"folder with {CONFIG}, {WEIGHTS}, vocab.json and merges.txt elsewhere and give its path as "
+            f"the weights of {name} are not on this machine and could not be downloaded ({reason}): download "
+            f"the folder with {CONFIG}, {WEIGHTS}, vocab.json and merges.txt elsewhere and give its path as "
             "--init_from=FOLDER"
         ) from error
     return find_pretrained(str(folder))

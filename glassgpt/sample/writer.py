@@ -53,6 +53,10 @@ class Writer:
         # And where the ids are all that is known, a line break is none of them.
         return line_break or [0 if self.tokenizer.eot is None else self.tokenizer.eot]
 
+    def shown(self, prompt: list[int], text: str) -> str:
+        """The prompt as it stands before what is written. Ids, unlike text, need a blank before the next."""
+        return self.tokenizer.decode(prompt) if text else ""
+
     def write(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
         """Yields, token by token, what is new in each of the samples that are written together. An empty
         list ends such a group."""
@@ -141,7 +145,7 @@ def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
     if data_dir:
         return _of_dataset(user_path(data_dir))
     if origin.kind == "gpt2":
-        return gpt2_tokenizer(read_ranks(origin.folder))
+        return gpt2_tokenizer(read_ranks(origin.folder, "--init_from"))
     if origin.kind == "run":
         return load_tokenizer(origin.folder / TOKENIZER)
     name = str(origin.settings.get("dataset", ""))

@@ -54,6 +54,7 @@ def announce_prompt(writer: Writer, prompt: Sequence[int], err: Console) -> None
 
 def stream(writer: Writer, text: str, prompt: list[int], options: SampleOptions, err: Console) -> None:
     """The first sample of a group is shown while it is written; the others were written meanwhile."""
+    text = writer.shown(prompt, text)
     started, done, waiting = time.perf_counter(), 0, [text]
     _show(text)
     for pieces in writer.write(prompt, options):
@@ -89,9 +90,12 @@ def side_by_side(
     table = Table(show_lines=True)
     for writer in writers:
         table.add_column(Text(harmless(describe(writer))), ratio=1, overflow="fold")
-    columns = [_samples(writer, prompt, options) for writer, prompt in zip(writers, prompts, strict=True)]
+    columns = [
+        [writer.shown(prompt, text) + sample for sample in _samples(writer, prompt, options)]
+        for writer, prompt in zip(writers, prompts, strict=True)
+    ]
     for row in zip(*columns, strict=True):
-        table.add_row(*(Text(harmless(text + sample)) for sample in row))
+        table.add_row(*(Text(harmless(sample)) for sample in row))
     out.print(table)
 
 

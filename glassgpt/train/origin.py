@@ -25,7 +25,7 @@ from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrain
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
 from glassgpt.train.ckpt import CKPT, read_ckpt
-from glassgpt.train.rundir import CONFIG, RUNS, is_run
+from glassgpt.train.rundir import CONFIG, RUNS, is_run, is_whole_config
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,16 @@ def fitted(config: TrainConfig, origin: Origin) -> TrainConfig:
     return dataclasses.replace(config, **fixed, block_size=context)
 
 
+def model_setting(config: TrainConfig, name: str) -> Value:
+    return activation(config) if name == "activation" else getattr(config, name)
+
+
 def misfits(asked: Mapping[str, Any], config: TrainConfig, origin: Origin) -> list[str]:
     """Flags that contradict the weights, which cannot be changed by asking."""
     problems = [
         f"--{name}={asked[name]} does not fit {origin.what}, which has {name}={getattr(origin.shape, name)}"
         for name in MODEL_SETTINGS
-        if name in asked and getattr(config, name) != getattr(origin.shape, name)
+        if name in asked and model_setting(config, name) != getattr(origin.shape, name)
     ]
     if "block_size" in asked and config.block_size > origin.shape.block_size:
         problems.append(
@@ -126,10 +130,10 @@ def settings_of(point: Checkpoint) -> tuple[Mapping[str, Value], list[str]]:
     """Its run's settings; if their file is gone, damaged or empty, the checkpoint's, and a complaint."""
     path = point.path.parent.parent / CONFIG
     try:
-        settings, complaint = read_recipe(path).settings, f"{path} is empty"
+        settings, complaint = read_recipe(path).settings, f"{path} is cut off"
     except UserError as error:
         settings, complaint = {}, str(error)
-    if settings:
+    if settings and is_whole_config(path):
         return settings, []
     kept = {name: value for name, value in point.state["config"].items() if value is not None}
     checked, _ = check_settings(kept, TrainConfig)
@@ -218,9 +222,7 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
         problems.append(f"{origin.what} needs a dataset prepared with --tokenizer=gpt2")
     names = (*MODEL_SETTINGS, "block_size") if same_run else MODEL_SETTINGS
     for name in names:
-        now, then = getattr(config, name), getattr(origin.shape, name)
-        if name == "activation":
-            now = activation(config)
+        now, then = model_setting(config, name), getattr(origin.shape, name)
         if now != then:
             problems.append(f"--{name}={now} does not fit {origin.what}, which has {name}={then}")
     if problems:

@@ -22,6 +22,12 @@ RUNS = Path("runs")
 CONFIG = "config.toml"
 LOCK = "lock"
 TOKENIZER = "tokenizer"
+_LAST_LINE = "# That was all."
+
+
+def is_whole_config(path: Path) -> bool:
+    """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
+    return path.read_text(encoding="utf-8", errors="replace").rstrip().endswith(_LAST_LINE)
 
 
 def is_run(directory: Path) -> bool:
@@ -134,7 +140,7 @@ class Place:
         self.was_finished = bool(records) and records[-1].get("reason") in ("finished", "stopped early")
 
     def write_config(self, config: TrainConfig) -> None:
-        text = to_toml(config, "The settings of this run. Resuming reads them.")
+        text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_LAST_LINE}\n"
         temporary = self.directory / f".{CONFIG}"
         temporary.write_text(text, encoding="utf-8")
         sync_to_disk(temporary)  # before the rename: after a power cut there is the old file or the new one

@@ -15,7 +15,16 @@ from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_r
 from glassgpt.train.checkpoint import committed, readable
 from glassgpt.train.ckpt import CKPT
 from glassgpt.train.device import choose_device
-from glassgpt.train.origin import MODEL_SETTINGS, Origin, fitted, misfits, of_ckpt, open_origin, settings_of
+from glassgpt.train.origin import (
+    MODEL_SETTINGS,
+    Origin,
+    fitted,
+    misfits,
+    model_setting,
+    of_ckpt,
+    open_origin,
+    settings_of,
+)
 from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, newest_of
 
 
@@ -58,7 +67,17 @@ def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
     problems = misfits(overrides, config, origin)
     if problems:
         raise UserError(problems)
-    return _new_run(_exactly(fitted(config, origin), origin), recipe.name, overrides, origin)
+    task = _new_run(_exactly(fitted(config, origin), origin), recipe.name, overrides, origin)
+    return replace(task, notes=(*task.notes, *_changed_by_weights(config, task.config, origin)))
+
+
+def _changed_by_weights(before: TrainConfig, after: TrainConfig, origin: Origin) -> list[Choice]:
+    """The recipe is for another model than these weights are of."""
+    return [
+        Choice(name, getattr(after, name), f"as {origin.what} has it, not {model_setting(before, name)}")
+        for name in (*MODEL_SETTINGS, "block_size")
+        if model_setting(before, name) != model_setting(after, name)
+    ]
 
 
 def _exactly(config: TrainConfig, origin: Origin) -> TrainConfig:

@@ -375,6 +375,9 @@ def test_where_only_the_ids_are_known_ids_are_written(here: Path) -> None:
     (text, *_) = texts(writer, writer.encode(""), SOME)
     assert len(text.split()) == 40
     assert max(map(int, text.split())) < len(CHARACTERS)
+    prompt = writer.encode("12 5")
+    assert prompt == [12, 5]
+    assert writer.shown(prompt, "12 5") == "12 5 ", "the next id does not run into it"
 
 
 def test_nanogpts_gpt2_tokens_are_those_of_tiktoken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,7 +392,7 @@ def test_weights_that_are_not_here_and_cannot_be_had(here: Path, start: Start) -
     process = start("--init_from=gpt2", HF_HOME=str(here / "hf"), HF_HUB_OFFLINE="1", HF_HUB_CACHE="")
     out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, b"")
-    assert said.startswith(b"error: GPT-2's weights are not on this machine and could not be downloaded (")
+    assert said.startswith(b"error: the weights of gpt2 are not on this machine and could not be downloaded")
     assert b"openai-community/gpt2:" in said
     assert b"--init_from=FOLDER" in said
     assert said.count(b"\n") == 1

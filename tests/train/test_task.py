@@ -85,6 +85,8 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
     assert task.name == "other"
     # But the weights decide what they are.
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size) == (2, 2, 16, 8)
+    notes = {note.name: (note.value, note.reason) for note in task.notes}
+    assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000008 has it, not 7")
     preset = resolve(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
     assert (preset.config.sample_tokens, preset.config.arch) == (400, "gpt2")
 
@@ -233,7 +235,9 @@ def test_another_device_opens_what_was_decided_for_the_old_one(mine: TrainConfig
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"n_layer = ", b"\xff\xfe", b"n_layer = 'many'\n", b"# nothing\n"]
+    "content",
+    # The last: cut off at the end of a line, which is good TOML.
+    [None, b"", b"n_layer = ", b"\xff\xfe", b"n_layer = 'many'\n", b"# nothing\n", b"n_layer = 2\n"],
 )
 def test_settings_that_cannot_be_read_come_from_the_checkpoint(
     here: Path, tiny: MakeConfig, content: bytes | None

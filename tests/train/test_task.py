@@ -86,7 +86,7 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
     # But the weights decide what they are.
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size) == (2, 2, 16, 8)
     notes = {note.name: (note.value, note.reason) for note in task.notes}
-    assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000008 has it, not 7")
+    assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000012 has it, not 7")
     preset = resolve(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
     assert (preset.config.sample_tokens, preset.config.arch) == (400, "gpt2")
 

@@ -32,7 +32,7 @@ def make_data(folder: Path, vocab_size: int) -> None:
     draw = np.random.default_rng(0)
     for split, tokens in (("train", 3_000_000), ("val", 40_000)):
         draw.integers(0, vocab_size, tokens, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    if vocab_size != 50257:
+    if vocab_size != 50257:  # without it, GPT-2 is taken for granted
         (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from tiny import (
 )
 
 from glassgpt.config import TrainConfig
-from glassgpt.train.checkpoint import committed, describe
+from glassgpt.model.generate import generate
+from glassgpt.sample.options import SampleOptions
+from glassgpt.sample.writer import open_writer
+from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
 from glassgpt.train.session import train
 
 pytestmark = [
@@ -152,3 +156,56 @@ def test_a_run_moves_to_the_cpu_and_back(on_gpu: MakeConfig) -> None:
     resume(config, device="cpu", max_iters=15)
     run = resume(config, max_iters=20)
     assert (run.reason, run.iter) == ("finished", 20)
+
+
+def test_a_save_does_not_hold_up_the_run_and_is_what_it_was(
+    on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is made on the card; updates that follow at once do not reach it."""
+    config = on_gpu(max_iters=6, eval_interval=3, keep_checkpoints=9)
+    seen: dict[int, Any] = {}
+    original = Saver.save
+
+    def save(saver: Saver, tensors: Any, state: Any, started: float | None = None) -> None:
+        seen[state["iter"]] = {name: tensor.cpu().clone() for name, tensor in tensors["model"].items()}
+        original(saver, tensors, state, started)
+
+    monkeypatch.setattr(Saver, "save", save)
+    train(config)
+    points = [describe(path) for path in committed(Path(config.out_dir))]
+    assert [point.iter for point in points] == [3, 6]
+    for point in points:
+        found = load_tensors(point)["model"]
+        assert all(torch.equal(found[name], tensor) for name, tensor in seen[point.iter].items())
+
+
+def test_without_room_on_the_card_the_copy_is_made_in_main_memory(
+    on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy, tight = (
+        on_gpu("roomy", max_iters=4, eval_interval=2),
+        on_gpu("tight", max_iters=4, eval_interval=2),
+    )
+    train(roomy)
+    monkeypatch.setattr("glassgpt.train.checkpoint._fits_beside", lambda tensors, device: False)
+    train(tight)
+    assert_same_tensors(last_tensors(roomy.out_dir), last_tensors(tight.out_dir))
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_text_is_that_of_the_cpu_with_and_without_cache(on_gpu: MakeConfig, arch: str) -> None:
+    run_dir = str(train(on_gpu(arch=arch, max_iters=30)).out_dir)
+    options = SampleOptions(num_samples=3, max_new_tokens=40, temperature=0.0, dtype="float32")
+    texts = {}
+    for device in ("cuda", "cpu"):
+        writer = open_writer(run_dir, replace(options, device=device))
+        prompt = writer.encode("the ")
+        texts[device] = [
+            "".join(parts) for parts in zip(*filter(None, writer.write(prompt, options)), strict=True)
+        ]
+        plain = generate(writer.model, prompt, 40, vocab_size=writer.tokenizer.vocab_size, temperature=0.0,
+                         use_cache=False)  # fmt: skip
+        assert texts[device] == [writer.tokenizer.decode(plain)] * 3
+    assert texts["cuda"] == texts["cpu"]
+    half = open_writer(run_dir, replace(options, device="cuda", dtype="bfloat16"))
+    assert len(list(half.write(half.encode("the "), replace(options, temperature=1.0)))) == 42

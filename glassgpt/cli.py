@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print("\nstopped at once; what was saved before is whole", file=sys.stderr)
+            what = "; what was saved before is whole" if words[:1] == ["train"] else ""
+            print(f"\nstopped at once{what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _USERS_ERRNO:
             raise
-        print(f"error: {error.strerror}: {harmless(str(error.filename))[:200]}", file=sys.stderr)
+        where = "" if error.filename is None else f": {harmless(str(error.filename))[:200]}"
+        print(f"error: {error.strerror}{where}", file=sys.stderr)
         return 2
 
 
@@ -317,7 +319,9 @@ def _console(stderr: bool = False) -> Console:
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with an error; `glass runs | head` is none
+            raise BrokenPipeError(
+                errno.EPIPE, "nobody reads"
+            )  # rich would exit with an error; `glass runs | head` is none
 
     # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
     width = None if sys.stdout.isatty() else 160

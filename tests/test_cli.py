@@ -206,7 +206,7 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
         (["train", "--device=cpu:0:0"], ["--device=cpu:0:0 is not one of"]),
         (
             ["train", "--init_from=resume"],
-            ["there is no run of quickstart in runs/ to resume; say which by --out_dir"],
+            ["there is no run runs/quickstart; "],
         ),
         (["train", "--init_from=resume", "--out_dir=x"], ["--out_dir=x holds no run to resume"]),
         (
@@ -238,7 +238,7 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
         (["show", "a", "--svgg=x"], ["unknown setting --svgg; did you mean --svg"]),
         (["sample"], ["there is no run in runs/ to sample from; say which: glass sample RUN"]),
         (["sample", "mine"], ["mine is neither a run, nor nanoGPT's ckpt.pt"]),
-        (["sample", "--out_dir=out"], ["there is no run of out "]),
+        (["sample", "--out_dir=out"], ["there is no run out; "]),
         (["sample", "a", "b"], ["one run at a time, not a and b; --compare=RUN2"]),
         (["sample", "--start=FILE:x"], ["--start=FILE:x cannot be read: No such file"]),
         (

@@ -19,6 +19,7 @@ from glassgpt.account.journal import Record
 from glassgpt.cli import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
+from glassgpt.sample.options import SampleOptions
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import train
 
@@ -97,7 +98,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 def known_flags() -> set[str]:
-    options = (TrainConfig, PrepareOptions, RunsOptions, ShowOptions)
+    options = (TrainConfig, PrepareOptions, SampleOptions, RunsOptions, ShowOptions)
     return {field.name for kind in options for field in dataclasses.fields(kind)} | {"help", "version", "key"}
 
 

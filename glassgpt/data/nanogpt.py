@@ -83,7 +83,7 @@ def _adopt(directory: Path) -> Manifest:
         raise UserError(problems)
     return Manifest(
         name=directory.resolve().name,
-        source=f"nanoGPT's files in {directory.resolve()}",
+        source=f"nanoGPT's files in {directory}",
         tokenizer=vocabulary.tokenizer,
         vocab_size=vocabulary.vocab_size,
         dtype=DTYPE,

@@ -147,7 +147,11 @@ def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
     if origin.kind == "gpt2":
         return gpt2_tokenizer(read_ranks(origin.folder, "--init_from"))
     if origin.kind == "run":
-        return load_tokenizer(origin.folder / TOKENIZER)
+        try:
+            return load_tokenizer(origin.folder / TOKENIZER)
+        except UserError as error:
+            fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
+            raise UserError(f"the tokenizer of {origin.folder} cannot be read ({error}); {fix}") from None
     name = str(origin.settings.get("dataset", ""))
     for folder in (Path("data") / name, origin.folder.parent / "data" / name):
         # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.

@@ -30,8 +30,7 @@ _NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "comp
 
 # What torch.load raises on files that are none of its own, or that want something executed.
 _UNREADABLE = (
-    OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, AssertionError,
-    pickle.UnpicklingError,
+    RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, AssertionError,
 )  # fmt: skip
 
 
@@ -50,12 +49,19 @@ class Ckpt:
 
 def read_ckpt(path: Path) -> Ckpt:
     try:
+        if not _looks_like_torch(path):
+            raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} is damaged, or holds more than tensors and plain values: loading it would execute what "
+            "is in it, so it is refused"
+        ) from None
     except _UNREADABLE as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(f"{path} cannot be loaded without executing what is in it: {first_line}") from None
+        raise UserError(f"{path} is damaged: {first_line}") from None
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
     try:
@@ -75,6 +81,12 @@ def read_ckpt(path: Path) -> Ckpt:
         raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
     except UserError as error:
         raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def _looks_like_torch(path: Path) -> bool:
+    """A zip archive, or in old files a pickle."""
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02")
 
 
 def _shape(arguments: Mapping[str, Any]) -> GPTConfig:

@@ -25,7 +25,7 @@ from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrain
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
 from glassgpt.train.ckpt import CKPT, read_ckpt
-from glassgpt.train.rundir import CONFIG, RUNS, is_run, is_whole_config
+from glassgpt.train.rundir import CONFIG, RUNS, can_go_on, is_run, is_whole_config
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,10 @@ def open_origin(spec: str, which: str = "last") -> Origin:
 
 
 def find_run(text: str) -> Path | None:
-    """The run's folder by path, or by its name in runs/; only if it has checkpoints."""
-    for folder in (user_path(text), RUNS / text):
+    """The folder of a run that has checkpoints: by path, or by its name in runs/ if that is nothing."""
+    path = user_path(text)
+    something_there = path.is_file() or can_go_on(path)
+    for folder in (path,) if something_there else (RUNS / text,):
         if is_run(folder) and committed(folder):
             return folder
     return None

@@ -171,6 +171,8 @@ def restart_record() -> Record:
 def rate_jump(job: Job, then: TrainConfig) -> Record | None:
     """A finding if the next update has another learning rate than the settings up to now would give it."""
     done = job.progress.iter
+    if done >= job.config.max_iters or job.config.eval_only:
+        return None
     last, next_rate = learning_rate(then, max(0, done - 1)), learning_rate(job.config, done)
     if math.isclose(learning_rate(then, done), next_rate, rel_tol=0.01):
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.data.staging import sync_to_disk
+from glassgpt.data.staging import replace_file, sync_to_disk
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
 
@@ -27,7 +27,7 @@ _LAST_LINE = "# That was all."
 
 def is_whole_config(path: Path) -> bool:
     """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
-    return path.read_text(encoding="utf-8", errors="replace").rstrip().endswith(_LAST_LINE)
+    return _LAST_LINE in path.read_text(encoding="utf-8", errors="replace")
 
 
 def is_run(directory: Path) -> bool:
@@ -37,7 +37,7 @@ def is_run(directory: Path) -> bool:
 def check_new(asked: str) -> None:
     """Complains if the folder asked for holds a run, or cannot be a folder. Makes nothing."""
     directory = Path(asked)
-    if is_run(directory):
+    if can_go_on(directory):
         raise UserError(
             f"--out_dir={asked} holds a run already, and runs are never overwritten; "
             "go on with it by --init_from=resume, or choose another --out_dir"
@@ -104,16 +104,14 @@ def family(base: Path) -> list[Path]:
 def newest_of(base: Path) -> Path:
     runs = family(base)
     if not runs:
-        raise UserError(
-            f"there is no run of {base.name} in {base.parent}/ to resume; say which by --out_dir=RUN"
-        )
+        raise UserError(f"there is no run {base}; `glass runs` lists the runs there are")
     return runs[-1]
 
 
 def first_free(base: Path) -> Path:
     """BASE, or the first of BASE-2, BASE-3, … that holds no run."""
     number, directory = 1, base
-    while is_run(directory):
+    while can_go_on(directory):
         number += 1
         directory = base.with_name(f"{base.name}-{number}")
     return directory
@@ -141,11 +139,11 @@ class Place:
 
     def write_config(self, config: TrainConfig) -> None:
         text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_LAST_LINE}\n"
-        temporary = self.directory / f".{CONFIG}"
-        temporary.write_text(text, encoding="utf-8")
-        sync_to_disk(temporary)  # before the rename: after a power cut there is the old file or the new one
-        temporary.replace(self.directory / CONFIG)
-        sync_to_disk(self.directory)
+        try:
+            replace_file(self.directory / CONFIG, text.encode())
+            sync_to_disk(self.directory)
+        except OSError as error:
+            raise UserError(f"{self.directory / CONFIG} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         self._lock.close()

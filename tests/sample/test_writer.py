@@ -260,7 +260,7 @@ def test_without_a_word_it_is_the_run_that_was_written_to_last(here: Path) -> No
 
 def test_out_dir_is_the_newest_of_its_row(here: Path) -> None:
     asked = replace(SOME, out_dir="out-mine")
-    with pytest.raises(UserError, match="there is no run of out-mine"):
+    with pytest.raises(UserError, match="there is no run out-mine"):
         find_source(None, asked)
     fake_run("out-mine-other", 0)
     fake_run("out-mine", 0, "ckpt.pt")

@@ -117,7 +117,7 @@ def test_nothing_in_it_is_executed(tmp_path: Path, how: str) -> None:
     content = ckpt.content(21) | {"extra": Harm(f"touch {tmp_path / 'harm'}")}
     path = tmp_path / "ckpt.pt"
     torch.save(content, path) if how == "torch" else path.write_bytes(pickle.dumps(content))
-    with pytest.raises(UserError, match="without executing"):
+    with pytest.raises(UserError, match=r"would execute what is in it|is not a checkpoint"):
         read_ckpt(path)
     assert not (tmp_path / "harm").exists()
 

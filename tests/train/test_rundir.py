@@ -92,7 +92,7 @@ def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
 def test_nothing_to_resume_is_an_error(here: Path, tiny: MakeConfig) -> None:
     with pytest.raises(UserError, match="holds no run to resume"):
         resume(tiny("nowhere"))
-    with pytest.raises(UserError, match="there is no run of run in runs/ to resume"):
+    with pytest.raises(UserError, match="there is no run runs/run; "):
         resume(tiny(out_dir=""))
 
 

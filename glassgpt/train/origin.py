@@ -143,6 +143,20 @@ def settings_of(point: Checkpoint) -> tuple[Mapping[str, Value], list[str]]:
 
 
 def _from_run(run_dir: Path, which: str) -> Origin:
+    """Reads again if the run is training just now, and has replaced what was being read."""
+    while True:
+        before = committed(run_dir)
+        try:
+            origin = _read_run(run_dir, which)
+        except UserError:
+            if committed(run_dir) == before:
+                raise
+        else:
+            if not origin.complaints or committed(run_dir) == before:
+                return origin
+
+
+def _read_run(run_dir: Path, which: str) -> Origin:
     """A checkpoint asked for by number has to be whole; instead of the last or best another one will do."""
     if which == "last":
         point, tensors, _, complaints = load_last(run_dir)
@@ -157,7 +171,7 @@ def _from_run(run_dir: Path, which: str) -> Origin:
             return of_checkpoint(found, load_tensors(found), complaints)
     except UserError as error:
         complaints += error.problems
-    last = _from_run(run_dir, "last")
+    last = _read_run(run_dir, "last")
     return dataclasses.replace(last, complaints=tuple(dict.fromkeys([*complaints, *last.complaints])))
 
 

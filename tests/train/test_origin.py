@@ -35,7 +35,8 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.pretrained import crop_block_size
 from glassgpt.model.weights import load_weights
-from glassgpt.train.checkpoint import FOLDER, Tensors, best, committed, describe, load_tensors
+from glassgpt.train import origin as origins
+from glassgpt.train.checkpoint import FOLDER, Checkpoint, Tensors, best, committed, describe, load_tensors
 from glassgpt.train.learner import Learner
 from glassgpt.train.origin import open_origin
 from glassgpt.train.session import train
@@ -440,3 +441,28 @@ def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
     with pytest.raises(UserError, match="needs a dataset prepared with --tokenizer=gpt2"):
         train(replace(config, init_state="auto", data_dir=str(tmp_path / "bpe")))
     assert not Path(config.out_dir).exists()
+
+
+def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`glass sample` of a live run: between looking and reading, a newer checkpoint replaced this one."""
+    run_dir = train(tiny(max_iters=4, eval_interval=2, keep_checkpoints=9)).out_dir
+    original = origins.load_tensors
+    taken: list[Path] = []
+
+    def take_away(point: Checkpoint) -> Tensors:
+        if not taken:
+            taken.append(point.path)
+            shutil.rmtree(point.path)
+        return original(point)
+
+    monkeypatch.setattr(origins, "load_tensors", take_away)
+    monkeypatch.setattr("glassgpt.train.checkpoint.load_tensors", take_away)
+    for which in ("best", "last"):
+        taken.clear()
+        shutil.copytree(run_dir, run_dir.with_name(which))
+        found = open_origin(str(run_dir.with_name(which)), which)
+        assert taken
+        assert found.what != str(taken[0])
+        assert found.complaints == ()

@@ -448,7 +448,7 @@ def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
 ) -> None:
     """`glass sample` of a live run: between looking and reading, a newer checkpoint replaced this one."""
     run_dir = train(tiny(max_iters=4, eval_interval=2, keep_checkpoints=9)).out_dir
-    original = origins.load_tensors
+    original = load_tensors
     taken: list[Path] = []
 
     def take_away(point: Checkpoint) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 # One thread: sums have one order, in this process and in those the tests start, and two cores stay free.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Under nohup, or in the background of a script, signals are ignored, and that is inherited; here they count.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MakeConfig = Callable[..., TrainConfig]
 

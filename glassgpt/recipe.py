@@ -37,6 +37,7 @@ class Recipe:
     about: str
     settings: Mapping[str, Value]
     by_device: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    instead_of: str = ""  # nanoGPT's file that was asked for and is not there
 
 
 DEFAULT_PRESET = "quickstart"
@@ -121,9 +122,14 @@ _RESUME = (
 _EPOCHS = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
 _SAMPLING = "it belongs to `glass sample`"
 
+_RESUME_NAMES = (
+    "resume", "resume_from", "resume_from_checkpoint", "ckpt", "checkpoint", "load", "load_from",
+    "load_checkpoint", "continue", "restore",
+)  # fmt: skip
+
 _TRAIN_HINTS = (
     {other: f"did you mean --{name}?" for name, others in _OTHER_NAMES.items() for other in others}
-    | dict.fromkeys(("resume", "resume_from", "ckpt", "checkpoint", "load", "load_from"), _RESUME)
+    | dict.fromkeys(_RESUME_NAMES, _RESUME)
     | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), _EPOCHS)
     | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING)
 )
@@ -349,9 +355,10 @@ def _find_python_recipe(name: str) -> Recipe:
     if stem in _NANOGPT_FILES:
         preset, out_dir = _NANOGPT_FILES[stem]
         recipe = _read_preset(preset)
-        return dataclasses.replace(recipe, settings={**recipe.settings, "out_dir": out_dir})
+        settings = {**recipe.settings, "out_dir": out_dir}
+        return dataclasses.replace(recipe, settings=settings, instead_of=name)
     if short != stem and short in preset_names():
-        return _read_preset(short)
+        return dataclasses.replace(_read_preset(short), instead_of=name)
     raise UserError(f"there is no config file {name}, and no preset in its place; {_nearest_preset(short)}")
 
 

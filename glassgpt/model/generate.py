@@ -153,6 +153,8 @@ def _draw(
     logits = logits.cpu()
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the likeliest is 0: no infinities
     probabilities = logits.softmax(-1)
+    if not bool(probabilities.isfinite().all()):
+        raise UserError("the model's output is not a number: its training went wrong before this checkpoint")
     if top_p is not None and top_p < 1:
         probabilities = _nucleus(probabilities, top_p)
     rows = zip(probabilities, generators, strict=True)

@@ -68,6 +68,8 @@ def find_problems(options: SampleOptions) -> list[str]:
 
 def prompt_text(start: str) -> str:
     """The text itself, from wherever --start says it is."""
+    if start == "-" and sys.stdin is None:
+        raise UserError("--start=- reads standard input, which is closed")
     if start == "-":
         return _decoded(sys.stdin.buffer.read(), "standard input")
     if not start.startswith("FILE:"):

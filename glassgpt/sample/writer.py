@@ -27,9 +27,11 @@ from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT, padded_vocabulary
 from glassgpt.model.weights import load_weights
 from glassgpt.sample.options import SampleOptions
+from glassgpt.train.checkpoint import committed
+from glassgpt.train.ckpt import CKPT
 from glassgpt.train.device import Placement, choose_device, choose_dtype
 from glassgpt.train.origin import Origin, open_origin
-from glassgpt.train.rundir import RUNS, TOKENIZER, can_go_on, newest_of
+from glassgpt.train.rundir import RUNS, TOKENIZER, family, newest_of
 
 _CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
 
@@ -113,8 +115,15 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
         model.to(device).eval(),
         tokenizer,
         placement,
-        (device_choice, dtype),
+        (device_choice, dtype, *_remarks(tokenizer, options)),
     )
+
+
+def _remarks(tokenizer: Tokenizer, options: SampleOptions) -> list[Choice]:
+    remarks = [Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
+    if options.compile == "on":
+        remarks.append(Choice("compile", "off", "sampling is not compiled yet"))
+    return remarks
 
 
 def find_source(run: str | None, options: SampleOptions) -> str:
@@ -125,20 +134,33 @@ def find_source(run: str | None, options: SampleOptions) -> str:
         return options.init_from
     if run and options.out_dir:
         raise UserError(f"{run} and --out_dir={options.out_dir} both say which run: leave one out")
-    return run or str(newest_of(Path(options.out_dir)) if options.out_dir else _newest_run())
+    return run or str(_newest_of_row(options.out_dir) if options.out_dir else _newest_run())
+
+
+def _newest_of_row(out_dir: str) -> Path:
+    """Of OUT_DIR, OUT_DIR-2, …, the last that has something to write with."""
+    base = user_path(out_dir)
+    ready = [folder for folder in family(base) if _has_weights(folder)]
+    if not ready and not _has_weights(base):
+        return newest_of(base)  # which says what is wrong
+    return ready[-1] if ready else base
 
 
 def _newest_run() -> Path:
     """The run that was written to last, in runs/ or nanoGPT's default folder."""
     folders = [*(RUNS.iterdir() if RUNS.is_dir() else ()), *Path().glob("out*")]
-    runs: list[Path] = [folder for folder in folders if folder.is_dir() and can_go_on(folder)]
+    runs: list[Path] = [folder for folder in folders if _has_weights(folder)]
     if not runs:
         raise UserError(f"there is no run in {RUNS}/ to sample from; say which: glass sample RUN")
     return max(runs, key=_last_written)
 
 
 def _last_written(folder: Path) -> float:
-    return max(file.stat().st_mtime for file in folder.iterdir())
+    return max(file.lstat().st_mtime for file in folder.iterdir())
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / CKPT).is_file() or bool(committed(folder))
 
 
 def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
@@ -153,7 +175,8 @@ def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
             fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
             raise UserError(f"the tokenizer of {origin.folder} cannot be read ({error}); {fix}") from None
     name = str(origin.settings.get("dataset", ""))
-    for folder in (Path("data") / name, origin.folder.parent / "data" / name):
+    # Beside the checkpoint first: another project's data may have the same name.
+    for folder in (origin.folder.parent / "data" / name, Path("data") / name):
         # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.
         if name and any((folder / file).exists() for file in (MANIFEST, META, "train.bin")):
             return _of_dataset(folder)

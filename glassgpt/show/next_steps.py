@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from glassgpt.account.journal import Record
@@ -9,7 +10,7 @@ from glassgpt.account.journal import Record
 
 def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
     place = run.get("out_dir", "RUN")
-    go_on = f"glass train --init_from=resume --out_dir={place}"
+    go_on = f"glass train --init_from=resume --out_dir={shlex.quote(str(place))}"
     reason = end["reason"]
     if reason == "not finite":
         norms = ", ".join(f"{norm:.3g}" for norm in end["recent_grad_norms"][-5:])

@@ -238,18 +238,21 @@ class Saver:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         record["bytes"] = sum(file.stat().st_size for file in place.iterdir())
-        record["best"] = self._prune() == place
+        bests = [point.path for point in _bests(self._run_dir)]
+        record["best"] = bests[-1:] == [place]
+        try:
+            self._prune(bests)
+        except OSError as error:  # this checkpoint is committed; that an old one stays is no reason to end
+            record["not_removed"] = str(error)
         record["background_ms"] = (time.perf_counter() - started) * 1000
         return record
 
-    def _prune(self) -> Path | None:
-        """Removes what is neither the best nor among the last ones; returns the best."""
-        keep = [point.path for point in _bests(self._run_dir)]
+    def _prune(self, bests: list[Path]) -> None:
+        """Removes what is neither a best nor among the last ones."""
         for path in committed(self._run_dir)[: -self._keep]:
-            if path not in keep:
+            if path not in bests:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
-        return keep[-1] if keep else None
 
 
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:
@@ -263,8 +266,9 @@ def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:
 
 def _free_place(folder: Path, name: str) -> Path:
     """NAME, or NAME.1, NAME.2, …: one more than there is, so that the newest sorts last."""
-    taken = [entry.suffix for entry in _entries(folder) if entry.name == name or entry.stem == name]
-    return folder / (f"{name}.{max(int(suffix[1:] or 0) for suffix in taken) + 1}" if taken else name)
+    pattern = re.compile(re.escape(name) + r"(?:\.(\d+))?")
+    taken = [int(match[1] or 0) for entry in _entries(folder) if (match := pattern.fullmatch(entry.name))]
+    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
 def _digest(state: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ whatever else does not fit is an error.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from glassgpt.recipe import check_settings, field_types
 
 CKPT = "ckpt.pt"
 
+_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+_ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 _MASKS = (".attn.bias", ".attn.masked_bias")
 # Decided for the machine and the moment it was trained on; here they are open again.
@@ -30,7 +33,8 @@ _NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "comp
 
 # What torch.load raises on files that are none of its own, or that want something executed.
 _UNREADABLE = (
-    RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, AssertionError,
+    zipfile.BadZipFile, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
+    AssertionError,
 )  # fmt: skip
 
 
@@ -51,6 +55,7 @@ def read_ckpt(path: Path) -> Ckpt:
     try:
         if not _looks_like_torch(path):
             raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
+        _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -73,7 +78,7 @@ def read_ckpt(path: Path) -> Ckpt:
             shape,
             weights,
             _optimizer(content["optimizer"], shape) if "optimizer" in content else {},
-            int(content.get("iter_num", 0)),
+            max(0, int(content.get("iter_num", 0))),
             None if best is None else float(best),
             _settings(content.get("config", {})),
         )
@@ -89,7 +94,19 @@ def _looks_like_torch(path: Path) -> bool:
         return file.read(2) in (b"PK", b"\x80\x02")
 
 
+def _check_sums(path: Path) -> None:
+    """torch writes a checksum of every part, and does not look at it when it reads."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if (part := archive.testzip()) is not None:
+                raise UserError(f"{path} is damaged: the checksum of {part} is wrong")
+
+
 def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
+    sizes = {name: int(arguments[name]) for name in _SIZES}
+    wrong = [f"it has {name}={size}" for name, size in sizes.items() if not 0 < size < 10**6]
+    if wrong or sizes["n_embd"] % sizes["n_head"]:
+        raise UserError(wrong or f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}")
     return GPTConfig(
         vocab_size=int(arguments["vocab_size"]),
         block_size=int(arguments["block_size"]),
@@ -135,7 +152,10 @@ def _optimizer(state: Mapping[str, Any], shape: GPTConfig) -> dict[str, Tensor]:
         raise UserError(f"its optimizer has {len(positions)} parameters, the model {len(names)}")
     tensors: dict[str, Tensor] = {}
     for name, position in zip(names, positions, strict=True):
-        for key, value in state["state"].get(position, {}).items():
+        kept = state["state"].get(position, {})
+        if state["state"] and kept.keys() != _ADAMW:
+            raise UserError(f"its optimizer has {sorted(kept)} for {name}, not {sorted(_ADAMW)}")
+        for key, value in kept.items():
             tensor = torch.as_tensor(value, dtype=torch.float32)
             if key != "step" and tensor.shape != parameters[name].shape:
                 raise UserError(

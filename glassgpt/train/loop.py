@@ -208,7 +208,8 @@ def tell_step(job: Job) -> None:
 
 def tell_compile_failure(job: Job) -> None:
     if job.learner.compile_error is not None:
-        tell(job, records.compile_failure(job, job.learner.compile_error))
+        if not job.stop.requested:  # Ctrl-C reaches the compiler too, and that is no failure
+            tell(job, records.compile_failure(job, job.learner.compile_error))
         job.learner.compile_error = None
 
 

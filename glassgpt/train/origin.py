@@ -77,6 +77,9 @@ def misfits(asked: Mapping[str, Any], config: TrainConfig, origin: Origin) -> li
     return problems
 
 
+_TRIES = 5  # to read a run that keeps replacing its checkpoints
+
+
 def open_origin(spec: str, which: str = "last") -> Origin:
     """`which` checkpoint of a run to take if `spec` does not say."""
     if spec in GPT2_NAMES and not user_path(spec).exists():
@@ -144,7 +147,7 @@ def settings_of(point: Checkpoint) -> tuple[Mapping[str, Value], list[str]]:
 
 def _from_run(run_dir: Path, which: str) -> Origin:
     """Reads again if the run is training just now, and has replaced what was being read."""
-    while True:
+    for _ in range(_TRIES):
         before = committed(run_dir)
         try:
             origin = _read_run(run_dir, which)
@@ -154,6 +157,7 @@ def _from_run(run_dir: Path, which: str) -> Origin:
         else:
             if not origin.complaints or committed(run_dir) == before:
                 return origin
+    return _read_run(run_dir, which)
 
 
 def _read_run(run_dir: Path, which: str) -> Origin:

@@ -27,11 +27,17 @@ _LAST_LINE = "# That was all."
 
 def is_whole_config(path: Path) -> bool:
     """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
-    return _LAST_LINE in path.read_text(encoding="utf-8", errors="replace")
+    return path.is_file() and _LAST_LINE in path.read_text(encoding="utf-8", errors="replace")
 
 
 def is_run(directory: Path) -> bool:
-    return (directory / journal.NAME).exists() or (directory / CONFIG).exists()
+    """Also one that lost its other files: its checkpoints hold everything that is needed."""
+    checkpoints = directory / "checkpoints"
+    return (
+        (directory / journal.NAME).exists()
+        or (directory / CONFIG).exists()
+        or (checkpoints.is_dir() and any(entry.name[:8].isdecimal() for entry in checkpoints.iterdir()))
+    )
 
 
 def check_new(asked: str) -> None:
@@ -67,9 +73,11 @@ def make_run_dir(asked: str, name: str) -> Path:
 
 def _make(directory: Path, exist_ok: bool) -> None:
     try:
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(exist_ok=exist_ok)
-        sync_to_disk(directory.parent)
+        for path in made:
+            sync_to_disk(path.parent)
     except FileExistsError:
         raise
     except OSError as error:

@@ -125,11 +125,14 @@ def _take_over_progress(job: Job, origin: Origin) -> list[str]:
         job.reference = _evaluation(**origin.evaluation)
     for name, value in state["progress"].items():
         setattr(job.progress, name, value)
+    complaints = []
+    if state["data_hash"] != job.dataset.hash:
+        complaints.append("the data is not what it was trained on so far")
     if state["measured_on"] != measured_on(job):
         job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
         job.reference = None
-        return ["evaluations are on other tokens than before: the best so far does not compare"]
-    return []
+        complaints.append("evaluations are on other tokens than before: the best so far does not compare")
+    return complaints
 
 
 def _config_then(origin: Origin) -> TrainConfig:

@@ -25,7 +25,7 @@ from glassgpt.train.origin import (
     open_origin,
     settings_of,
 )
-from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, newest_of
+from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, is_whole_config, newest_of
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
         return to_go_on(_run_to_resume(recipe, overrides), overrides, recipe)
     if init_from == "scratch":
         recipe = recipe or find_recipe(DEFAULT_PRESET)
-        return _new_run(_combined(recipe, overrides), recipe.name, overrides)
+        return _new_run(_combined(recipe, overrides), recipe, overrides)
     origin = open_origin(init_from)
     recipe = recipe or Recipe(_family(origin.folder.name), "", _open_again(origin.settings, overrides))
     config = _combined(recipe, overrides)
     problems = misfits(overrides, config, origin)
     if problems:
         raise UserError(problems)
-    task = _new_run(_exactly(fitted(config, origin), origin), recipe.name, overrides, origin)
+    task = _new_run(_exactly(fitted(config, origin), origin), recipe, overrides, origin)
     return replace(task, notes=(*task.notes, *_changed_by_weights(config, task.config, origin)))
 
 
@@ -99,10 +99,12 @@ def _device_type(recipe: Recipe, asked: str) -> str | None:
 
 
 def _new_run(
-    config: TrainConfig, name: str, overrides: Mapping[str, Any], origin: Origin | None = None
+    config: TrainConfig, recipe: Recipe, overrides: Mapping[str, Any], origin: Origin | None = None
 ) -> Task:
     """A folder asked for by flag must be new; one that a file names is where a row of runs begins."""
     notes = []
+    if recipe.instead_of:
+        notes.append(Choice("preset", recipe.name, f"{recipe.instead_of} is not on disk"))
     if config.out_dir and "out_dir" not in overrides:
         free = str(first_free(Path(config.out_dir)))
         if free != config.out_dir:
@@ -111,7 +113,7 @@ def _new_run(
         config = replace(config, out_dir=free)
     if config.out_dir:
         check_new(config.out_dir)
-    return Task(config, name, origin=origin, notes=tuple(notes))
+    return Task(config, recipe.name, origin=origin, notes=tuple(notes))
 
 
 # --- going on ---
@@ -146,6 +148,10 @@ def _begin_again(run_dir: Path) -> tuple[Origin | None, tuple[Choice, ...]]:
         return None, ()
     if (run_dir / CKPT).is_file():
         return of_ckpt(run_dir / CKPT), ()
+    if not is_whole_config(run_dir / CONFIG):
+        raise UserError(
+            f"{run_dir / CONFIG} is cut off, and there is no checkpoint: start in another --out_dir"
+        )
     init_from = str(read_recipe(run_dir / CONFIG).settings.get("init_from", "scratch"))
     origin = None if init_from == "scratch" else open_origin(init_from)
     reason = "the run had no checkpoint yet: it begins again, with its settings and seed"

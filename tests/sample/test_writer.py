@@ -191,6 +191,7 @@ def test_bfloat16_is_computed_in(root: Path) -> None:
     assert [(choice.name, choice.value) for choice in writer.choices] == [
         ("device", "cpu"),
         ("dtype", "bfloat16"),
+        ("tokenizer", "char"),
     ]
     seen: set[torch.dtype] = set()
     writer.model.lm_head.register_forward_hook(lambda module, inputs, logits: seen.add(logits.dtype))
@@ -238,6 +239,8 @@ def with_age(folder: Path, seconds: float) -> None:
 def fake_run(path: str, age_s: float, file: str = "config.toml") -> None:
     Path(path).mkdir(parents=True)
     Path(path, file).write_text("")
+    if file == "config.toml":
+        Path(path, "checkpoints/00000001").mkdir(parents=True)
     with_age(Path(path), age_s)
 
 

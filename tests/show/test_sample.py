@@ -107,8 +107,9 @@ def test_stdout_has_the_text_and_stderr_what_there_is_to_know(mine: TrainConfig,
     assert lines[0] == f"model         {where}, {parameters / 1000:.3g}k parameters"
     assert lines[1].startswith("device        cpu   (asked for")
     assert lines[2].startswith("dtype         float32   (")
-    assert re.fullmatch(r"40 tokens in \S+ m?s: \S+ tok/s", lines[3])
-    assert len(lines) == 4
+    assert lines[3] == "tokenizer     char   (16 tokens)"
+    assert re.fullmatch(r"40 tokens in \S+ m?s: \S+ tok/s", lines[4])
+    assert len(lines) == 5
 
 
 def test_text_arrives_as_it_is_written(

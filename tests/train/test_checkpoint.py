@@ -403,3 +403,37 @@ def test_a_pickle_is_never_opened(tiny: MakeConfig, tmp_path: Path) -> None:
     assert not mark.exists()
     pickle.loads(bomb)  # noqa: S301 - the bomb is live, so the lines above mean something
     assert mark.exists()
+
+
+# --- what a reviewer tried ---
+
+
+def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
+    for name in ("00000040.bak", "00000040.old", "damaged-00000030.old", "notes"):
+        (saved / FOLDER / name).mkdir()
+    assert save(Saver(saved, keep=1), 40)["iter"] == 40
+    point, _, damaged, _ = load_last(saved)
+    assert (point.path.name, damaged) == ("00000040", [])
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    saver = Saver(saved, keep=1)
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    record = save(saver, 40)
+    assert "busy" in record["not_removed"]
+    assert load_last(saved)[0].iter == 40
+
+
+def test_a_folder_with_nothing_but_checkpoints_is_a_run(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=4, eval_interval=2)
+    run_dir = train(config).out_dir
+    (run_dir / "config.toml").unlink()
+    (run_dir / "journal.jsonl").unlink()
+    with pytest.raises(UserError, match="holds a run already"):
+        train(config)
+    assert resume(config, max_iters=6).iter == 6

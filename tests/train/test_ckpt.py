@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,23 @@ def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None
     with pytest.raises(UserError, match="vocabulary"):
         train(tiny(init_from=str(path)))
     assert not Path(tiny().out_dir).exists()
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda part: part.file_size)
+    content[largest.header_offset + 200] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged: the checksum of"):
+        read_ckpt(path)
+
+
+@pytest.mark.parametrize("changes", [{"n_head": 0}, {"n_head": 5}, {"n_layer": 10**7}, {"vocab_size": -3}])
+def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
+    assert "ckpt.pt: it" in broken(lambda content: content["model_args"].update(changes), tmp_path)
+
+
+def test_an_optimizer_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    assert "for transformer.wte.weight" in broken(lambda c: c["optimizer"]["state"].pop(0), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
@@ -83,6 +84,7 @@ def signal_at(patch: pytest.MonkeyPatch, update: int, *numbers: signal.Signals) 
     def interrupted(learner: Learner, at: int, first_sequence: int) -> None:
         original(learner, at, first_sequence)
         if at == update:
+            time.sleep(0.2)  # what is being saved shall be saved: a second signal does not wait for it
             for number in numbers:
                 os.kill(os.getpid(), number)
 

@@ -306,9 +306,9 @@ def test_the_data_decides_what_is_taken_over_unless_it_is_said(
     }
     assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
     assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)
-    # Losses on other tokens do not compare, which is said.
+    # Other data is said to be other, and losses on other tokens do not compare.
     complaints = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
-    assert len(complaints) == (1 if everything and not same_data else 0)
+    assert len(complaints) == (2 if everything and not same_data else 0)
 
 
 def test_weights_alone_train_from_update_0_to_the_end(fork: Fork, other_data: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -343,3 +344,17 @@ def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
     reason = choices(config.out_dir)["init_from"][1]
     assert reason == "goes on at update 3 with a new optimizer: none was kept"
     assert list(run_losses(config.out_dir)) == [4, 5]
+
+
+def test_a_preset_that_stands_in_for_a_file_says_so(here: Path) -> None:
+    task = resolve(find_recipe("my/own/train_shakespeare_char.py"), {})
+    (note,) = task.notes
+    assert (note.name, note.value) == ("preset", "shakespeare_char")
+    assert note.reason == "my/own/train_shakespeare_char.py is not on disk"
+
+
+def test_settings_that_are_cut_off_and_no_checkpoint_are_refused(mine: TrainConfig) -> None:
+    shutil.rmtree(Path("runs/mine", FOLDER))
+    Path("runs/mine", CONFIG).write_text("n_layer = 2\n")
+    with pytest.raises(UserError, match="no checkpoint"):
+        resume("runs/mine")

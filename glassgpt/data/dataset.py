@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from glassgpt.data.fingerprint import file_sha256, has_fingerprint
-from glassgpt.data.manifest import DTYPES, SPLITS, Manifest, stored_manifest
+from glassgpt.data.fingerprint import has_fingerprint
+from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
 from glassgpt.errors import UserError
 
@@ -28,7 +28,6 @@ __all__ = [
     "BUILT_IN",
     "Dataset",
     "Manifest",
-    "file_sha256",
     "open_dataset",
     "read_manifest",
     "user_path",
@@ -52,6 +51,11 @@ class Dataset:
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
+
+    @property
+    def was_prepared(self) -> bool:
+        """Whether its manifest is a file of its own, and not made from nanoGPT's files on opening them."""
+        return (self.directory / MANIFEST).is_file()
 
     @property
     def hash(self) -> str:

@@ -7,7 +7,6 @@ loading one can execute anything.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -195,21 +194,3 @@ def _contradictions(config: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[
     head, embedding = state.get("lm_head.weight"), state.get("transformer.wte.weight")
     if head is not None and embedding is not None and not torch.equal(head.float(), embedding.float()):
         yield "lm_head.weight is not wte.weight; only a head tied to it is implemented"
-
-
-# --- cropping ---
-
-
-def crop_block_size(
-    config: GPTConfig, state: Mapping[str, Tensor], block_size: int
-) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """The same model for shorter texts: positions past `block_size` are cut off."""
-    if block_size > config.block_size:
-        raise UserError(
-            f"--block_size={block_size} is more than the {config.block_size} positions that these weights "
-            f"know: use at most {config.block_size}"
-        )
-    cropped = dict(state)
-    if "transformer.wpe.weight" in cropped:
-        cropped["transformer.wpe.weight"] = cropped["transformer.wpe.weight"][:block_size].clone()
-    return dataclasses.replace(config, block_size=block_size), cropped

@@ -7,30 +7,52 @@ error, never a silently random layer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT
+from glassgpt.model.gpt import GPT, GPTConfig
 
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_BUFFERS = (".attn.bias", ".attn.masked_bias")  # causal masks that old files carry along
+CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old files carry along
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A GPT2LMHeadModel (or GPT2Model) state dict under our names and in our layout."""
     ours = {}
     for name, tensor in state.items():
-        if name.endswith(_BUFFERS):
+        if name.endswith(CAUSAL_MASKS):
             continue
         name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         # One of another number of dimensions is left for `load_weights` to refuse.
         transposed = name.endswith(_TRANSPOSED) and tensor.dim() == 2
         ours[name] = tensor.t().contiguous() if transposed else tensor
-    if "transformer.wte.weight" in ours:
-        ours.setdefault("lm_head.weight", ours["transformer.wte.weight"])  # tied
-    return ours
+    return with_head(ours)
+
+
+def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The head and the embedding are one matrix, and files may name it once."""
+    whole = dict(weights)
+    if "transformer.wte.weight" in whole:
+        whole.setdefault("lm_head.weight", whole["transformer.wte.weight"])
+    return whole
+
+
+def crop_block_size(
+    config: GPTConfig, state: Mapping[str, Tensor], block_size: int
+) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """The same model for shorter texts: positions past `block_size` are cut off."""
+    if block_size > config.block_size:
+        raise UserError(
+            f"--block_size={block_size} is more than the {config.block_size} positions that these weights "
+            f"know: use at most {config.block_size}"
+        )
+    cropped = dict(state)
+    if "transformer.wpe.weight" in cropped:
+        cropped["transformer.wpe.weight"] = cropped["transformer.wpe.weight"][:block_size].clone()
+    return dataclasses.replace(config, block_size=block_size), cropped
 
 
 def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:

@@ -24,14 +24,13 @@ from glassgpt.data.tokenizers import (
 )
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
-from glassgpt.model.gpt import GPT, padded_vocabulary
+from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import load_weights
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.checkpoint import committed
-from glassgpt.train.ckpt import CKPT
 from glassgpt.train.device import Placement, choose_device, choose_dtype
-from glassgpt.train.origin import Origin, open_origin
-from glassgpt.train.rundir import RUNS, TOKENIZER, family, newest_of
+from glassgpt.train.origin import Origin, knows_tokens, open_origin
+from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, family, newest_of
 
 _CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
 
@@ -200,9 +199,8 @@ def _of_dataset(folder: Path) -> Tokenizer:
 
 def _check_fit(origin: Origin, tokenizer: Tokenizer) -> None:
     """With another tokenizer a model writes nonsense, and nobody would know why."""
-    size = tokenizer.vocab_size
-    if origin.shape.vocab_size not in (size, padded_vocabulary(size)):
+    if not knows_tokens(origin, tokenizer.vocab_size):
         raise UserError(
-            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has {size}: give the "
-            "folder of the dataset it was trained on by --data_dir=FOLDER"
+            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"
         )

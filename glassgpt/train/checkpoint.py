@@ -34,11 +34,11 @@ from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
+from glassgpt.train.rundir import CHECKPOINTS, COMMITTED
 from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
 
-FOLDER = "checkpoints"
+FOLDER = CHECKPOINTS
 VERSION = 1
-_COMMITTED = re.compile(r"(\d{8,})(?:\.(\d+))?")  # ".1": saved again at the same iteration
 
 Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
 Snapshot = dict[str, Packed]  # by file
@@ -66,7 +66,7 @@ class Checkpoint:
 def committed(run_dir: Path) -> list[Path]:
     """Folders of committed checkpoints, oldest first."""
     folder = run_dir / FOLDER
-    found = [(match, path) for path in _entries(folder) if (match := _COMMITTED.fullmatch(path.name))]
+    found = [(match, path) for path in _entries(folder) if (match := COMMITTED.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))]
 
 

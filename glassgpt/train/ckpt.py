@@ -20,14 +20,12 @@ from torch import Tensor
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.weights import CAUSAL_MASKS, with_head
 from glassgpt.recipe import check_settings, field_types
-
-CKPT = "ckpt.pt"
 
 _SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
-_MASKS = (".attn.bias", ".attn.masked_bias")
 # Decided for the machine and the moment it was trained on; here they are open again.
 _NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
 
@@ -108,11 +106,11 @@ def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
     if wrong or sizes["n_embd"] % sizes["n_head"]:
         raise UserError(wrong or f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}")
     return GPTConfig(
-        vocab_size=int(arguments["vocab_size"]),
-        block_size=int(arguments["block_size"]),
-        n_layer=int(arguments["n_layer"]),
-        n_head=int(arguments["n_head"]),
-        n_embd=int(arguments["n_embd"]),
+        vocab_size=sizes["vocab_size"],
+        block_size=sizes["block_size"],
+        n_layer=sizes["n_layer"],
+        n_head=sizes["n_head"],
+        n_embd=sizes["n_embd"],
         dropout=float(arguments.get("dropout", 0.0)),
         bias=bool(arguments.get("bias", True)),  # before there was a choice there were biases
     )
@@ -122,7 +120,7 @@ def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ours: dict[str, Tensor] = {}
     for key, tensor in state.items():
         name = _without_prefixes(key)
-        if name.endswith(_MASKS):
+        if name.endswith(CAUSAL_MASKS):
             continue
         if name in ours:
             raise UserError(f"it has {name} twice, once as {key}")
@@ -130,9 +128,7 @@ def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     head, embedding = ours.get("lm_head.weight"), ours.get("transformer.wte.weight")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
         raise UserError("lm_head.weight differs from transformer.wte.weight, which are one matrix here")
-    if head is None and embedding is not None:
-        ours["lm_head.weight"] = embedding
-    return ours
+    return with_head(ours)
 
 
 def _without_prefixes(key: str) -> str:

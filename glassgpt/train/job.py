@@ -31,7 +31,7 @@ from glassgpt.train.device import Placement
 from glassgpt.train.evaluate import Evaluation, batch_rows, tokens_to_evaluate
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
-from glassgpt.train.origin import Origin, check_fit, check_not_done, takes_everything
+from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.stream import Stream
 from glassgpt.train.task import Task
@@ -86,6 +86,7 @@ class Job:
     eval_rows: int
     progress: Progress
     choices: list[Choice]
+    takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
     interval: Interval
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -115,13 +116,16 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
     config = task.config
     dataset = open_dataset(settings.data_dir(config))
-    if sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
+    # What nanoGPT's folders are said to hold was read from the files just now.
+    if dataset.was_prepared and sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
         verify(dataset)
     splits = {split: dataset.tokens(split) for split in ("train", "val")}
     _check_lengths(config, splits)
     choices = [*task.notes, *_without_work(config)]
+    takes_everything = False
     if task.origin is not None:
-        choices.append(_choose_takeover(task, task.origin, dataset))
+        takes_everything, choice = _choose_takeover(task, task.origin, dataset)
+        choices.append(choice)
 
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, choice = devices.choose_device(config.device)
@@ -186,6 +190,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         eval_rows=batch_rows(config, device.type, shape.vocab_size),
         progress=progress,
         choices=choices,
+        takes_everything=takes_everything,
         sampling=sampling,
         interval=Interval(ledger),
     )
@@ -252,13 +257,13 @@ def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
     return shape, Choice("vocab_size", size, reason if given is None else "as the weights have it")
 
 
-def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> Choice:
+def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> tuple[bool, Choice]:
     """Complains before anything is made, if these weights cannot be begun with."""
     check_fit(task.config, dataset, origin)
-    everything, choice = takes_everything(task.config, dataset, origin, origin.folder == task.run_dir)
+    everything, choice = choose_takeover(task.config, dataset, origin, origin.folder == task.run_dir)
     if everything:
         check_not_done(task.config, origin.iter or 0)
-    return choice
+    return everything, choice
 
 
 def _given_vocabulary(task: Task) -> int | None:

@@ -22,10 +22,11 @@ from glassgpt.data.dataset import Dataset, Manifest, user_path
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig, padded_vocabulary
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
+from glassgpt.model.weights import with_head
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
-from glassgpt.train.ckpt import CKPT, read_ckpt
-from glassgpt.train.rundir import CONFIG, RUNS, can_go_on, is_run, is_whole_config
+from glassgpt.train.ckpt import read_ckpt
+from glassgpt.train.rundir import CKPT, CONFIG, RUNS, can_go_on, is_run, is_whole_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class Origin:
     state: Mapping[str, Any] = field(default_factory=dict)  # of a checkpoint of ours
     settings: Mapping[str, Value] = field(default_factory=dict)  # that it was trained with
     kind: str = "run"  # "run", "nanogpt" or "gpt2"
-
     complaints: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
@@ -114,12 +114,11 @@ def find_run(text: str) -> Path | None:
 
 
 def of_checkpoint(point: Checkpoint, tensors: Tensors, complaints: Sequence[str] = ()) -> Origin:
-    weights = tensors["model"]
     settings, more = settings_of(point)
     return Origin(
         what=str(point.path),
         shape=GPTConfig(**point.state["model"]),
-        weights=weights | {"lm_head.weight": weights["transformer.wte.weight"]},
+        weights=with_head(tensors["model"]),
         folder=point.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
         evaluation=tensors.get("evaluation", {}),
@@ -226,14 +225,15 @@ def _from_gpt2(folder: Path, name: str) -> Origin:
 
 def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: bool = False) -> None:
     """Weights fit only the model and the tokens they were made with (dropout has no parameters)."""
-    vocab_size, manifest = origin.shape.vocab_size, dataset.manifest
+    manifest = dataset.manifest
     problems = []
-    if vocab_size not in (manifest.vocab_size, padded_vocabulary(manifest.vocab_size)):
+    if not knows_tokens(origin, manifest.vocab_size):
         problems.append(
             f"--dataset={config.dataset} has a vocabulary of {manifest.vocab_size}, {origin.what} of "
-            f"{vocab_size}; it needs the dataset it was trained on, or one prepared with its tokenizer"
+            f"{origin.shape.vocab_size}; it needs the dataset it was trained on, or one prepared with its "
+            "tokenizer"
         )
-    elif origin.state and origin.state["tokenizer"] != tokenizer_identity(manifest):
+    elif origin.kind == "run" and origin.state["tokenizer"] != tokenizer_identity(manifest):
         problems.append(
             f"--dataset={config.dataset} numbers its tokens differently from the dataset that "
             f"{origin.what} was trained on; use that one"
@@ -249,6 +249,11 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
         raise UserError(problems)
 
 
+def knows_tokens(origin: Origin, vocab_size: int) -> bool:
+    """Whether it was trained with a vocabulary of this size, which may have been rounded up."""
+    return origin.shape.vocab_size in (vocab_size, padded_vocabulary(vocab_size))
+
+
 def tokenizer_identity(manifest: Manifest) -> str:
     """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand."""
     files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
@@ -256,7 +261,7 @@ def tokenizer_identity(manifest: Manifest) -> str:
     return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
 
 
-def takes_everything(
+def choose_takeover(
     config: TrainConfig, dataset: Dataset, origin: Origin, goes_on: bool
 ) -> tuple[bool, Choice]:
     """Whether a run takes over iteration and optimizer as well, or weights alone; and why.
@@ -287,7 +292,7 @@ def takes_everything(
 
 
 def _same_data(dataset: Dataset, config: TrainConfig, origin: Origin) -> bool:
-    if origin.state:
+    if origin.kind == "run":
         return bool(origin.state["data_hash"] == dataset.hash)
     return origin.settings.get("dataset") == config.dataset
 

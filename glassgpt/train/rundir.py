@@ -22,6 +22,9 @@ RUNS = Path("runs")
 CONFIG = "config.toml"
 LOCK = "lock"
 TOKENIZER = "tokenizer"
+CHECKPOINTS = "checkpoints"
+COMMITTED = re.compile(r"(\d{8,})(?:\.(\d+))?")  # a checkpoint's name; ".1": again at the same iteration
+CKPT = "ckpt.pt"  # nanoGPT's
 _LAST_LINE = "# That was all."
 
 
@@ -32,11 +35,11 @@ def is_whole_config(path: Path) -> bool:
 
 def is_run(directory: Path) -> bool:
     """Also one that lost its other files: its checkpoints hold everything that is needed."""
-    checkpoints = directory / "checkpoints"
+    checkpoints = directory / CHECKPOINTS
     return (
         (directory / journal.NAME).exists()
         or (directory / CONFIG).exists()
-        or (checkpoints.is_dir() and any(entry.name[:8].isdecimal() for entry in checkpoints.iterdir()))
+        or (checkpoints.is_dir() and any(COMMITTED.fullmatch(entry.name) for entry in checkpoints.iterdir()))
     )
 
 
@@ -95,7 +98,7 @@ def existing_run_dir(asked: str, name: str) -> Path:
 
 def can_go_on(directory: Path) -> bool:
     """Whether it holds a run, of ours or nanoGPT's."""
-    return is_run(directory) or (directory / "ckpt.pt").is_file()
+    return is_run(directory) or (directory / CKPT).is_file()
 
 
 def family(base: Path) -> list[Path]:

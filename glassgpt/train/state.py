@@ -10,7 +10,7 @@ import torch
 
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.recipe import field_types
 from glassgpt.train import records
 from glassgpt.train.checkpoint import Tensors, committed, load_last, set_aside
@@ -22,7 +22,6 @@ from glassgpt.train.origin import (
     check_fit,
     check_not_done,
     of_checkpoint,
-    takes_everything,
     tokenizer_identity,
 )
 from glassgpt.train.task import Task
@@ -70,10 +69,9 @@ def begin(job: Job, task: Task) -> list[Record]:
     origin, goes_on = task.origin, task.run_dir is not None
     if origin is None and goes_on and committed(job.run_dir):
         return _restore(job)
+    if origin is not None and job.takes_everything:
+        return _take_over(job, origin)
     if origin is not None:
-        everything, _ = takes_everything(job.config, job.dataset, origin, origin.folder == job.run_dir)
-        if everything:
-            return _take_over(job, origin, goes_on)
         _load_weights(job, origin)
     return [records.restart_record()] if goes_on else []
 
@@ -83,35 +81,32 @@ def _restore(job: Job) -> list[Record]:
     point, tensors, damaged, complaints = load_last(job.run_dir)
     origin = of_checkpoint(point, tensors, complaints)
     check_fit(job.config, job.dataset, origin, same_run=True)
-    found = _take_over(job, origin, goes_on=True)
+    # One that died between its last checkpoint and its end has the closing evaluation left to do.
+    if point.iter != job.config.max_iters or job.place.was_finished:
+        check_not_done(job.config, point.iter)
+    found = _take_over(job, origin)
     set_aside(damaged)
     return found
 
 
 def _load_weights(job: Job, origin: Origin) -> None:
-    positions = "transformer.wpe.weight"
-    weights = dict(origin.weights)
-    if positions in weights:
-        weights[positions] = weights[positions][: job.config.block_size]
+    _, weights = crop_block_size(origin.shape, origin.weights, job.config.block_size)
     load_weights(job.model, weights, origin.what)
 
 
-def _take_over(job: Job, origin: Origin, goes_on: bool) -> list[Record]:
+def _take_over(job: Job, origin: Origin) -> list[Record]:
     """Everything, so that the run goes on where the other one was."""
-    done = origin.iter or 0
-    # A run that died between its last checkpoint and its end has the closing evaluation left to do.
-    if not (goes_on and done == job.config.max_iters and not job.place.was_finished):
-        check_not_done(job.config, done)
     _load_weights(job, origin)
     load_optimizer(job.model, job.learner.optimizer, origin.optimizer)
     complaints = list(origin.complaints)
-    if origin.state:
+    if origin.kind == "run":
         complaints += _take_over_progress(job, origin)
     else:  # nanoGPT keeps no place in the data, and its losses are of random batches
+        done = origin.iter or 0
         job.progress.iter, job.progress.sequences = done, done * job.plan.sequences
     if job.reference is None:  # nothing to count from; early stopping starts anew
         job.progress.evaluations_without_gain = 0
-    if origin.folder == job.run_dir and origin.state:
+    if origin.folder == job.run_dir and origin.kind == "run":
         job.saved = (job.progress.iter, job.progress.val_loss)
     jump = records.rate_jump(job, _config_then(origin))
     return [records.resume_record(job, complaints), *([jump] if jump else [])]

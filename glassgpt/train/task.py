@@ -13,7 +13,6 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
 from glassgpt.train.checkpoint import committed, readable
-from glassgpt.train.ckpt import CKPT
 from glassgpt.train.device import choose_device
 from glassgpt.train.origin import (
     MODEL_SETTINGS,
@@ -25,7 +24,15 @@ from glassgpt.train.origin import (
     open_origin,
     settings_of,
 )
-from glassgpt.train.rundir import CONFIG, check_new, existing_run_dir, first_free, is_whole_config, newest_of
+from glassgpt.train.rundir import (
+    CKPT,
+    CONFIG,
+    check_new,
+    existing_run_dir,
+    first_free,
+    is_whole_config,
+    newest_of,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
         recipe = recipe or find_recipe(DEFAULT_PRESET)
         return _new_run(_combined(recipe, overrides), recipe, overrides)
     origin = open_origin(init_from)
-    recipe = recipe or Recipe(_family(origin.folder.name), "", _open_again(origin.settings, overrides))
+    recipe = recipe or Recipe(
+        _without_number(origin.folder.name), "", _open_again(origin.settings, overrides)
+    )
     config = _combined(recipe, overrides)
     problems = misfits(overrides, config, origin)
     if problems:
@@ -190,6 +199,6 @@ def _not_applied(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]
     return choices
 
 
-def _family(name: str) -> str:
+def _without_number(name: str) -> str:
     """`quickstart` for `quickstart-2`."""
     return re.sub(r"-\d+$", "", name)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.pretrained import GPT2_NAMES, crop_block_size, find_pretrained, read_pretrained
-from glassgpt.model.weights import load_weights
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
+from glassgpt.model.weights import crop_block_size, load_weights
 
 
 @pytest.fixture(scope="module")

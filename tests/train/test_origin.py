@@ -33,8 +33,7 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import train_bpe
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.model.pretrained import crop_block_size
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.train import origin as origins
 from glassgpt.train.checkpoint import FOLDER, Checkpoint, Tensors, best, committed, describe, load_tensors
 from glassgpt.train.learner import Learner

@@ -60,7 +60,7 @@ def dumps(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:  # there is one, which is rare: only then pay for looking at every value
-        return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+        return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
 
 
 def loads(text: str | bytes) -> Any:
@@ -68,13 +68,14 @@ def loads(text: str | bytes) -> Any:
     return json.loads(text, object_hook=_revive)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value with NaN and infinities as words."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -95,18 +96,23 @@ def _ends_with_newline(path: Path) -> bool:
 def read(path: Path) -> Iterator[Record]:
     """Every whole record. Torn lines (a crash, or a line being written just now) are passed over."""
     with path.open("rb") as file:
-        for line in file:
-            try:
-                record = loads(line)
-            except (ValueError, RecursionError):  # also bad UTF-8
-                continue
-            if (
-                isinstance(record, dict)
-                and isinstance(record.get("kind"), str)
-                and isinstance(record.get("iter"), int)
-                and isinstance(record.get("time"), int | float)
-            ):
-                yield record
+        yield from read_stream(file)
+
+
+def read_stream(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Every whole record in these lines."""
+    for line in lines:
+        try:
+            record = loads(line)
+        except (ValueError, RecursionError):  # also bad UTF-8
+            continue
+        if (
+            isinstance(record, dict)
+            and isinstance(record.get("kind"), str)
+            and isinstance(record.get("iter"), int)
+            and isinstance(record.get("time"), int | float)
+        ):
+            yield record
 
 
 def _revive(record: Record) -> Record:

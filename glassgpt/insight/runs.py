@@ -56,14 +56,14 @@ def summarize(run_dir: Path) -> RunSummary:
 
 def _state(run_dir: Path, records: list[Record]) -> str:
     """What the last process said at its end; without a word it is running, or it died."""
-    if _is_locked(run_dir):
+    if is_running(run_dir):
         return "running"
     if records and records[-1]["kind"] == "end":
         return str(records[-1].get("reason"))
     return "died"
 
 
-def _is_locked(run_dir: Path) -> bool:
+def is_running(run_dir: Path) -> bool:
     try:
         with (run_dir / LOCK).open() as file:
             return not try_lock(file.fileno())

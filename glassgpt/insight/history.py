@@ -1,0 +1,175 @@
+"""What a log recorded, whoever wrote it: iterations, evaluations, saves, and what was said about the run.
+
+`logs/` makes a History from the console output of any trainer it knows, `own.py` from a GlassGPT journal.
+Facts, findings, comparisons and reports read only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassgpt.config import Value
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+A100_PEAK = 312e12  # bf16 dense; nanoGPT divides by it whatever the card
+
+
+@dataclass(frozen=True)
+class Format:
+    """What has to be known about a trainer to read its lines right."""
+
+    name: str  # as in the JSON: "nanogpt"
+    title: str  # as people write it: "nanoGPT"
+    times_hold_eval: bool  # the time of an iteration includes the evaluation and the save made in it
+    first_iteration: int = 0  # the number of a run's first line
+    mfu_peak: float | None = None  # the FLOP/s that its MFU calls 100 %, where that is fixed
+    mfu_is_average: bool = False  # its MFU is a running average: 0.9 of the last one, 0.1 of this iteration
+    eval_held_after: int = 0  # it is the iteration this many after an evaluation's whose time holds it
+    loss_of_one_batch: bool = True  # the training loss is that of one batch, not a mean over an interval
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The logged iterations as columns, in the order of the log. NaN: the line did not say; but a loss can be
+    NaN itself, so `has_loss` tells."""
+
+    iteration: Ints
+    segment: Ints  # index into History.segments
+    loss: Floats
+    has_loss: Bools
+    ms: Floats
+    mfu: Floats  # percent; never nanoGPT's -100, which means "not yet"
+    lr: Floats
+    grad_norm: Floats
+    tokens_per_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.iteration)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    iteration: int | None  # None: the trainer does not number its lines
+    segment: int
+    val_loss: float | None  # in History.val_metric
+    train_loss: float | None = None
+    ms: float | None = None  # where the log says how long it took
+    stderr: float | None = None
+    tokens: int | None = None  # evaluated
+
+
+@dataclass(frozen=True)
+class Save:
+    iteration: int | None
+    segment: int
+    ms: float | None = None  # that training waited for it
+    best: bool | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One process: a run begins with one, and every resume or restart in the log adds one."""
+
+    starts: bool  # its first logged iteration is the first of a process, so it holds the start-up
+    resumed: bool = False  # the log says so; else it began anew, or nothing tells
+    first_iteration: int | None = None
+
+
+EventKind = Literal["traceback", "oom", "interrupt", "kill", "finish", "scaler-overflow", "warning"]
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: EventKind
+    text: str  # the line, cleaned
+    line: int  # its number in the log, from 1
+    iteration: int | None  # the last one logged before it
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the log, a config or flags say about the run. None: not said."""
+
+    # nanoGPT's names: n_layer, n_head, n_embd, block_size, batch_size, gradient_accumulation_steps,
+    # vocab_size, learning_rate, min_lr, warmup_iters, lr_decay_iters, max_iters, eval_interval, eval_iters,
+    # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    parameters: int | None = None  # as the log says it, which may be rounded
+    trained_parameters: int | None = None  # all tensors of the optimizer: exact, positions included
+    tokens_per_iteration: int | None = None
+    flops_per_token: float | None = None
+    device_name: str | None = None
+    peak_flops: float | None = None  # that its MFU is measured against
+    world_size: int | None = None
+    planned_iterations: int | None = None  # the last iteration number of a run that goes to its end
+    memory_bytes: int | None = None  # of the card
+    bytes_per_token: float | None = None  # of the validation text
+    wall_s: float | None = None  # of a whole process, where something else than its iterations told
+    data: Mapping[str, object] = field(default_factory=dict)  # name, hash, tokenizer, tokens per split
+    machine: Mapping[str, object] = field(default_factory=dict)  # versions, device, code
+
+
+@dataclass(frozen=True)
+class History:
+    format: Format
+    name: str  # where it was read from, for people
+    steps: Steps
+    evals: tuple[Evaluation, ...]
+    saves: tuple[Save, ...]
+    segments: tuple[Segment, ...]
+    events: tuple[Event, ...] = ()
+    setup: Setup = field(default_factory=Setup)
+    val_metric: Literal["loss", "bits_per_byte"] = "loss"
+    numbered: bool = True  # lines say their iteration; else `iteration` only counts them
+    last_step_line: int = 0  # where in the log the last iteration was
+    quoted: bool = False  # the lines are quotations in a text, maybe not all of them
+    torn: bool = False  # the log ends in the middle of a line
+    ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
+    first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
+    recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
+    live: bool = False  # the run is still going on
+    ended: str | None = None  # where the record itself says it: finished, interrupted, crashed, oom
+
+    def first_of_process(self) -> Bools:
+        """True where an iteration is the first of a process, so that its time holds the start-up."""
+        steps = self.steps
+        changes = np.ones(len(steps), dtype=bool)
+        changes[1:] = steps.segment[1:] != steps.segment[:-1]
+        starts = np.array([segment.starts for segment in self.segments], dtype=bool)
+        return changes & starts[steps.segment] if len(steps) else changes
+
+    def holds_eval(self) -> Bools:
+        """True where an iteration's time includes an evaluation or a save."""
+        if not self.format.times_hold_eval:
+            return np.zeros(len(self.steps), dtype=bool)
+        return self._marked()
+
+    def _marked(self) -> Bools:
+        """True where an evaluation or a save has the number of the iteration."""
+        steps = self.steps
+        if self.format.name == "glassgpt":  # whose rows are means over an interval, without any of that
+            return np.zeros(len(steps), dtype=bool)
+        later = self.format.eval_held_after
+        done = [(one.segment, one.iteration) for one in self.evals]
+        done += [(one.segment, one.iteration) for one in self.saves]
+        marks = {(segment, iteration + later) for segment, iteration in done if iteration is not None}
+        pairs = zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True)
+        return np.fromiter((pair in marks for pair in pairs), dtype=bool, count=len(steps))
+
+    def steady(self) -> Bools:
+        """True where an iteration holds no start-up, evaluation or save, and says how long it took.
+
+        Also where a trainer stops its clock while it evaluates, the iteration beside that is not a usual one;
+        but it is counted where there are no others.
+        """
+        usual = ~self.first_of_process() & np.isfinite(self.steps.ms)
+        apart = usual & ~self._marked()
+        return apart if self.format.times_hold_eval or apart.any() else usual

@@ -1,0 +1,109 @@
+"""Hugging Face's Trainer (and those built on it): one dict per logging interval.
+
+    {'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}
+    {'eval_loss': 2.8, 'eval_runtime': 3.2, …}
+      3%|▎         | 10/330 [00:12<06:21,  1.19s/it]
+
+The dicts have no step number. Where the progress bar was captured too, it tells; where not, only the end
+does, and iterations stay unknown. Since version 5 the numbers are quoted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.insight.history import Format
+from glassgpt.insight.logs.numbers import NUMBER, number
+from glassgpt.insight.logs.recording import Recording
+
+FORMAT = Format(
+    "hf-trainer", "Hugging Face Trainer", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False
+)
+
+_DICT = re.compile(r"\{'[^{}]{1,2000}\}")
+_PAIR = re.compile(rf"'(\w+)':\s*(?:tensor\()?'?{NUMBER}'?")
+# Bars of other things (reading files, loading weights) have a name in front, or another unit.
+_BAR = re.compile(r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[[\d:]{1,12}<[^\]]{0,40}?(?:it/s|s/it)")
+_SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d+)")
+_RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
+_BEGIN = "***** Running training *****"
+
+
+class TrainerReader:
+    """Counts the dicts, and remembers where the progress bar was at each.
+
+    A dict waits for the bar that is drawn again after it: the one before may lag.
+    """
+
+    format = FORMAT
+
+    def __init__(self) -> None:
+        self._bar: int | None = None
+        self._total: int | None = None
+        self._waiting: dict[str, str] = {}
+        self._line = 0  # of the dict that waits
+        self._epoch = 0.0
+        self._count = 0
+        self._said_at: dict[int, int] = {0: 0}  # count of dicts -> iteration
+
+    def __call__(self, line: str, into: Recording) -> bool:
+        if "%|" in line:
+            self._follow_bar(line, into)
+        if "': " in line and (found := _DICT.search(line)):
+            self.close(into)
+            self._waiting, self._line = dict(_PAIR.findall(found[0])), into.line
+            return not self._waiting.keys().isdisjoint(("loss", "eval_loss", "train_runtime"))
+        if "Saving model checkpoint" in line and (told := _SAVE.search(line)):
+            into.saved(int(told[1]))
+        elif "training from" in line and _RESUME.search(line):
+            into.begins(resumed=True)
+        elif _BEGIN in line:
+            into.begins()
+        elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
+            into.event("finish", line)
+        return False
+
+    def close(self, into: Recording) -> None:
+        """Take the dict that waits."""
+        values, self._waiting = self._waiting, {}
+        if "loss" in values and "epoch" in values:
+            self._take_loss(values, into)
+        elif "eval_loss" in values:
+            seconds = number(values.get("eval_runtime", "nan"))
+            ms = None if math.isnan(seconds) else seconds * 1000
+            into.evaluated(self._count, number(values["eval_loss"]), ms=ms)
+        elif "train_runtime" in values:
+            into.event("finish", f"train_runtime {values['train_runtime']} s")
+            into.notes.said["wall_s"] = number(values["train_runtime"])
+            self._epoch = math.inf  # what comes now is another run
+        into.numbers = self._said_at if len(self._said_at) == self._count + 1 else {}
+
+    def _follow_bar(self, line: str, into: Recording) -> None:
+        """The first bar is the training's; one with another total is that of an evaluation."""
+        for told in _BAR.finditer(line):
+            done, total = int(told[1]), int(told[2])
+            self._total = self._total or total
+            if total == self._total:
+                self._bar = done
+                into.notes.said["planned_iterations"] = total
+        if self._waiting and "{" not in line:
+            self.close(into)
+
+    def _take_loss(self, values: dict[str, str], into: Recording) -> None:
+        """A bar that stands still while losses come was not captured with them, and says nothing."""
+        said = int(number(values["step"])) if "step" in values else self._bar
+        if said is not None and said > self._said_at.get(self._count, said):
+            self._said_at[self._count + 1] = said
+        self._count += 1
+        epoch = number(values["epoch"])
+        if epoch < self._epoch:
+            into.begins()
+        self._epoch = epoch
+        into.step(
+            self._count,
+            number(values["loss"]),
+            lr=number(values.get("learning_rate", "nan")),
+            grad_norm=number(values.get("grad_norm", "nan")),
+            line=self._line,
+        )

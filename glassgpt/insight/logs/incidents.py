@@ -1,0 +1,55 @@
+"""Lines that any program may print: how it was stopped, what went wrong, that it is over."""
+
+from __future__ import annotations
+
+import re
+
+from glassgpt.insight.history import EventKind
+from glassgpt.insight.logs.recording import Recording
+
+# A needle that is looked for first, since most lines hold none, and the pattern that decides.
+_SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
+    ("memory", re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|oom[-_]kill", re.I), "oom"),
+    ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
+    ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
+    ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
+    ("Interrupt", re.compile(r"^\W*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
+    ("^C", re.compile(r"^\W*\^C(?!\w)|^\^C"), "interrupt"),
+    ("CANCELLED", re.compile(r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)"), "interrupt"),
+    ("SIG", re.compile(r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)"), "interrupt"),
+    ("SIG", re.compile(r"[Rr]eceived.{0,80}\bSIG(?:TERM|INT)"), "interrupt"),
+    ("death signal", re.compile(r"[Rr]eceived \d+ death signal"), "interrupt"),
+    ("TIME LIMIT", re.compile(r"DUE TO TIME LIMIT"), "interrupt"),
+    ("Terminated", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b"), "interrupt"),
+    ("Killed", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$"), "kill"),
+    ("Segmentation", re.compile(r"Segmentation fault"), "kill"),
+    ("core dumped", re.compile(r"\(core dumped\)"), "kill"),
+    ("Bus error", re.compile(r"^\s*Bus error"), "kill"),
+    ("verflow",
+     re.compile(r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)"), "scaler-overflow"),
+    ("loss scale",
+     re.compile(r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing"), "scaler-overflow"),
+    ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
+    ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
+    ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
+)  # fmt: skip
+
+_REAL = re.compile(r"^\s*real\s+(?:(\d+)h)?(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
+
+
+def read_incident(line: str, into: Recording) -> bool:
+    """True where the line says that something happened to the process."""
+    for needle, pattern, kind in _SIGNS:
+        if needle in line and pattern.search(line):
+            into.event(kind, line)
+            if kind == "finish":
+                _note_wall_time(line, into)
+            return True
+    return False
+
+
+def _note_wall_time(line: str, into: Recording) -> None:
+    if told := _REAL.match(line):
+        hours, minutes, seconds, plain = told.groups()
+        total = float(plain) if plain else int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+        into.notes.said["wall_s"] = total

@@ -1,0 +1,53 @@
+"""litgpt and the older lit-gpt: pretraining and fine-tuning.
+
+    Epoch 1 | iter 16 step 4 | loss train: 10.939, val: n/a | iter time: 300.07 ms (step) remaining time:
+    0:01:00 iter 0 step 0: loss 1.6460, iter time: 820.31ms (optimizer.step) iter 100: val loss 3.1234, val
+    time: 1234.56 ms
+
+An iteration is one micro-batch; some of them end in an optimizer step. Their times are without validation.
+"""
+
+from __future__ import annotations
+
+import re
+
+from glassgpt.insight.history import Format
+from glassgpt.insight.logs.numbers import NUMBER, number
+from glassgpt.insight.logs.recording import Recording
+
+FORMAT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False)
+
+_STEP = re.compile(
+    rf"\biter\s+(\d+)\s*\|?\s*st[eE]p\s+(\d+)\s*[:|]\s*loss(?: train)?(?: \(curr\))?:?\s*{NUMBER}"
+    rf".{{0,120}}?\b(?:iter|train) time:\s*{NUMBER}\s*(ms|s)\b"
+)
+_VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*ms)?")
+_FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: {NUMBER}\s*s\b")
+_FINAL = re.compile(rf"\bFinal evaluation \| val loss: {NUMBER}")
+_SAVE = re.compile(r"\bSaving checkpoint to\b")
+_END = re.compile(
+    r"^\W*(?:Training time:|Saving LoRA weights|Training Time\b|- Training Time)", re.IGNORECASE
+)
+
+
+def read(line: str, into: Recording) -> bool:
+    if "time:" in line and (told := _STEP.search(line)):
+        iteration, _, loss, time, unit = told.groups()
+        into.step(int(iteration), number(loss), number(time) * (1000 if unit == "s" else 1))
+        return True
+    if "val_loss" in line and (told := _FORK_VAL.search(line)):
+        into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) * 1000)
+        return True
+    if "val loss" in line:
+        if told := _VAL.search(line):
+            into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) if told[3] else None)
+            return told[3] is not None
+        if told := _FINAL.search(line):
+            into.evaluated(into.last, number(told[1]))
+            into.event("finish", line)
+            return True
+    if "Saving" in line and _SAVE.search(line):
+        into.saved_after_last()
+    elif _END.match(line):
+        into.event("finish", line)
+    return False

@@ -1,0 +1,68 @@
+"""modded-nanogpt.
+
+    step:124/1645 train_time:11439ms step_avg:92.25ms
+    step:125/1645 val_loss:4.9213 train_time:11531ms step_avg:92.25ms
+
+The time is the sum so far, its clock stopped while evaluating; so an iteration's time is a difference. Older
+ones start the sum again after ten steps. A log begins with the whole source code, whose patterns hold no
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.insight.history import Format
+from glassgpt.insight.logs.numbers import NUMBER, number
+from glassgpt.insight.logs.recording import Recording
+
+FORMAT = Format("modded-nanogpt", "modded-nanogpt", times_hold_eval=False, first_iteration=1)
+
+_LINE = re.compile(
+    rf"\bstep:(\d+)/(\d+)\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?train_time:{NUMBER}(ms|s)\b"
+)
+_BARRED = re.compile(
+    rf"\bstep\s+(\d+)/(\d+) \| time: {NUMBER}ms \| step avg:[^|]{{0,40}}(?:\| val loss: {NUMBER})?"
+)
+_END = re.compile(r"^peak memory (?:allocated|consumption)")
+
+
+class ModdedReader:
+    """Remembers the last sum."""
+
+    format = FORMAT
+
+    def __init__(self) -> None:
+        self._iteration = 0
+        self._total_ms = 0.0
+
+    def __call__(self, line: str, into: Recording) -> bool:
+        if "step" in line and (told := _LINE.search(line)):
+            iteration, planned, kind, loss, total, unit = told.groups()
+            total_ms = number(total) * (1000 if unit == "s" else 1)
+            self._take(int(iteration), int(planned), kind, loss, total_ms, into)
+            return True
+        if "step avg" in line and (told := _BARRED.search(line)):
+            iteration, planned, total, loss = told.groups()
+            self._take(int(iteration), int(planned), "val" if loss else None, loss, number(total), into)
+            return True
+        if _END.match(line):
+            into.event("finish", line)
+        return False
+
+    def _take(
+        self, iteration: int, planned: int, kind: str | None, loss: str | None, total: float, into: Recording
+    ) -> None:
+        into.notes.said["planned_iterations"] = planned
+        if kind == "val":
+            if iteration == 0:
+                self._iteration, self._total_ms = 0, total
+            into.evaluated(iteration, number(loss) if loss else None)
+            return
+        if iteration <= self._iteration:
+            self._iteration, self._total_ms = iteration - 1, 0.0
+        spent = total - self._total_ms
+        ms = spent / (iteration - self._iteration) if spent >= 0 else math.nan  # the sum began again
+        self._iteration, self._total_ms = iteration, total
+        into.step(iteration, number(loss) if loss else None, ms)

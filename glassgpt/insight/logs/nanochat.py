@@ -1,0 +1,67 @@
+"""nanochat: pretraining, mid-training and fine-tuning.
+
+    Step 00000 | Validation bpb: 3.162127
+    step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883 | bf16_mfu: 0.00
+    | …
+
+The evaluation is of the weights after that many updates; step times are without it. The loss is a running
+average. `lrm` multiplies the learning rates and is none itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.insight.history import Format
+from glassgpt.insight.logs.numbers import NUMBER, number
+from glassgpt.insight.logs.recording import Recording
+
+FORMAT = Format("nanochat", "nanochat", times_hold_eval=False, loss_of_one_batch=False)
+
+_STEP = re.compile(
+    rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
+    re.IGNORECASE,
+)
+_OWN = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
+_TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
+_MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
+_NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
+_SPEED = re.compile(rf"\btok/sec:\s*{NUMBER}")
+_VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
+_SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
+_END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak memory usage):")
+
+
+def read(line: str, into: Recording) -> bool:
+    if "loss:" in line and (told := _STEP.search(line)):
+        return _read_step(told, line, into)
+    if "Validation" in line and (told := _VAL.search(line)):
+        if told[2] == "bpb":
+            into.metric = "bits_per_byte"
+        into.evaluated(int(told[1]), number(told[3]))
+        return True
+    if "Saved model" in line and (told := _SAVE.search(line)):
+        into.saved(int(told[1]) if told[1] else into.last)
+    elif _END.match(line):
+        into.event("finish", line)
+    return False
+
+
+def _read_step(told: re.Match[str], line: str, into: Recording) -> bool:
+    iteration, planned, loss, rest = told.groups()
+    time, mfu, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _NORM, _SPEED))
+    if not _OWN.search(line) or (not time and "ms" in into.last_had):
+        return False  # another trainer's, or torn
+    if planned:
+        # The last step that is trained is one less; the last evaluation has the number itself.
+        into.notes.said["planned_iterations"] = int(planned) - 1
+    into.step(
+        int(iteration),
+        number(loss),
+        number(time[1]) if time else math.nan,
+        number(mfu[1]) if mfu else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1]) if speed else math.nan,
+    )
+    return True

@@ -1,0 +1,261 @@
+"""A History in the making: a grammar tells it what the lines say, in their order."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from glassgpt.config import Value
+from glassgpt.insight.history import (
+    Evaluation,
+    Event,
+    EventKind,
+    Format,
+    History,
+    Save,
+    Segment,
+    Setup,
+    Steps,
+)
+
+_COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+_LONGEST_EVENT = 2000
+_MOST_EVENTS = 1000
+
+
+@dataclass
+class Notes:
+    """What the log says about the run, gathered line by line; the last word counts."""
+
+    settings: dict[str, Value] = field(default_factory=dict)
+    said: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of Setup
+    decayed: int | None = None  # parameters in the optimizer's groups, which are printed apart
+    undecayed: int | None = None
+    trainable: int = 0
+    frozen: int = 0
+
+    def setup(self) -> Setup:
+        groups = (self.decayed or 0) + (self.undecayed or 0)
+        said = {"trained_parameters": groups or None} | self.said
+        return Setup(settings=dict(self.settings), **said)  # type: ignore[arg-type]
+
+
+class Recording:
+    def __init__(self, format: Format) -> None:
+        self.format = format
+        self.notes = Notes()
+        self.quoted = False  # lines are quoted in a text, maybe out of order
+        self.line = 0
+        self.block = 0  # of a text that quotes a log: odd inside a code block
+        self.metric: Literal["loss", "bits_per_byte"] = "loss"
+        # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
+        self.numbers: dict[int, int] | None = None
+        self._iterations = array("q")
+        self._segment_of = array("q")
+        self._columns = {name: array("d") for name in _COLUMNS}
+        self._has_loss = array("b")
+        self._segments: list[Segment] = []
+        self._evals: list[Evaluation] = []
+        self._saves: list[Save] = []
+        self._events: list[Event] = []
+        self._announced = False  # a new process has introduced itself
+        self._resumes = False
+        self._steps_here = 0  # in the current segment
+        self._last: int | None = None  # iteration of the current segment
+        self._last_step_line = 0
+        self._last_step_block = 0
+        self._last_eval: int | None = None  # of the current segment
+        self._waiting: list[tuple[Evaluation | Save, int]] = []  # for the next iteration to tell their number
+
+    # --- what lines say ---
+
+    def begins(self, resumed: bool = False) -> None:
+        """A process introduces itself; what follows belongs to it."""
+        self._announced = True
+        self._resumes = self._resumes or resumed
+
+    def step(
+        self,
+        iteration: int,
+        loss: float | None = None,
+        ms: float = math.nan,
+        mfu: float = math.nan,
+        lr: float = math.nan,
+        grad_norm: float = math.nan,
+        tokens_per_s: float = math.nan,
+        line: int | None = None,
+    ) -> None:
+        """`line`: where it was, if that is not the line being read."""
+        if self._last is not None and not self._announced and iteration == self._last and self._steps_here:
+            return  # another rank says it too
+        self._turn_to(iteration)
+        self._settle(iteration)
+        self._iterations.append(iteration)
+        self._segment_of.append(len(self._segments) - 1)
+        self._has_loss.append(loss is not None)
+        for name, value in zip(
+            _COLUMNS,
+            (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s),
+            strict=True,
+        ):
+            self._columns[name].append(value)
+        self._last = iteration
+        self._steps_here += 1
+        self._last_step_line = self.line if line is None else line
+        self._last_step_block = self.block
+
+    def evaluated(
+        self,
+        iteration: int | None,
+        val_loss: float | None = None,
+        train_loss: float | None = None,
+        ms: float | None = None,
+    ) -> None:
+        if iteration is not None:
+            self._turn_to(iteration)
+            self._last_eval = iteration
+        elif not self._segments:
+            self._open(self.format.first_iteration)
+        segment = max(0, len(self._segments) - 1)
+        done = Evaluation(iteration, segment, val_loss, train_loss, ms)
+        if self._evals and _same_moment(self._evals[-1], done):
+            done = _merged(self._evals.pop(), done)
+        elif done in self._evals[-1:] and iteration is not None:
+            return  # another rank says it too
+        self._evals.append(done)
+
+    def evaluated_before_next(self, val_loss: float | None, offset: int = 0) -> None:
+        """The next iteration's line tells the number; `offset` is added to it."""
+        self._waiting.append((Evaluation(None, 0, val_loss), offset))
+
+    def saved(self, iteration: int | None = None) -> None:
+        """Without a number: at the evaluation just made, or else in the iteration whose line comes next."""
+        evaluation = self._evals[-1] if self._evals else None
+        if iteration is None and evaluation and not self._done_since(evaluation):
+            iteration = evaluation.iteration
+        if iteration is None:
+            self._waiting.append((Save(None, 0), 0))
+        elif not self._saves or self._saves[-1].iteration != iteration or self._announced:
+            self._saves.append(Save(iteration, max(0, len(self._segments) - 1)))
+
+    def saved_after_last(self) -> None:
+        self.saved(self._last)
+
+    def event(self, kind: EventKind, text: str) -> None:
+        if self.quoted and (self.block % 2 == 0 or self.block != self._last_step_block):
+            return  # the text says so, about anything
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
+
+    @property
+    def resuming(self) -> bool:
+        """A process has said that it resumes, and nothing more yet."""
+        return self._resumes
+
+    @property
+    def last(self) -> int | None:
+        """The iteration of the latest line of this process."""
+        return self._last if self._steps_here and not self._announced else None
+
+    @property
+    def last_had(self) -> frozenset[str]:
+        """What the latest line said, of loss and ms."""
+        if not self._iterations:
+            return frozenset()
+        said = {"loss"} if self._has_loss[-1] else set()
+        return frozenset(said | ({"ms"} if not math.isnan(self._columns["ms"][-1]) else set()))
+
+    # --- segments ---
+
+    def _turn_to(self, iteration: int) -> None:
+        """A new segment where a process introduced itself, or where the numbers go back."""
+        known = self._last if self._steps_here else self._last_eval
+        goes_back = known is not None and iteration < known
+        if not self._segments or goes_back or (self._announced and self._steps_here):
+            if self._last is not None:
+                self._settle(self._last + 1)  # what waited for a next iteration, which never came
+            self._open(iteration)
+        elif self._announced:  # it evaluated before; only the news that it is a resume may be late
+            self._segments[-1] = replace(self._segments[-1], starts=True, resumed=self._resumes)
+            self._announced = self._resumes = False
+
+    def _open(self, iteration: int) -> None:
+        starts = self._announced or bool(self._segments) or iteration <= self.format.first_iteration
+        self._segments.append(Segment(starts, self._resumes, iteration))
+        self._announced = self._resumes = False
+        self._steps_here, self._last, self._last_eval = 0, None, None
+
+    def _settle(self, iteration: int) -> None:
+        waiting, self._waiting = self._waiting, []
+        for item, offset in waiting:
+            item = replace(item, iteration=iteration + offset, segment=len(self._segments) - 1)
+            if isinstance(item, Save):
+                self._saves.append(item)
+            elif item not in self._evals[-1:]:  # else another rank said it too
+                self._evals.append(item)
+
+    def _done_since(self, evaluation: Evaluation) -> bool:
+        """Whether an iteration past this evaluation's was logged."""
+        if evaluation.iteration is None or evaluation.segment != len(self._segments) - 1:
+            return True
+        return self._last is not None and self._last > evaluation.iteration
+
+    # --- the whole ---
+
+    def history(self, name: str, torn: bool) -> History:
+        self._settle(self._last + 1 if self._last is not None else self.format.first_iteration)
+        if not self._segments:
+            self._open(self.format.first_iteration)
+        numbers = self.numbers or {}
+        iterations = (
+            [numbers.get(count, count) for count in self._iterations] if numbers else self._iterations
+        )
+        steps = Steps(
+            iteration=np.array(iterations, dtype=np.int64),
+            segment=np.array(self._segment_of, dtype=np.int64),
+            has_loss=np.array(self._has_loss, dtype=bool),
+            **{name: np.array(values, dtype=float) for name, values in self._columns.items()},
+        )
+        return History(
+            format=self.format,
+            name=name,
+            steps=steps,
+            evals=tuple(
+                replace(done, iteration=numbers.get(done.iteration or 0, done.iteration))
+                for done in self._evals
+            )
+            if numbers
+            else tuple(self._evals),
+            saves=tuple(self._saves),
+            segments=tuple(self._segments),
+            events=tuple(self._events),
+            setup=self.notes.setup(),
+            val_metric=self.metric,
+            numbered=self.numbers is None or bool(self.numbers),
+            last_step_line=self._last_step_line,
+            quoted=self.quoted,
+            torn=torn,
+        )
+
+
+def _same_moment(old: Evaluation, new: Evaluation) -> bool:
+    """Two lines about one evaluation: each says what the other does not."""
+    return (
+        old.iteration is not None
+        and (old.iteration, old.segment) == (new.iteration, new.segment)
+        and (old.val_loss is None or new.val_loss is None)
+        and (old.train_loss is None or new.train_loss is None)
+    )
+
+
+def _merged(old: Evaluation, new: Evaluation) -> Evaluation:
+    return replace(
+        old,
+        val_loss=old.val_loss if new.val_loss is None else new.val_loss,
+        train_loss=old.train_loss if new.train_loss is None else new.train_loss,
+        ms=old.ms if new.ms is None else new.ms,
+    )

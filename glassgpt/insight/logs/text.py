@@ -1,0 +1,151 @@
+"""Bytes from anywhere as clean lines: decoded, unpacked, without escapes, in bounded memory.
+
+What consoles, pipes and editors do to a log: UTF-16 (PowerShell's `>`), gzip, CRLF, colours, progress bars
+that go back with a carriage return. A bar is one line per state, as it was on the screen. What follows the
+last line end is still a line, marked as torn: it may be cut off, or being written just now.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from glassgpt.errors import UserError
+
+CHUNK = 1 << 20
+LONGEST_LINE = 1 << 16  # of a longer one the rest is dropped
+USUAL_LINE = 1 << 12
+LARGEST_UNPACKED = 16 << 30
+_BOMB_RATIO = 300  # text with the same line a million times packs to about a hundredth
+_BOMB_FROM = 64 << 20
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links
+    r"|\x1b[PX^_][^\x1b]*\x1b\\"
+    r"|\x1b[@-Z\\-_a-z0-9=>]?"
+)
+# Also marks that turn the direction of writing, with which a text can show something that it does not say.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200e\u200f\u202a-\u202e\u2060-\u2069]")
+_PACKED = {
+    b"PK\x03\x04": "zip",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+}
+
+
+class Line(NamedTuple):
+    text: str
+    torn: bool = False  # no line end after it
+
+
+def read_lines(file: BinaryIO) -> Iterator[Line]:
+    """The file's lines, as they come."""
+    chunks = _chunks(file)
+    first = next(chunks, b"")
+    if first.startswith(b"\x1f\x8b"):
+        chunks = _unpacked(_again(first, chunks))
+        first = next(chunks, b"")
+    for magic, name in _PACKED.items():
+        if first.startswith(magic):
+            raise UserError(f"this is a {name} archive, not a log; unpack it first (gzip is read as it is)")
+    decoder = codecs.getincrementaldecoder(_encoding(first))(errors="replace")
+    return _split(decoder.decode(chunk) for chunk in _again(first, chunks))
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    # read1: of a pipe, what is there now; a reader that follows must not wait for a full chunk.
+    read = getattr(file, "read1", file.read)
+    while chunk := read(CHUNK):
+        yield chunk
+
+
+def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """gzip, all members. A damaged or cut end gives what came before it, as a cut log does."""
+    unpack = zlib.decompressobj(wbits=31)
+    read = made = 0
+    for chunk in chunks:
+        read += len(chunk)
+        left = chunk
+        while left:
+            try:
+                out = unpack.decompress(left, CHUNK)
+            except zlib.error:
+                return
+            made += len(out)
+            if made > LARGEST_UNPACKED or (made > _BOMB_FROM and made > _BOMB_RATIO * read):
+                raise UserError(
+                    f"this gzip file unpacks to more than {made >> 20} MiB from {read >> 10} KiB: "
+                    "that is no log; if it is one, unpack it yourself"
+                )
+            if out:
+                yield out
+            left = unpack.unconsumed_tail
+            if unpack.eof:
+                left = unpack.unused_data
+                if not left.startswith(b"\x1f\x8b"):
+                    return
+                unpack = zlib.decompressobj(wbits=31)
+
+
+def _encoding(start: bytes) -> str:
+    """UTF-8 unless a byte order mark, or zeros in every other byte, say UTF-16."""
+    if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "utf-32"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    sample = start[:4096]
+    if len(sample) >= 4:
+        for offset, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+            if sample[offset::2].count(0) > 0.6 * (len(sample) / 2) and sample[1 - offset :: 2].count(0) == 0:
+                return name
+    return "utf-8"
+
+
+def _split(texts: Iterable[str]) -> Iterator[Line]:
+    rest = ""  # the beginning of a line that goes on in the next chunk
+    dropping = False  # the rest of a line that is too long
+    for text in texts:
+        text = rest + text
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        whole, rest = text[:end], text[end:]
+        if whole:
+            lines = _clean(whole)[:-1].split("\n")
+            if dropping:
+                lines, dropping = lines[1:], False
+            yield from _bounded(lines)
+        if len(rest) > LONGEST_LINE:
+            if not dropping:
+                yield from _bounded([_clean(rest[:LONGEST_LINE])])
+            rest, dropping = "", True
+    if rest and not dropping:
+        yield Line(_clean(rest), torn=True)
+
+
+def _bounded(lines: list[str]) -> Iterator[Line]:
+    """A very long line is a notebook's output in one JSON string, or nothing that a trainer wrote."""
+    for line in lines:
+        if len(line) <= USUAL_LINE:
+            yield Line(line)
+        else:
+            for part in line[:LONGEST_LINE].split("\\n"):
+                yield Line(part[:USUAL_LINE])
+
+
+def _clean(text: str) -> str:
+    """Without escapes and control characters; every kind of line end is one newline."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\x1b" in text:
+        text = _ESCAPES.sub("", text)
+    return _CONTROLS.sub("", text)

@@ -1,0 +1,46 @@
+"""What other programs put around a trainer's line: who prints it, when, and quotation marks.
+
+[rank0]: iter 10: …        0: iter 10: …        2024-08-01 15:08:33,125 - INFO - iter 10: …
+trainer-1  | iter 10: …    > iter 10: …         "iter 10: …\\n",
+"""
+
+from __future__ import annotations
+
+import re
+
+_RANK = re.compile(r"\[(?:rank|default)?(\d{1,4})\]:?\s+|(\d{1,3}):\s+")
+_TIME = re.compile(
+    r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?[\s:|-]+"
+    r"(?:(?:[\w.]{1,40} ?[-|:] ?)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+)?"
+)
+_LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
+_SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
+_NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
+
+
+def unwrapped(text: str) -> tuple[str, int | None]:
+    """The trainer's own line, and the rank that printed it, where the line says so."""
+    text = text.strip()
+    rank = None
+    for _ in range(4):
+        first = text[:1]
+        if first == '"' and (told := _NOTEBOOK.match(text)):
+            text = told[1].replace('\\"', '"')
+        elif first == ">":
+            text = text[1:].lstrip()
+        elif told := _label(text, first):
+            text = text[told.end() :]
+        elif (first == "[" or first.isdigit()) and (told := _RANK.match(text)):
+            text, rank = text[told.end() :], int(told[1] or told[2])
+        else:
+            break
+    return text, rank
+
+
+def _label(text: str, first: str) -> re.Match[str] | None:
+    """A time, a level of logging, or the name of a service. Most lines begin with none of these letters."""
+    if first == "[" or first.isdigit():
+        return _TIME.match(text) or _LEVEL.match(text)
+    if "|" in text[:50] and (told := _SERVICE.match(text)):
+        return told
+    return _LEVEL.match(text) if first in ("I", "D") else None

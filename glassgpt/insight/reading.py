@@ -1,0 +1,60 @@
+"""Anything that records a training run, as a History: a run's folder, a journal, a log file, standard
+input."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from glassgpt.account import journal
+from glassgpt.errors import UserError
+from glassgpt.insight.history import History
+from glassgpt.insight.logs.reading import read_log
+from glassgpt.insight.logs.text import read_lines
+from glassgpt.insight.own import history_of, read_run
+from glassgpt.insight.runs import is_running
+
+_SNIFFED = 1 << 16
+
+
+def read_history(source: str) -> History:
+    """UserError where there is nothing, or nothing that can be read."""
+    if source == "-":
+        return _read_stream(sys.stdin.buffer, "standard input")
+    path = Path(source)
+    if path.is_dir():
+        if not (path / journal.NAME).is_file():
+            raise UserError(
+                f"{source} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
+            )
+        return _checked(read_run(path))
+    if not path.exists():
+        raise UserError(f"there is no file or folder {source}")
+    with path.open("rb") as file:
+        return _read_stream(file, source)
+
+
+def _read_stream(file: BinaryIO, name: str) -> History:
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
+    start = buffered.peek(_SNIFFED)
+    if looks_like_journal(start):
+        path = Path(name)
+        records = journal.read_stream(buffered)
+        return _checked(history_of(records, name, live=path.is_file() and is_running(path.parent)))
+    return read_log(read_lines(buffered), name)
+
+
+def looks_like_journal(start: bytes) -> bool:
+    """By its first whole line."""
+    for line in start.split(b"\n")[:20]:
+        if line.strip():
+            return line.lstrip().startswith(b"{") and b'"kind"' in line and b'"iter"' in line
+    return False
+
+
+def _checked(history: History) -> History:
+    if not len(history.steps) and not history.evals and not history.setup.settings:
+        raise UserError(f"{history.name} has no records of a run in it yet")
+    return history

@@ -1,0 +1,16 @@
+"""One sentence of the verdict, and the numbers it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    id: str
+    runs: tuple[str, ...]  # the labels of those it is about
+    claim: str
+    details: tuple[str, ...] = ()  # each a sentence of its own
+
+    def as_dict(self) -> dict[str, object]:
+        return {"id": self.id, "runs": list(self.runs), "claim": self.claim, "details": list(self.details)}

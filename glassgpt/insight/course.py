@@ -1,0 +1,194 @@
+"""The course that a run took: its iterations and evaluations in order, without what a resume did over again.
+
+A log can hold several runs, and a run several processes. Findings about learning look at the longest run,
+along the line that led to its last weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from glassgpt.insight.curve import scatter
+from glassgpt.insight.history import Evaluation, Floats, History, Ints, Save
+
+
+@dataclass(frozen=True)
+class Course:
+    segments: tuple[int, ...]  # indices into History.segments
+    rows: Ints  # of History.steps, that count
+    iteration: Ints  # of these rows
+    loss: Floats  # NaN: said to be so, or not said
+    ms: Floats
+    evals: tuple[Evaluation, ...]  # with an iteration and a finite validation loss, in order
+    saves: tuple[Save, ...]  # with an iteration, in order
+
+    @property
+    def last(self) -> int | None:
+        """The last iteration that is known of."""
+        ends = [int(self.iteration[-1])] if len(self.iteration) else []
+        ends += [done.iteration for done in self.evals[-1:] if done.iteration is not None]
+        return max(ends, default=None)
+
+    def losses(self) -> tuple[Ints, Floats]:
+        """The finite training losses and their iterations."""
+        finite = np.isfinite(self.loss)
+        return self.iteration[finite], self.loss[finite]
+
+    def val_points(self) -> tuple[Floats, Floats]:
+        at = np.array([done.iteration for done in self.evals], dtype=float)
+        return at, np.array([done.val_loss for done in self.evals], dtype=float)
+
+
+def course_of(history: History) -> Course:
+    chain = _longest_run(history)
+    limits = _limits(history, chain)
+    steps = history.steps
+    limit_of = np.full(len(history.segments), -1, dtype=np.int64)  # -1: not part of this run
+    for segment, limit in limits.items():
+        limit_of[segment] = limit
+    rows = np.flatnonzero(steps.iteration < limit_of[steps.segment]) if len(steps) else np.arange(0)
+    return Course(
+        segments=chain,
+        rows=rows,
+        iteration=steps.iteration[rows],
+        loss=np.where(steps.has_loss[rows], steps.loss[rows], np.nan),
+        ms=steps.ms[rows],
+        evals=_evals(history, limits),
+        saves=tuple(
+            save
+            for save in history.saves
+            if save.iteration is not None and save.iteration <= limits.get(save.segment, -1)
+        ),
+    )
+
+
+def continues(history: History, segment: int) -> bool:
+    """Whether this process went on with what the one before it did, rather than starting anew."""
+    if segment == 0:
+        return False
+    here = history.segments[segment]
+    begin = here.first_iteration
+    return here.resumed or (begin is not None and begin > history.format.first_iteration)
+
+
+def _longest_run(history: History) -> tuple[int, ...]:
+    """Segments that belong together: the ones with the most logged iterations, the latest of equals."""
+    count = len(history.segments)
+    if not count:
+        return ()
+    sizes = np.bincount(history.steps.segment, minlength=count) if len(history.steps) else np.zeros(count)
+    runs: list[list[int]] = []
+    for segment in range(count):
+        if continues(history, segment) and runs:
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    best = max(enumerate(runs), key=lambda run: (sum(sizes[part] for part in run[1]), run[0]))
+    return tuple(best[1])
+
+
+def _limits(history: History, chain: tuple[int, ...]) -> dict[int, int]:
+    """The iteration at which a later process took over, per segment; past it nothing of this one counts."""
+    limit = int(np.iinfo(np.int64).max)
+    limits = {}
+    for segment in reversed(chain):
+        limits[segment] = limit
+        begin = history.segments[segment].first_iteration
+        if begin is not None:
+            limit = min(limit, begin)
+    return limits
+
+
+def _evals(history: History, limits: dict[int, int]) -> tuple[Evaluation, ...]:
+    """One per iteration: a resume evaluates again where its checkpoint was made, and the last word counts."""
+    kept: dict[int, Evaluation] = {}
+    for done in history.evals:
+        known = done.iteration is not None and done.val_loss is not None and math.isfinite(done.val_loss)
+        if known and done.iteration is not None and done.iteration <= limits.get(done.segment, -1):
+            kept[done.iteration] = done
+    return tuple(kept[iteration] for iteration in sorted(kept))
+
+
+# --- time ---
+
+
+def seconds_between(course: Course, after: int, until: int, steady_ms: float | None) -> float | None:
+    """Logged times of the iterations past `after`, up to `until`; unlogged ones count as steady ones."""
+    if steady_ms is None or not math.isfinite(steady_ms):
+        return None
+    inside = (course.iteration > after) & (course.iteration <= until)
+    ms = course.ms[inside]
+    logged = np.isfinite(ms)
+    unlogged = max(0, until - after - int(logged.sum()))
+    return (float(ms[logged].sum()) + unlogged * steady_ms) / 1000
+
+
+# --- settings ---
+
+
+def setting(history: History, name: str) -> float | None:
+    """A setting that is a finite number, or None."""
+    value = history.setup.settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def planned_end(history: History) -> int | None:
+    """The last iteration of the run as planned, where that is known."""
+    if history.setup.planned_iterations:
+        return history.setup.planned_iterations
+    wanted = setting(history, "max_iters")
+    return int(wanted) if wanted and wanted > 0 else None
+
+
+def metric_name(history: History) -> str:
+    """As trainers print it."""
+    return "val loss" if history.val_metric == "loss" else "val bpb"
+
+
+def takes_nanogpt_settings(history: History) -> bool:
+    return history.format.name in ("nanogpt", "glassgpt")
+
+
+# --- how far one evaluation can be trusted ---
+
+
+@dataclass(frozen=True)
+class EvalNoise:
+    """The standard error of one evaluation, and what it follows from."""
+
+    value: float
+    source: Literal["batches", "stderr", "scatter"]
+    of_batch: float | None = None  # the standard deviation of one batch's loss, where that is known
+    batches: float | None = None  # evaluated
+
+
+def eval_noise(history: History, course: Course) -> EvalNoise | None:
+    """The spread of single batches says what a mean of some has; else what the trainer said, else the scatter
+    of the evaluations themselves. An evaluation of always the same tokens has only the last."""
+    by_batches = _noise_by_batches(history, course)
+    if by_batches:
+        return by_batches
+    said = [done.stderr for done in course.evals if done.stderr and math.isfinite(done.stderr)]
+    if said and history.format.name != "glassgpt":
+        return EvalNoise(float(np.median(said)), "stderr")
+    _, values = course.val_points()
+    # Of always the same tokens: that is what training adds, not sampling.
+    spread = scatter(values[len(values) // 3 :]) if len(values) >= 8 else None
+    return EvalNoise(spread, "scatter") if spread else None
+
+
+def _noise_by_batches(history: History, course: Course) -> EvalNoise | None:
+    """nanoGPT draws fresh batches for every evaluation, of the size of those whose loss it logs."""
+    batches = setting(history, "eval_iters")
+    _, losses = course.losses()
+    late = losses[len(losses) // 2 :]
+    if history.format.name != "nanogpt" or not batches or batches < 1 or len(late) < 20:
+        return None
+    of_batch = scatter(late)
+    return EvalNoise(of_batch / math.sqrt(batches), "batches", of_batch, batches) if of_batch else None

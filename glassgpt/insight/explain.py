@@ -1,0 +1,61 @@
+"""What an expert would say about a run: facts, findings in order of importance, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from glassgpt.account.hardware import Card
+from glassgpt.insight.facts import Facts, facts_of
+from glassgpt.insight.findings import accidents, learning, resumes, speed, timing
+from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.history import History
+from glassgpt.insight.verdict import verdict_on
+
+_FINDERS = (
+    *accidents.FINDERS,
+    *learning.FINDERS,
+    *resumes.FINDERS,
+    *timing.FINDERS,
+    *speed.FINDERS,
+)
+_WEIGHT = {"problem": 0, "warning": 1, "advice": 2, "info": 3}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    history: History
+    facts: Facts
+    findings: list[Finding]
+    verdict: list[str]  # sentences, the most important first
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "format": self.history.format.name,
+            "facts": self.facts.as_dict(),
+            "findings": [asdict(finding) for finding in self.findings],
+            "verdict": self.verdict,
+        }
+
+
+def explain(history: History, card: Card | None = None) -> Explanation:
+    """`card`: the one it ran on, where the reader says so."""
+    facts = facts_of(history)
+    case = Case(history, facts, card)
+    found = [finding for finder in _FINDERS if (finding := finder(case)) is not None]
+    found += [_recorded(record) for record in history.recorded]
+    findings = sorted(found, key=lambda finding: _WEIGHT[finding.severity])
+    return Explanation(history, facts, findings, verdict_on(history, facts, findings))
+
+
+def _recorded(record: Mapping[str, object]) -> Finding:
+    """One that the run made itself, while it went on."""
+    severity = record.get("severity")
+    return Finding(
+        id=str(record.get("id", "")),
+        severity=severity if severity in _WEIGHT else "info",  # type: ignore[arg-type]
+        title=str(record.get("title", "")),
+        evidence=str(record.get("evidence", "")),
+        explanation=str(record.get("explanation", "")),
+        advice=str(record.get("advice", "")),
+    )

@@ -1,0 +1,284 @@
+"""What evaluations and checkpoints cost a run: the spikes in its times, explained and priced."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassgpt.insight.findings.figures import milliseconds, times
+from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.quantities import duration, percent
+from glassgpt.insight.history import Bools, Floats, History
+from glassgpt.words import say
+
+ADVICE_FROM = 0.05  # of the run
+LEDGER_FROM = 0.15  # of a run by GlassGPT, whose evaluation is part of its promise
+FEWEST_BATCHES = 20  # per evaluation, to advise
+SPIKE_FROM = 1.5  # times a steady iteration; less than that nobody sees
+
+Place = tuple[int, int]  # segment, iteration
+
+
+@dataclass(frozen=True)
+class EvalCost:
+    places: tuple[Place, ...]  # of all evaluations, those without a line of their own too
+    saves: int
+    spike_ms: float  # the usual time of an iteration that evaluates
+    steady_ms: float
+    eval_ms: float  # of one evaluation, with its save where that cannot be told apart
+    save_ms: float | None  # of one save, where it can be told apart
+    run_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return len(self.places) * self.eval_ms + self.saves * (self.save_ms or 0)
+
+    @property
+    def is_excerpt(self) -> bool:
+        """One evaluation alone does not show how much training there is to each."""
+        return len(self.places) < 2
+
+    def saved_by_interval(self, interval: int) -> float:
+        """The share of the run that evaluating only at multiples of `interval` saves."""
+        kept = sum(iteration % interval == 0 for _, iteration in self.places)
+        return (1 - kept / len(self.places)) * self.total_ms / self.run_ms
+
+    def saved_by_batches(self) -> float:
+        """The share of the run that a quarter of the batches per evaluation saves."""
+        return 0.75 * len(self.places) * self.eval_ms / self.run_ms
+
+
+def eval_spikes(case: Case) -> Finding | None:
+    if case.history.ledger is not None:
+        return _from_ledger(case)
+    cost = _eval_cost(case)
+    if cost is None or cost.spike_ms < SPIKE_FROM * cost.steady_ms:
+        return None
+    share = cost.total_ms / cost.run_ms
+    return Finding(
+        "eval-spikes",
+        "advice" if share >= ADVICE_FROM and not cost.is_excerpt else "info",
+        say(
+            "Iterations that evaluate take {ratio} times as long", ratio=times(cost.spike_ms / cost.steady_ms)
+        ),
+        _evidence(cost, share),
+        _explanation(case.history, cost),
+        _advice(case, cost),
+    )
+
+
+def _eval_cost(case: Case) -> EvalCost | None:
+    history, facts = case.history, case.facts
+    steady, overhead, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
+    if not history.format.times_hold_eval or not steady or overhead is None or not total_s or overhead <= 0:
+        return None
+    places = {(done.segment, done.iteration) for done in history.evals if done.iteration is not None}
+    if not places:
+        return None
+    steps = history.steps
+    if history.format.name == "nanogpt":
+        # Evaluates in its first iteration, whether or not the log has that line.
+        first = history.first_of_process()
+        places |= set(zip(steps.segment[first].tolist(), steps.iteration[first].tolist(), strict=True))
+    logged = set(zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True))
+    saved = places & {(done.segment, done.iteration) for done in history.saves if done.iteration is not None}
+    eval_ms, save_ms = _told_apart(history, saved, overhead, steady)
+    # The estimate counts an iteration without a line as steady; one that evaluated was not.
+    hidden_ms = len(places - logged) * overhead
+    run_ms = 1000 * total_s + hidden_ms
+    if not math.isfinite(run_ms + overhead):
+        return None
+    return EvalCost(tuple(sorted(places)), len(saved), overhead + steady, steady, eval_ms, save_ms, run_ms)
+
+
+def _told_apart(
+    history: History, saved: set[Place], overhead: float, steady: float
+) -> tuple[float, float | None]:
+    """The cost of an evaluation and of a save. Where only some saved, the difference is the save's,
+    provided that it stands out from their scatter."""
+    steps = history.steps
+    pairs = zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True)
+    with_save = np.fromiter((pair in saved for pair in pairs), dtype=bool, count=len(steps))
+    spikes: Bools = history.holds_eval() & ~history.first_of_process() & np.isfinite(steps.ms)
+    saving, only = steps.ms[spikes & with_save], steps.ms[spikes & ~with_save]
+    if len(saving) < 2 or len(only) < 2:
+        return overhead, None
+    difference = float(np.median(saving) - np.median(only))
+    if difference <= max(3 * math.hypot(_median_error(saving), _median_error(only)), 0.02 * overhead):
+        return overhead, None
+    return float(np.median(only)) - steady, difference
+
+
+def _median_error(values: Floats) -> float:
+    """The standard error of a median, from a spread that outliers do not move."""
+    spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    return 1.2533 * spread / math.sqrt(len(values))
+
+
+def _evidence(cost: EvalCost, share: float) -> str:
+    said = [
+        say(
+            "An iteration that evaluates takes {spike}, a steady one {steady}.",
+            spike=milliseconds(cost.spike_ms),
+            steady=milliseconds(cost.steady_ms),
+        )
+    ]
+    if not cost.is_excerpt:
+        said.append(
+            say(
+                "{count} evaluations cost {time} of {run}: {share} of the run.",
+                count=f"{len(cost.places):,}",
+                time=duration(cost.total_ms / 1000),
+                run=duration(cost.run_ms / 1000),
+                share=percent(share),
+            )
+        )
+    if cost.save_ms is not None:
+        said.append(
+            say(
+                "An evaluation takes about {eval}, a checkpoint {save} more ({count} were saved).",
+                eval=milliseconds(cost.eval_ms),
+                save=milliseconds(cost.save_ms),
+                count=f"{cost.saves:,}",
+            )
+        )
+    return " ".join(said)
+
+
+def _explanation(history: History, cost: EvalCost) -> str:
+    title = history.format.title
+    if not cost.saves:
+        cause = say(
+            "{trainer} evaluates with its clock running, so these times hold the evaluation.", trainer=title
+        )
+    else:
+        cause = say(
+            "{trainer} evaluates and saves with its clock running, so these times hold the evaluation and "
+            "the checkpoint.",
+            trainer=title,
+        )
+    return f"{cause} " + say("The updates themselves are as fast as in the other iterations.")
+
+
+def _advice(case: Case, cost: EvalCost) -> str:
+    said = [_interval_advice(case, cost), _batches_advice(case, cost)]
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def _interval_advice(case: Case, cost: EvalCost) -> str:
+    interval = eval_interval(case)
+    wider = _wider(case, interval) if interval else None
+    if not interval:
+        return say("A doubled eval_interval halves what evaluations cost.")
+    if not wider:
+        return ""
+    values = {"old": str(interval), "new": str(wider)}
+    if cost.is_excerpt or wider > (case.facts.last_iteration or 0):
+        # This log is too short to show it: so much of every `interval` iterations is evaluation.
+        often = cost.eval_ms / (interval * cost.steady_ms + cost.eval_ms)
+        values["share"] = percent((1 - interval / wider) * often)
+        return say(
+            "Raise eval_interval: {old} -> {new} saves {share} of a run longer than this log.", **values
+        )
+    saving = cost.saved_by_interval(wider)
+    if saving <= 0:
+        return ""
+    return say(
+        "Raise eval_interval: {old} -> {new} saves {share} of the run.", share=percent(saving), **values
+    )
+
+
+def _batches_advice(case: Case, cost: EvalCost) -> str:
+    batches = case.history.setup.settings.get("eval_iters")
+    if cost.is_excerpt:
+        saving = say(
+            "A quarter of eval_iters makes each evaluation up to {time} shorter.",
+            time=milliseconds(0.75 * cost.eval_ms),
+        )
+        return f"{saving} {_noise_warning()}"
+    is_mixed = cost.saves > 0 and cost.save_ms is None  # then part of the cost may be the checkpoints'
+    share = percent(cost.saved_by_batches())
+    if not isinstance(batches, int):
+        if is_mixed:
+            saving = say(
+                "A quarter of eval_iters saves up to {share} (less what the saving takes).", share=share
+            )
+        else:
+            saving = say("A quarter of eval_iters saves {share}.", share=share)
+        return f"{saving} {_noise_warning()}"
+    if batches < 4 * FEWEST_BATCHES:
+        return ""
+    values = {"old": str(batches), "new": str(batches // 4), "share": share}
+    if is_mixed:
+        saving = say(
+            "Lower eval_iters: {old} -> {new} saves up to {share} (less what the saving takes).", **values
+        )
+    else:
+        saving = say("Lower eval_iters: {old} -> {new} saves {share}.", **values)
+    return f"{saving} {_noise_warning()}"
+
+
+def _noise_warning() -> str:
+    return say("A quarter of the batches makes the losses it reports twice as noisy.")
+
+
+def eval_interval(case: Case) -> int | None:
+    """As set, else the usual distance of two evaluations."""
+    told = case.history.setup.settings.get("eval_interval")
+    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
+        return told
+    distances = np.diff(np.unique(np.array(case.facts.eval_steps or [], dtype=np.int64)))
+    return int(np.median(distances)) if len(distances) else None
+
+
+def _wider(case: Case, interval: int) -> int | None:
+    """Four times the interval, or twice; a run whose length is known keeps an evaluation on its way."""
+    ends = case.history.setup.planned_iterations or case.history.setup.settings.get("max_iters")
+    if not isinstance(ends, int):
+        return 4 * interval
+    return next((factor * interval for factor in (4, 2) if factor * interval <= ends), None)
+
+
+def _from_ledger(case: Case) -> Finding | None:
+    """GlassGPT keeps evaluation out of its step times; the ledger says what it took."""
+    ledger = case.history.ledger or {}
+    wall_s, eval_s = math.fsum(ledger.values()), ledger.get("eval", 0.0)
+    if not (math.isfinite(wall_s) and wall_s > 0 and eval_s >= LEDGER_FROM * wall_s):
+        return None
+    share = eval_s / wall_s
+    return Finding(
+        "eval-spikes",
+        "advice",
+        say("Evaluation took {share} of the run", share=percent(share)),
+        say(
+            "{count} evaluations took {time} of {run}; training took {train}.",
+            count=f"{len(case.history.evals):,}",
+            time=duration(eval_s),
+            run=duration(wall_s),
+            train=duration(ledger.get("train", 0.0)),
+        ),
+        say("The ledger of the run counts evaluation apart, so step times and tokens/s do not hold it."),
+        _ledger_advice(case, share),
+    )
+
+
+def _ledger_advice(case: Case, share: float) -> str:
+    interval = eval_interval(case)
+    wider = _wider(case, interval) if interval else None
+    at = {done.iteration for done in case.history.evals if done.iteration is not None}
+    said = [say("A quarter of eval_tokens saves {share} of the run.", share=percent(0.75 * share))]
+    if interval and wider and at:
+        kept = sum(iteration % wider == 0 or iteration == max(at) for iteration in at)
+        saving = percent(share * (1 - kept / len(at)))
+        said.insert(
+            0,
+            say(
+                "Raise eval_interval: {old} -> {new} saves {share} of the run.",
+                old=interval,
+                new=wider,
+                share=saving,
+            ),
+        )
+    return " ".join(said)

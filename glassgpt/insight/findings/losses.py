@@ -1,0 +1,216 @@
+"""What a loss can be at all: against chance at the start, against its own noise, against a perplexity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from glassgpt.insight.course import Course, EvalNoise, course_of, eval_noise, metric_name, setting
+from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.quantities import difference, loss, percent, whole
+from glassgpt.insight.history import History
+from glassgpt.words import say
+
+CHANCE_OFF = 0.15  # a fresh model starts within this of ln V
+GPT2_VOCABULARY = 50_257  # the largest in common use here; a loss far above its ln is none
+FINETUNERS = (
+    "hf-trainer",
+    "litgpt",
+    "llm.c",
+)  # mostly start from trained weights, and do not say so in their lines
+CERTAIN = 2.0  # standard errors
+WORTH_SEEING = 0.01  # of the loss: nobody chooses between runs by less
+
+
+# --- against chance ---
+
+
+def init_loss(case: Case) -> Finding | None:
+    history = case.history
+    vocabulary = setting(history, "vocab_size")
+    first = _first_loss(history)
+    if not vocabulary or vocabulary < 2 or first is None:
+        return None
+    chance = math.log(vocabulary)
+    off = first / chance - 1
+    if abs(off) <= CHANCE_OFF or (off < 0 and history.format.name in FINETUNERS):
+        return None
+    evidence = say(
+        "The first loss is {first}; guessing evenly among {vocabulary} tokens has ln({vocabulary}) = "
+        "{chance}.",
+        first=loss(first),
+        vocabulary=int(vocabulary),
+        chance=loss(chance),
+    )
+    if off > 0:
+        return Finding(
+            "init-loss",
+            "warning",
+            say("The run starts {off} above the loss of guessing", off=percent(off)),
+            evidence,
+            say(
+                "A fresh model knows nothing, so it should guess evenly. A higher loss means that it starts "
+                "sure of wrong answers: the initial weights are too large, or the labels do not belong to "
+                "the inputs."
+            ),
+            say(
+                "Initialise with a standard deviation of 0.02, and less on the layers that add to the "
+                "residual stream. That takes off {gain} before the first update.",
+                gain=difference(first - chance),
+            ),
+        )
+    return Finding(
+        "init-loss",
+        "info",
+        say("The run starts {off} below the loss of guessing", off=percent(-off)),
+        evidence,
+        say(
+            "A fresh model cannot do that. The weights were trained before (a resume or a finetune), "
+            "vocab_size is not the one the data uses, or the answers leak into the inputs."
+        ),
+        "",
+    )
+
+
+def _first_loss(history: History) -> float | None:
+    """Of weights that no update has touched, as far as the log tells."""
+    steps, first = history.steps, history.format.first_iteration
+    fresh = history.segments and history.segments[0].starts and not history.segments[0].resumed
+    origin = history.setup.settings.get("init_from", "scratch")
+    if not fresh or origin != "scratch":
+        return None
+    for done in history.evals[:1]:
+        if done.iteration == 0 and done.val_loss is not None and history.val_metric == "loss":
+            return done.val_loss if math.isfinite(done.val_loss) else None
+    if len(steps) and steps.iteration[0] == first and steps.has_loss[0] and math.isfinite(steps.loss[0]):
+        return float(steps.loss[0])
+    return None
+
+
+# --- against its noise ---
+
+
+def eval_noise_finding(case: Case) -> Finding | None:
+    history = case.history
+    course = course_of(history)
+    noise = eval_noise(history, course)
+    _, values = course.val_points()
+    recent = values[-max(4, len(values) // 3) :]
+    if noise is None or len(recent) < 4 or (noise.source == "scatter" and history.format.name != "nanogpt"):
+        return (
+            None  # the others evaluate the same tokens every time, so their scatter is not the evaluation's
+        )
+    steps = np.abs(np.diff(recent))
+    usual = float(np.median(steps))
+    visible = CERTAIN * math.sqrt(2) * noise.value
+    # A curve that does not move cannot be told apart by any number of batches; that is a plateau.
+    if usual >= visible or usual < visible / 20 or visible < WORTH_SEEING * float(recent[-1]):
+        return None
+    more = (visible / usual) ** 2
+    return Finding(
+        "eval-noise",
+        "advice",
+        say("Neighbouring evaluations cannot be told apart"),
+        _noise_evidence(history, noise, usual, visible, len(steps)),
+        say(
+            "Every evaluation is a sample. A difference below {visible} between two of them is as likely "
+            "luck as progress, and so is the choice of the best one.",
+            visible=difference(visible),
+        ),
+        _noise_advice(history, course, noise, more),
+    )
+
+
+def _noise_evidence(history: History, noise: EvalNoise, usual: float, visible: float, pairs: int) -> str:
+    said = [
+        say(
+            "The last {pairs} steps from one {metric} to the next are {usual} in the median; only more than "
+            "{visible} stands out from the noise.",
+            pairs=pairs,
+            metric=metric_name(history),
+            usual=difference(usual),
+            visible=difference(visible),
+        )
+    ]
+    if noise.source == "batches" and noise.of_batch and noise.batches:
+        said.append(
+            say(
+                "Single batches scatter by {batch}, so a mean of eval_iters={batches} of them by {error}.",
+                batch=difference(noise.of_batch),
+                batches=int(noise.batches),
+                error=difference(noise.value),
+            )
+        )
+    elif noise.source == "stderr":
+        said.append(say("The log gives a standard error of {error}.", error=difference(noise.value)))
+    else:
+        said.append(
+            say("The evaluations scatter by {error} around their course.", error=difference(noise.value))
+        )
+    return " ".join(said)
+
+
+def _noise_advice(history: History, course: Course, noise: EvalNoise, more: float) -> str:
+    if noise.batches:
+        wanted = math.ceil(noise.batches * more - 1e-6)
+        return say(
+            "eval_iters={old} -> {new} would tell them apart. Evaluating the same tokens every time does it "
+            "for less.",
+            old=int(noise.batches),
+            new=wanted,
+        )
+    return say(
+        "Evaluating {more} times as many tokens would tell them apart, or the same tokens every time.",
+        more=whole(math.ceil(more - 1e-6)),
+    )
+
+
+# --- against a perplexity ---
+
+
+def ppl_vs_loss(case: Case) -> Finding | None:
+    history = case.history
+    course = course_of(history)
+    if history.val_metric != "loss":
+        return None
+    vocabulary = setting(history, "vocab_size")
+    limit = 1.5 * math.log(vocabulary) if vocabulary and vocabulary > 1 else 1.2 * math.log(GPT2_VOCABULARY)
+    trained = [done for done in course.evals if done.iteration]
+    values = [done.val_loss for done in trained if done.val_loss is not None]
+    if not values or min(values) <= limit:  # it was a loss once, so it is one: that run diverged
+        return None
+    last = trained[-1]
+    train = last.train_loss if last.train_loss is not None else _late_loss(course)
+    if train is None or not 0 < train < limit / 1.2 or last.val_loss is None:
+        return None
+    as_loss = math.log(last.val_loss)
+    if as_loss < 0.6 * train:
+        return None
+    return Finding(
+        "ppl-vs-loss",
+        "warning",
+        say("What is called val loss here is a perplexity"),
+        say(
+            "val loss {val} at iteration {at}, train loss {train}. ln({val}) = {as_loss}.",
+            val=f"{last.val_loss:.2f}",
+            at=whole(last.iteration or 0),
+            train=loss(train),
+            as_loss=f"{as_loss:.2f}",
+        ),
+        say(
+            "A model that knows nothing at all has a loss of ln(vocabulary), 10.8 for GPT-2's. {val} is "
+            "above that while the training loss is normal, and its logarithm fits the training loss: it is "
+            "exp(loss).",
+            val=f"{last.val_loss:.2f}",
+        ),
+        say(
+            "Compare {as_loss} with other losses, or log the mean cross-entropy itself.",
+            as_loss=f"{as_loss:.2f}",
+        ),
+    )
+
+
+def _late_loss(course: Course) -> float | None:
+    _, losses = course.losses()
+    return float(np.median(losses[-20:])) if len(losses) else None

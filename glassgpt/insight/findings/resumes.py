@@ -1,0 +1,194 @@
+"""What a resume changed: the data it draws again, the loss it starts at. (schedule.py: the learning rate.)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassgpt.insight.course import Course, continues, course_of
+from glassgpt.insight.curve import scatter
+from glassgpt.insight.findings.finding import Case, Finder, Finding
+from glassgpt.insight.findings.quantities import count, difference, loss, percent, whole
+from glassgpt.insight.findings.schedule import horizon_changed, lr_schedule_mismatch
+from glassgpt.insight.history import Floats, History
+from glassgpt.words import say
+
+# nanoGPT seeds its random offsets with 1337 + rank in every process; build-nanogpt's loader begins with the
+# first shard in every process.
+STARTS_DATA_ANEW = ("nanogpt", "build-nanogpt")
+NEIGHBOURS = 10  # logged iterations on each side of a resume
+FEWEST = 5
+SHOWN = 6  # processes
+MOST = 1000  # resumes looked at; a log of more is not one of resumes
+
+
+# --- data drawn again ---
+
+
+def resume_replays_data(case: Case) -> Finding | None:
+    history = case.history
+    course = course_of(history)
+    lengths = _process_lengths(history, course)
+    if history.format.name not in STARTS_DATA_ANEW or len(lengths) < 2:
+        return None
+    total = sum(lengths)
+    repeated = total - max(lengths)
+    if repeated <= 0 or repeated < 0.01 * total:
+        return None
+    tokens = case.facts.tokens_per_iteration
+    share = percent(repeated / total)
+    values = {
+        "processes": len(lengths),
+        "lengths": _sum_of(lengths),
+        "repeated": whole(repeated),
+        "share": share,
+    }
+    evidence = say(
+        "{processes} processes did {lengths} iterations, each with the batches of the first ones: {repeated} "
+        "iterations ({share}) saw nothing new.",
+        **values,
+    )
+    if tokens:
+        evidence += " " + say("That is {tokens} tokens.", tokens=count(repeated * tokens))
+    return Finding(
+        "resume-replays-data",
+        "warning" if repeated > 0.05 * total else "info",
+        say("The resumed run draws the same batches again"),
+        evidence,
+        _replay_cause(history),
+        say(
+            "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
+            "text. GlassGPT goes on where the data stopped.",
+            share=share,
+        )
+        if history.format.name == "nanogpt"
+        else say(
+            "Save the loader's shard and position with the checkpoint: {share} of the iterations then see "
+            "new text.",
+            share=share,
+        ),
+    )
+
+
+def _process_lengths(history: History, course: Course) -> list[int]:
+    """Iterations that each process put into the final weights."""
+    begins = [history.segments[segment].first_iteration for segment in course.segments]
+    last = course.last
+    if last is None or any(begin is None for begin in begins):
+        return []
+    known = [begin for begin in begins if begin is not None]
+    lengths: list[int] = []
+    end = last + 1
+    for begin in reversed(known):  # what a later process did over does not count
+        lengths.append(max(0, end - begin))
+        end = min(end, begin)
+    lengths.reverse()
+    if known and history.segments[course.segments[0]].resumed:  # what came before it is in another log
+        lengths.insert(0, max(0, known[0] - history.format.first_iteration))
+    return [length for length in lengths if length > 0]
+
+
+def _sum_of(lengths: list[int]) -> str:
+    shown = [whole(length) for length in lengths[:SHOWN]]
+    return " + ".join([*shown, "…"] if len(lengths) > SHOWN else shown)
+
+
+def _replay_cause(history: History) -> str:
+    if history.format.name == "build-nanogpt":
+        return say("Its data loader begins with the first shard in every process.")
+    return say(
+        "Every process of nanoGPT seeds its random offsets with 1337 + rank, so a resumed one draws the "
+        "offsets of a fresh one. On a small text that is read many times over this matters little."
+    )
+
+
+# --- the loss after it ---
+
+
+@dataclass(frozen=True)
+class Jump:
+    iteration: int
+    before: float
+    after: float
+    visible: float  # what would stand out from the noise
+
+
+def jumps_of(history: History) -> list[Jump]:
+    course = course_of(history)
+    finite = np.isfinite(course.loss)
+    losses, of_row = course.loss[finite], history.steps.segment[course.rows][finite]  # segments ascend
+    found = []
+    for segment in course.segments[1:][:MOST]:
+        begin = history.segments[segment].first_iteration
+        start, end = np.searchsorted(of_row, (segment, segment + 1))
+        if begin is None or not continues(history, segment) or start == end:
+            continue
+        earlier = losses[max(0, start - 3 * NEIGHBOURS) : start]
+        later = losses[start : min(end, start + 3 * NEIGHBOURS)]
+        jump = _jump(begin, earlier, later)
+        if jump:
+            found.append(jump)
+    return found
+
+
+def _jump(begin: int, earlier: Floats, later: Floats) -> Jump | None:
+    before, after = earlier[-NEIGHBOURS:], later[:NEIGHBOURS]
+    noises = [noise for noise in (scatter(earlier), scatter(later)) if noise is not None]
+    if len(before) < FEWEST or len(after) < FEWEST or not noises:
+        return None
+    then, now = float(np.median(before)), float(np.median(after))
+    error = 1.2533 * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
+    visible = max(4 * error, 0.02 * then)
+    # A loss that was falling goes on falling; only what goes beyond that is the resume's.
+    slope = max(0.0, float(np.median(earlier[:NEIGHBOURS])) - then) if len(earlier) >= 2 * NEIGHBOURS else 0.0
+    if now - then > visible or then - now > visible + 2 * slope:
+        return Jump(begin, then, now, visible)
+    return None
+
+
+def resume_jump(case: Case) -> Finding | None:
+    jumps = jumps_of(case.history)
+    if not jumps:
+        return None
+    worst = max(jumps, key=lambda jump: abs(jump.after - jump.before))
+    up = worst.after > worst.before
+    evidence = say(
+        "Training loss {before} just before iteration {at}, {after} just after the resume there; {visible} "
+        "would have been noise.",
+        before=loss(worst.before),
+        at=whole(worst.iteration),
+        after=loss(worst.after),
+        visible=difference(worst.visible),
+    )
+    if up:
+        return Finding(
+            "resume-jump",
+            "warning",
+            say("The loss jumped up by {jump} at a resume", jump=difference(worst.after - worst.before)),
+            evidence,
+            say(
+                "The process did not go on where the other stopped: the optimizer's state was not loaded, "
+                "the learning rate or the batch size changed, or the data did."
+            ),
+            say(
+                "Load the optimizer with the weights and keep the schedule: the run would be {jump} ahead at "
+                "that point.",
+                jump=difference(worst.after - worst.before),
+            ),
+        )
+    return Finding(
+        "resume-jump",
+        "warning",
+        say("The loss dropped by {jump} at a resume", jump=difference(worst.before - worst.after)),
+        evidence,
+        say(
+            "A resume teaches nothing. A lower loss at once means other data: most often batches that the "
+            "model has already seen, or another split or loss scale."
+        ),
+        say("Trust only the validation loss across this resume, and compare the data of both processes."),
+    )
+
+
+FINDERS: tuple[Finder, ...] = (resume_replays_data, resume_jump, horizon_changed, lr_schedule_mismatch)

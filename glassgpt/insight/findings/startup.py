@@ -1,0 +1,166 @@
+"""What a process takes before its iterations run at their speed: loading, allocating, compiling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from glassgpt.insight.findings.figures import milliseconds
+from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.quantities import duration, percent
+from glassgpt.insight.history import Floats
+from glassgpt.words import say
+
+ADVICE_FROM = 0.2  # of the run
+SMALL = 0.05  # of the run: what a longer run should bring it down to
+NOTICEABLE_MS = 1000.0
+NOTICEABLE_STEPS = 5  # times a steady iteration
+
+
+def startup_compile(case: Case) -> Finding | None:
+    if case.history.ledger is not None:
+        return _from_ledger(case)
+    steady, total_s = case.facts.steady_ms, case.facts.estimated_total_s
+    extras = _extra_ms(case)
+    if not len(extras) or not steady or not total_s:
+        return None
+    startup = float(np.sum(extras))
+    if not startup >= max(NOTICEABLE_MS, NOTICEABLE_STEPS * steady) or not math.isfinite(total_s):
+        return None
+    values = {
+        "first": milliseconds(case.facts.first_iteration_ms or math.nan),
+        "extra": milliseconds(float(extras[0])),
+        "steady": milliseconds(steady),
+    }
+    if case.facts.eval_overhead_ms is None:
+        evidence = say(
+            "The first iteration took {first}, {extra} more than a steady one ({steady}).", **values
+        )
+    else:
+        evidence = say(
+            "The first iteration took {first}, {extra} more than a steady one ({steady}) and its evaluation.",
+            **values,
+        )
+    if len(extras) > 1:
+        evidence += " " + say(
+            "All {count} processes in this log together: {time}.",
+            count=len(extras),
+            time=duration(startup / 1000),
+        )
+    return _finding(case, evidence, startup / 1000, startup / 1000, total_s)
+
+
+def _extra_ms(case: Case) -> Floats:
+    """For each process, what its first logged iteration holds beyond a steady one and its evaluation."""
+    history, facts = case.history, case.facts
+    ms, first, evaluates = history.steps.ms, history.first_of_process(), history.holds_eval()
+    if facts.steady_ms is None or facts.startup_ms is None:
+        return np.zeros(0)
+    if history.format.name == "nanogpt":
+        # Evaluates in its first iteration, whether or not the log has that line.
+        evaluates = evaluates | (first & (facts.eval_overhead_ms is not None))
+    if facts.eval_overhead_ms is None:
+        first = first & ~evaluates  # the evaluation cannot be taken out
+    extra = ms - facts.steady_ms - np.where(evaluates, facts.eval_overhead_ms or 0.0, 0.0)
+    extra = extra[first]
+    return np.maximum(extra[np.isfinite(extra)], 0.0)
+
+
+def _from_ledger(case: Case) -> Finding | None:
+    ledger = case.history.ledger or {}
+    wall_s = math.fsum(ledger.values())
+    startup_s, compile_s = ledger.get("startup", 0.0), ledger.get("compile", 0.0)
+    if not (math.isfinite(wall_s) and wall_s > 0):
+        return None
+    if startup_s + compile_s <= ADVICE_FROM * wall_s and compile_s < SMALL * wall_s:
+        return None
+    evidence = say(
+        "Start-up took {startup}, compiling {compile}, of {run}.",
+        startup=duration(startup_s),
+        compile=duration(compile_s),
+        run=duration(wall_s),
+    )
+    return _finding(case, evidence, startup_s + compile_s, compile_s, wall_s)
+
+
+def _finding(case: Case, evidence: str, startup_s: float, compile_s: float, run_s: float) -> Finding:
+    """`compile_s`: the part that compiling may have taken."""
+    share = min(1.0, startup_s / run_s)
+    is_much = share > ADVICE_FROM
+    return Finding(
+        "startup-compile",
+        "advice" if is_much else "info",
+        say("Start-up took {time}, {share} of the run", time=duration(startup_s), share=percent(share)),
+        evidence,
+        _explanation(case, compile_s),
+        _advice(case, startup_s, compile_s, run_s) if is_much else "",
+    )
+
+
+def _compiles(case: Case) -> bool | None:
+    """None: not said."""
+    if case.history.ledger is not None:
+        return case.history.ledger.get("compile", 0.0) > 0
+    return {True: True, "on": True, False: False, "off": False}.get(
+        case.history.setup.settings.get("compile")
+    )
+
+
+def _iterations(case: Case) -> int:
+    first, last = case.facts.first_iteration, case.facts.last_iteration
+    return max(1, last - first + 1) if first is not None and last is not None else 1
+
+
+def _explanation(case: Case, compile_s: float) -> str:
+    compiles = _compiles(case)
+    if compiles is False:
+        return say(
+            "Before its first update a process loads libraries, allocates memory and chooses kernels. "
+            "torch.compile was off."
+        )
+    if compiles:
+        cause = say(
+            "torch.compile builds its kernels at the first use; libraries and memory are set up then too."
+        )
+    else:
+        cause = say(
+            "Libraries and memory are set up at the first use, and torch.compile, if it was on, builds "
+            "its kernels then; this log does not say."
+        )
+    if case.facts.steady_ms is None:
+        return cause
+    return f"{cause} " + say(
+        "Over {count} iterations, compiling pays if it made each at least {gain} faster; a steady one "
+        "takes {steady}.",
+        count=f"{_iterations(case):,}",
+        gain=milliseconds(1000 * compile_s / _iterations(case)),
+        steady=milliseconds(case.facts.steady_ms),
+    )
+
+
+def _advice(case: Case, startup_s: float, compile_s: float, run_s: float) -> str:
+    said = []
+    if _compiles(case) is not False:
+        said.append(
+            say(
+                "For a run as short as this, {flag} saves up to {time}, if iterations without it are less "
+                "than {gain} slower.",
+                flag="--compile=False" if case.history.ledger is None else "--compile=off",
+                time=duration(compile_s),
+                gain=milliseconds(1000 * compile_s / _iterations(case)),
+            )
+        )
+    each_s = (run_s - startup_s) / _iterations(case)
+    if each_s > 0 and case.facts.segments == 1:
+        enough = math.ceil(startup_s * (1 - SMALL) / SMALL / each_s)
+        said.append(
+            say(
+                "In a run of {count} iterations the same start-up would be {share}.",
+                count=f"{enough:,}",
+                share=percent(SMALL),
+            )
+        )
+    elif case.facts.segments > 1:
+        said.append(say("{count} of the start-ups are restarts.", count=case.facts.segments - 1))
+    return " ".join(said)

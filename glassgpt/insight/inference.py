@@ -1,0 +1,135 @@
+"""The size of a model, read back from how fast its trainer says it was.
+
+    MFU = FLOPs per token x tokens per second / peak       so the FLOPs per token follow from the other three,
+    FLOPs per token = 6 N + 12 x layers x width x context  and the parameters N from those and the shape.
+
+N is counted as nanoGPT counts it: all parameters but positions. A log rounds its MFU, so what is read back
+has an error; where that is above MAX_ERROR nothing is inferred.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from glassgpt.insight.history import Floats, History
+
+if TYPE_CHECKING:  # facts may ask here, so this module must not ask there
+    from glassgpt.insight.facts import Facts
+
+MAX_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the next one well above this
+
+_KEPT = 0.9  # of the last value, in a running average as nanoGPT's
+_MANY = 8  # iterations from which on taking the running average apart beats reading it as it is
+
+
+@dataclass(frozen=True)
+class Inference:
+    flops_per_token: float
+    error: float  # relative: what rounding and scatter leave open
+
+
+def inferred_flops_per_token(history: History, facts: Facts) -> float | None:
+    """FLOPs per token by the log's own MFU, times and tokens; None where it cannot be told well enough."""
+    found = infer(history, facts)
+    return found.flops_per_token if found and found.error <= MAX_ERROR else None
+
+
+def inferred_parameters(history: History, facts: Facts) -> int | None:
+    """Parameters without positions, from the inferred FLOPs per token and the shape of the model."""
+    flops = inferred_flops_per_token(history, facts)
+    return None if flops is None else parameters_behind(flops, history)
+
+
+def parameters_behind(flops_per_token: float, history: History) -> int | None:
+    """N = (F - 12 x layers x width x context) / 6"""
+    attention = attention_flops(history)
+    if attention is None or flops_per_token <= attention or not counts_as_nanogpt(history):
+        return None
+    return round((flops_per_token - attention) / 6)
+
+
+def attention_flops(history: History) -> int | None:
+    """What attention's two products cost per token, where the log says the shape."""
+    sides = [history.setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
+    whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+    return 12 * math.prod(whole) if len(whole) == 3 else None
+
+
+def counts_as_nanogpt(history: History) -> bool:
+    """Whether the trainer's MFU counts FLOPs by the formula above. llm.c, for one, halves attention."""
+    return history.format.name in ("nanogpt", "glassgpt")
+
+
+def stated_peak(history: History) -> float | None:
+    """The FLOP/s of one device that the log's MFU calls 100 %."""
+    return history.setup.peak_flops or history.format.mfu_peak
+
+
+def infer(history: History, facts: Facts) -> Inference | None:
+    peak, tokens = stated_peak(history), facts.tokens_per_iteration
+    if not peak or not tokens:
+        return None
+    products, errors = _mfu_times_ms(history)
+    if not len(products):
+        return None
+    # MFU is about one device, tokens per iteration about all of them.
+    per_product = peak / 100 / 1000 * (history.setup.world_size or 1) / tokens
+    middle = float(np.median(products))
+    if not (math.isfinite(middle) and middle > 0):
+        return None
+    return Inference(middle * per_product, _error(products, errors, middle))
+
+
+def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:
+    """Percent x ms of the steady iterations, the same for each, and what rounding may change of it."""
+    steps = history.steps
+    usable = history.steady() & np.isfinite(steps.mfu) & (steps.mfu > 0) & (steps.ms > 0)
+    rounding = _rounding(steps.mfu[usable])
+    if history.format.mfu_is_average:
+        apart = _taken_apart(history)
+        single = usable & np.isfinite(apart)
+        if np.count_nonzero(single) >= _MANY:
+            ms = steps.ms[single]
+            return apart[single] * ms, ms * rounding * (1 + _KEPT) / (1 - _KEPT)
+    ms = steps.ms[usable]
+    # A running average goes with the usual time of an iteration, not with its own.
+    if history.format.mfu_is_average and len(ms):
+        ms = np.full(len(ms), float(np.median(ms)))
+    return steps.mfu[usable] * ms, ms * rounding
+
+
+def _taken_apart(history: History) -> Floats:
+    """The MFU of each iteration by itself: what the running average took in. NaN where a line is missing."""
+    steps = history.steps
+    apart = np.full(len(steps), np.nan)
+    if len(steps) < 2:
+        return apart
+    gaps = np.diff(steps.iteration)
+    ahead = gaps[gaps > 0]
+    interval = int(np.median(ahead)) if len(ahead) else 1
+    follows = (steps.segment[1:] == steps.segment[:-1]) & (gaps == interval)
+    took_in = (steps.mfu[1:] - _KEPT * steps.mfu[:-1]) / (1 - _KEPT)
+    apart[1:] = np.where(follows, took_in, np.nan)
+    return apart
+
+
+def _rounding(mfu: Floats) -> float:
+    """Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13."""
+    for digits in range(4):
+        if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9):
+            # Two lines may both end in a zero by chance; many do not.
+            return float(0.5 * 10.0**-digits if len(mfu) > 3 else 0.5 * 10.0 ** -max(digits, 1))
+    return 0.0
+
+
+def _error(products: Floats, errors: Floats, middle: float) -> float:
+    """Rounding alone where there are few values; with many, their scatter, which the median averages out."""
+    rounding = float(np.median(errors)) / middle
+    if len(products) < _MANY:
+        return rounding
+    spread = 1.4826 * float(np.median(np.abs(products - middle))) / middle
+    return min(rounding, max(spread, rounding / 2) / math.sqrt(len(products)) * 2)

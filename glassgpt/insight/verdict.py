@@ -1,0 +1,79 @@
+"""A run in a few sentences: how far it came, how good it is, how fast it was, and what matters most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.findings.finding import Finding
+from glassgpt.insight.history import History
+from glassgpt.words import say
+
+
+def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    sentences = [_how_far(history, facts), _how_good(facts), _how_fast(facts)]
+    serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
+    if serious:
+        sentences.append(say("Most important: {title}.", title=serious[0].title))
+    elif not any(finding.severity == "advice" for finding in findings):
+        sentences.append(say("Nothing is wrong with this run, as far as its log tells."))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _how_far(history: History, facts: Facts) -> str:
+    trainer, last = history.format.title, facts.last_iteration
+    if last is None:
+        lines = f"{facts.iterations_logged:,}"
+        return say(
+            "A {trainer} run; {lines} lines about iterations, without their numbers.",
+            trainer=trainer,
+            lines=lines,
+        )
+    at = f"{last:,}"
+    sentence = {
+        "finished": say("A {trainer} run that went to its end at iteration {at}.", trainer=trainer, at=at),
+        "interrupted": say("A {trainer} run that was stopped at iteration {at}.", trainer=trainer, at=at),
+        "crashed": say("A {trainer} run that crashed after iteration {at}.", trainer=trainer, at=at),
+        "oom": say("A {trainer} run that ran out of memory after iteration {at}.", trainer=trainer, at=at),
+        "cut": say(
+            "A {trainer} run whose log stops at iteration {at} without saying why.", trainer=trainer, at=at
+        ),
+        None: say("A {trainer} run that is at iteration {at} now.", trainer=trainer, at=at),
+    }[facts.ended]
+    return sentence
+
+
+def _how_good(facts: Facts) -> str:
+    best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
+    if best is None or final is None:
+        if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
+            return ""
+        first, last = f"{facts.loss_first:.4f}", f"{facts.loss_last:.4f}"
+        return say("Its training loss went from {first} to {last}.", first=first, last=last)
+    shown = f"{best:.4f}"
+    if facts.val_metric == "bits_per_byte":
+        return say("Its best validation was {best} bits per byte.", best=shown)
+    if step is None or best == final:
+        return (
+            say("Its validation loss ends at {best}, its best.", best=f"{final:.4f}") if best == final else ""
+        )
+    return say(
+        "Its best validation loss was {best} at iteration {step}; the last is {final}.",
+        best=shown,
+        step=f"{step:,}",
+        final=f"{final:.4f}",
+    )
+
+
+def _how_fast(facts: Facts) -> str:
+    if facts.steady_ms is None:
+        return ""
+    ms = f"{facts.steady_ms:.4g} ms"
+    if facts.overhead_share is None:
+        return say("An iteration takes {ms}.", ms=ms)
+    return say(
+        "An iteration takes {ms}; {share} of the time went into start-up, evaluation and checkpoints.",
+        ms=ms,
+        share=f"{facts.overhead_share:.0%}",
+    )

@@ -16,7 +16,7 @@ import pytest
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
-from glassgpt.cli import RunsOptions, ShowOptions
+from glassgpt.cli.look import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
 from glassgpt.sample.options import SampleOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -26,3 +27,46 @@ def bar(share: float, width: int) -> str:
     """A bar of `share` (0 to 1) of the width, exact to an eighth of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     return ("█" * (eighths // 8) + _PARTS[eighths % 8]).rstrip()
+
+
+def _joined(curve: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """With points between those that are further apart than a dot."""
+    points = curve[:1]
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        count = min(1000, max(1, round((x1 - x0) / gap)))
+        points += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(1, count + 1)]
+    return points
+
+
+# Eight dots a character, two wide and four high, in Unicode's order.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def plot(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], width: int, height: int
+) -> list[list[tuple[str, int]]]:
+    """Curves of (x, y) in one frame: rows of (character, index of the curve), the last curve on top.
+
+    A value that is not finite is left out. Empty where fewer than two points are left.
+    """
+    clean = [
+        [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+        for x, y in curves
+    ]
+    points = [point for curve in clean for point in curve]
+    if len(points) < 2:
+        return []
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    masks = [[0] * width for _ in range(height)]
+    owners = [[0] * width for _ in range(height)]
+    for index, curve in enumerate(clean):
+        for x, y in _joined(curve, (right - left) / (2 * width) or 1.0):
+            column = round((x - left) / ((right - left) or 1.0) * (2 * width - 1))
+            row = round((high - y) / ((high - low) or 1.0) * (4 * height - 1))
+            masks[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+            owners[row // 4][column // 2] = index
+    return [
+        [(chr(0x2800 + mask), owner) for mask, owner in zip(mask_row, owner_row, strict=True)]
+        for mask_row, owner_row in zip(masks, owners, strict=True)
+    ]

@@ -1,0 +1,98 @@
+"""glass train, glass prepare"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from glassgpt.cli.command import console, print_help, wants_help
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glassgpt.account.sink import Listener
+    from glassgpt.train.interrupt import Stop
+
+
+def train(words: list[str]) -> int:
+    if wants_help(words):
+        about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
+        text = (
+            f"FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). Presets:\n\n{about}"
+        )
+        return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
+    names, flags, problems = parse_flags(words, TrainConfig)
+    if len(names) > 1:
+        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
+    recipe = None
+    try:
+        recipe = find_recipe(names[0]) if names else None
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(problems + check_settings(flags, TrainConfig)[1])
+    from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
+
+    with Stop() as stop:
+        return _train(recipe, flags, stop)
+
+
+def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
+    from glassgpt.account.machine import process_age_s
+    from glassgpt.show.console import RunConsole
+    from glassgpt.show.nanogpt import NanogptConsole
+    from glassgpt.show.report.listener import ReportAtEnd
+    from glassgpt.train import session
+    from glassgpt.train.task import resolve
+
+    session.check_alone()  # before eight processes prepare the same data
+    task = resolve(recipe, flags)
+    # Who reads nanoGPT's lines from stdout expects no others there.
+    out = console(stderr=task.config.console == "nanogpt")
+    _prepare_if_built_in(task.config, out)
+    lines: Listener = RunConsole(out, live=sys.stdout.isatty())
+    if task.config.console == "nanogpt":
+        lines = NanogptConsole()
+    return session.start(task, [lines, ReportAtEnd(out)], stop, process_age_s()).exit_code
+
+
+def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
+    """pylib is on every machine: no need to make people ask for it."""
+    from glassgpt import config as settings
+    from glassgpt.data.options import PrepareOptions
+    from glassgpt.data.prepare import prepare as prepare_data
+
+    directory = settings.data_dir(config)
+    if config.dataset == "pylib" and not config.data_dir and not directory.exists():
+        out.print("data          preparing pylib, the Python standard library's source, once", soft_wrap=True)
+        prepare_data(
+            PrepareOptions(dataset="pylib", out_dir=str(directory)),
+            lambda line: None,
+            progress=out.is_terminal,
+        )
+
+
+def prepare(words: list[str]) -> int:
+    from glassgpt.data.options import PrepareOptions
+    from glassgpt.data.prepare import prepare as prepare_data
+
+    if wants_help(words):
+        return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER")
+    names, flags, problems = parse_flags(words, PrepareOptions)
+    names += [flags.pop("dataset")] if "dataset" in flags else []
+    if len(names) != 1:
+        problems.append(
+            "say what to prepare, one thing at a time: pylib, shakespeare_char, shakespeare, a file, a folder"
+        )
+    settings, more = check_settings(flags, PrepareOptions)
+    if problems or more:
+        raise UserError(problems + more)
+    out = console()
+    options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
+    prepare_data(
+        options, lambda line: out.print(line, soft_wrap=True, markup=False), progress=out.is_terminal
+    )
+    return 0

@@ -1,0 +1,249 @@
+"""The page itself: HTML around findings, charts and tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from glassgpt.data.staging import replace_file
+from glassgpt.errors import UserError
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.findings.finding import Finding, Severity
+from glassgpt.insight.history import History
+from glassgpt.insight.verdict import verdict_on
+from glassgpt.show import format
+from glassgpt.show.report import tables
+from glassgpt.show.report.charts import charts_of
+from glassgpt.show.report.drawing import Chart, Missing
+from glassgpt.show.report.tables import Row
+from glassgpt.show.report.timeline import phases_of, timeline_of
+from glassgpt.words import RIGHT_TO_LEFT, current_language, say
+
+# Nothing may be loaded from anywhere: what the page needs is in it.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+_BRAND = "GlassGPT"
+_ISOLATES = "\N{FIRST STRONG ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
+
+
+def write_report(path: Path, history: History, facts: Facts, findings: Sequence[Finding], name: str) -> None:
+    """There is always the old file or the new one, whole."""
+    page = report_html(history, facts, findings, name)
+    try:
+        replace_file(path, page.encode())
+    except OSError as error:
+        raise UserError(f"{path} could not be written ({error}): choose another place with --out") from error
+
+
+def report_html(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:
+    """In the current language."""
+    plotly_js = _plotly_js()
+    timeline = timeline_of(history, facts)
+    shown = charts_of(history, facts, timeline)
+    charts = [item for item in shown if isinstance(item, Chart)]
+    absent = [item for item in shown if isinstance(item, Missing)]
+    language = current_language()
+    direction = "rtl" if language in RIGHT_TO_LEFT else "ltr"
+    figures = {chart.id: {"data": chart.traces, "layout": chart.layout} for chart in charts}
+    return f"""<!DOCTYPE html>
+<html lang="{language}" dir="{direction}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="{_BRAND}">
+<title>{text(name)} · {_BRAND}</title>
+<style>
+{_packaged("style.css")}
+</style>
+</head>
+<body>
+{_header(history, facts, findings, name)}
+<main>
+{_findings(findings)}
+{_charts(charts, absent, phases_of(history, timeline))}
+{_tables(history, facts)}
+</main>
+<footer><p>{_made_by()}</p></footer>
+<script type="application/json" id="figures">{_json(figures)}</script>
+<script>{plotly_js}</script>
+<script>
+{_packaged("page.js")}
+</script>
+</body>
+</html>
+"""
+
+
+def text(value: str) -> str:
+    """For HTML: escaped, and without characters that could reorder or hide what is around them.
+
+    The marks that isolate a value in a right-to-left sentence are ours and stay.
+    """
+    clean = "".join(part if part in _ISOLATES else format.harmless(part) for part in value)
+    return escape(clean)
+
+
+def _header(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:
+    figures = "".join(
+        f"<div><dt>{text(row.name)}</dt><dd>{_number(row.value)}"
+        + (f"<small>{text(row.reason)}</small>" if row.reason else "")
+        + "</dd></div>"
+        for row in tables.key_figures(facts)
+    )
+    kinds = [f"<bdi>{text(history.format.title)}</bdi>"] if history.format.title != _BRAND else []
+    kinds += [text(say("still running"))] if history.live else []
+    return f"""<header>
+<div class="top"><p class="kind"><span class="brand">{_BRAND}</span> {" · ".join(kinds)}</p>
+<button type="button" id="theme" hidden>{text(say("light or dark"))}</button></div>
+<h1><bdi>{text(name)}</bdi></h1>
+<p class="verdict">{text(" ".join(verdict_on(history, facts, findings)))}</p>
+<dl class="figures">{figures}</dl>
+</header>"""
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        said = f"<p>{text(say('Nothing to report: every check that this log allows found it healthy.'))}</p>"
+    else:
+        said = "\n".join(_finding(finding) for finding in findings)
+    return f'<section id="findings">\n<h2>{text(say("Findings"))}</h2>\n{said}\n</section>'
+
+
+def _finding(finding: Finding) -> str:
+    advice = (
+        f'<p class="do"><strong>{text(say("What to do"))}</strong> {text(finding.advice)}</p>'
+        if finding.advice
+        else ""
+    )
+    return f"""<article class="finding {text(finding.severity)}">
+<h3><span class="badge">{text(_severity(finding.severity))}</span> {text(finding.title)}</h3>
+<p class="evidence">{text(finding.evidence)}</p>
+<p>{text(finding.explanation)}</p>
+{advice}
+<p class="id"><code dir="ltr">{text(finding.id)}</code></p>
+</article>"""
+
+
+def _severity(severity: Severity) -> str:
+    words = {
+        "problem": say("problem"),
+        "warning": say("warning"),
+        "advice": say("advice"),
+        "info": say("info"),
+    }
+    return words[severity]
+
+
+def _charts(charts: Sequence[Chart], absent: Sequence[Missing], phases: dict[str, float]) -> str:
+    drawn = "\n".join(_figure(chart, phases if chart.id == "time" else {}) for chart in charts)
+    reasons = "".join(f"<li>{text(missing.sentence)}</li>" for missing in absent)
+    return f"""<section id="charts">
+<h2>{text(say("Charts"))}</h2>
+<noscript><p>{text(say("The charts need JavaScript; what they say is written below each."))}</p></noscript>
+<div class="grid">
+{drawn}
+</div>
+{f'<ul class="absent">{reasons}</ul>' if reasons else ""}
+</section>"""
+
+
+def _figure(chart: Chart, phases: dict[str, float]) -> str:
+    label = text(f"{chart.title}. {chart.summary}")
+    return f"""<figure class="{"wide" if chart.wide else "half"}">
+<h3>{text(chart.title)}</h3>
+<figcaption>{text(chart.summary)}</figcaption>
+{_phase_bar(phases)}
+<div class="chart" id="{chart.id}" dir="ltr" role="img" aria-label="{label}"></div>
+</figure>"""
+
+
+def _phase_bar(phases: dict[str, float]) -> str:
+    """The whole run as one bar; its list is what a screen reader reads."""
+    total = sum(phases.values())
+    if total <= 0:
+        return ""
+    names = tables.phase_names()
+    parts = "".join(
+        f'<i class="phase-{name}" style="flex-grow:{seconds / total:.6f}"></i>'
+        for name, seconds in phases.items()
+    )
+    listed = "".join(
+        f'<li><i class="phase-{name}"></i><span>{text(names[name])}</span>'
+        f"{_number(format.duration(seconds))}{_number(f'{seconds / total:.1%}')}</li>"
+        for name, seconds in phases.items()
+    )
+    return f'<div class="bar" aria-hidden="true">{parts}</div>\n<ul class="phases">{listed}</ul>'
+
+
+def _tables(history: History, facts: Facts) -> str:
+    settings, machine = tables.setting_rows(history), tables.machine_rows(history)
+    numbers = [_table(title, _plain_rows(rows)) for title, rows in tables.fact_groups(facts) if rows]
+    parts = [
+        _section("facts", say("Facts"), f'<div class="facts">{"".join(numbers)}</div>'),
+        _section("configuration", say("Configuration"), _configuration(settings)),
+    ]
+    if machine:
+        listed = _table(say("Where and on what it ran"), _code_rows(machine), "code")
+        parts.append(_section("machine", say("Machine and data"), listed))
+    return "\n".join(parts)
+
+
+def _configuration(settings: Sequence[Row]) -> str:
+    if not settings:
+        return f"<p>{text(say('This log does not say how the run was configured.'))}</p>"
+    caption = say("Settings, and why a value was chosen where the run chose it itself")
+    return _table(caption, _code_rows(settings), "code")
+
+
+def _section(anchor: str, title: str, inside: str) -> str:
+    return f'<section id="{anchor}">\n<h2>{text(title)}</h2>\n{inside}\n</section>'
+
+
+def _table(caption: str, rows: Iterable[str], kind: str = "plain") -> str:
+    body = "".join(rows)
+    return f'<table class="{kind}">\n<caption>{text(caption)}</caption>\n<tbody>\n{body}</tbody>\n</table>'
+
+
+def _plain_rows(rows: Sequence[Row]) -> Iterable[str]:
+    for row in rows:
+        yield f'<tr><th scope="row">{text(row.name)}</th><td>{_number(row.value)}</td></tr>\n'
+
+
+def _code_rows(rows: Sequence[Row]) -> Iterable[str]:
+    for row in rows:
+        reason = f"<small>{text(row.reason)}</small>" if row.reason else ""
+        yield (
+            f'<tr><th scope="row"><code dir="ltr">{text(row.name)}</code></th>'
+            f'<td><code dir="ltr">{text(row.value)}</code>{reason}</td></tr>\n'
+        )
+
+
+def _number(value: str) -> str:
+    return f"<bdi>{text(value)}</bdi>"
+
+
+def _made_by() -> str:
+    return text(say("Made by GlassGPT. This file needs no network: everything it shows is in it."))
+
+
+def _json(value: object) -> str:
+    """For a script element: no `<` can end it early."""
+    plain = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _packaged(name: str) -> str:
+    return (resources.files("glassgpt.show.report") / name).read_text(encoding="utf-8")
+
+
+def _plotly_js() -> str:
+    try:
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UserError("a report needs plotly: pip install 'glassgpt[report]'") from error
+    return str(get_plotlyjs())

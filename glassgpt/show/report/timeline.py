@@ -1,0 +1,150 @@
+"""Where the time of a run went: in total, and over its iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from glassgpt.account.clock import PHASES
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.history import Bools, Evaluation, Floats, History, Ints, Save
+
+BARS = 40  # about so many
+FEWEST_BARS, MOST_BARS = 10, 60
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds by kind, in stretches of equally many iterations."""
+
+    start: Ints  # the first iteration of each stretch
+    width: int  # iterations in a stretch
+    train: Floats
+    pauses: Floats  # evaluations and checkpoints
+    startup: Floats
+    complete: bool  # False: the log has evaluations or saves whose time it does not tell
+
+    @property
+    def total_s(self) -> float:
+        return float(self.train.sum() + self.pauses.sum() + self.startup.sum())
+
+
+def timeline_of(history: History, facts: Facts) -> Timeline | None:
+    """None where the log does not say how long its iterations took."""
+    steps, steady = history.steps, facts.steady_ms
+    if len(steps) < 2 or steady is None or not math.isfinite(steady):
+        return None
+    first = history.first_of_process()
+    ms = np.where(np.isfinite(steps.ms), steps.ms, steady)
+    pauses = _pauses_ms(history, facts, ms, first)
+    # A journal's ledger knows the start-up; elsewhere it is what the first iteration took too long.
+    startup = np.zeros(len(ms)) if history.ledger else np.where(first, np.maximum(ms - steady, 0) - pauses, 0)
+    # A journal's step time is the mean since the line before; a console's is that of one iteration.
+    train = ms - pauses - startup + _unlogged(history) * (ms if history.ledger else steady)
+    lowest, width, count = _stretches(history, facts)
+    # A line every ten iterations stands for the nine before it too: then a stretch ends with its line.
+    late = 0 if facts.log_interval == 1 else 1
+
+    def by_stretch(values: Floats, iterations: Ints = steps.iteration) -> Floats:
+        place = np.clip((iterations - lowest - late) // width, 0, count - 1)
+        return np.bincount(place, weights=values, minlength=count).astype(float) / 1000
+
+    seconds = by_stretch(startup)
+    if history.ledger and len(history.segments) == 1:
+        seconds[0] += history.ledger.get("startup", 0.0) + history.ledger.get("compile", 0.0)
+    at, waited = _timed_pauses(history)
+    return Timeline(
+        start=lowest + width * np.arange(count),
+        width=width,
+        train=by_stretch(train),
+        pauses=by_stretch(pauses) + by_stretch(waited, at),
+        startup=seconds,
+        complete=history.format.times_hold_eval or all(done.ms is not None for done in history.evals),
+    )
+
+
+def phases_of(history: History, timeline: Timeline | None) -> dict[str, float]:
+    """Seconds by phase of the ledger, or by what can be told apart without one; empty where nothing can."""
+    if history.ledger is not None:
+        return known_phases(history.ledger)
+    if timeline is None or not timeline.complete:
+        return {}
+    sums = {
+        "startup": float(timeline.startup.sum()),
+        "train": float(timeline.train.sum()),
+        "pauses": float(timeline.pauses.sum()),
+    }
+    return {name: seconds for name, seconds in sums.items() if seconds > 0}
+
+
+def known_phases(ledger: Mapping[str, float]) -> dict[str, float]:
+    """In the ledger's order; what it does not know belongs to `other`."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for name, value in ledger.items():
+        if math.isfinite(value) and value > 0:
+            seconds[name if name in seconds else "other"] += value
+    return {name: value for name, value in seconds.items() if value > 0}
+
+
+def _pauses_ms(history: History, facts: Facts, ms: Floats, first: Bools) -> Floats:
+    """What evaluations and saves add to the iterations that hold them."""
+    beyond = np.maximum(ms - (facts.steady_ms or 0.0), 0)
+    beyond = np.where(first, np.minimum(beyond, facts.eval_overhead_ms or 0.0), beyond)
+    result: Floats = np.where(history.holds_eval(), beyond, 0.0)
+    return result
+
+
+def _timed_pauses(history: History) -> tuple[Ints, Floats]:
+    """Evaluations and saves that the log times by themselves: iteration, ms."""
+    if history.format.times_hold_eval:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    marks: list[Evaluation | Save] = [*history.evals, *history.saves]
+    timed = [
+        (done.iteration, done.ms)
+        for done in marks
+        if done.iteration is not None and done.ms is not None and math.isfinite(done.ms)
+    ]
+    at = np.array([iteration for iteration, _ in timed], dtype=np.int64)
+    return at, np.array([ms for _, ms in timed], dtype=float)
+
+
+def _unlogged(history: History) -> Floats:
+    """How many iterations passed without a line before each logged one, in the same process."""
+    at, segment = history.steps.iteration, history.steps.segment
+    before = np.concatenate((at[:1] - 1, at[:-1]))
+    begins = np.concatenate(([True], np.diff(segment) != 0))
+    # Only a journal tells how many updates were done when a process began.
+    before[begins] = (_begun_at(history)[segment] if history.ledger else at - 1)[begins]
+    passed: Floats = np.maximum(at - before - 1, 0).astype(np.float64)
+    return passed
+
+
+def _begun_at(history: History) -> Ints:
+    return np.array([part.first_iteration or 0 for part in history.segments], dtype=np.int64)
+
+
+def _stretches(history: History, facts: Facts) -> tuple[int, int, int]:
+    """First iteration, width, number."""
+    iterations = history.steps.iteration
+    known = np.concatenate((iterations, _begun_at(history))) if history.ledger else iterations
+    lowest = int(known.min())
+    span = int(iterations.max()) - lowest
+    interval = _regular_interval(facts, span)
+    width = interval if span <= MOST_BARS * interval else math.ceil(span / BARS / interval) * interval
+    every_line = facts.log_interval == 1
+    return lowest, width, max(1, math.ceil((span + every_line) / width))
+
+
+def _regular_interval(facts: Facts, span: int) -> int:
+    """What a bar should hold a whole number of, lest it be higher than its neighbour for nothing: evaluations
+    where they come at equal distances and often enough, else lines."""
+    line = max(facts.log_interval or 1, 1)
+    evals = sorted(set(facts.eval_steps or ()))
+    distances = {later - earlier for earlier, later in pairwise(evals)}
+    if len(distances) == 1 and span >= FEWEST_BARS * min(distances):
+        return min(distances)
+    return max(line, math.ceil(span / BARS / line) * line)

@@ -1,0 +1,26 @@
+"""What is new about a run that goes on, as lines between those of its log."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from glassgpt.insight.watching import News
+from glassgpt.show.explain import print_finding
+from glassgpt.words import say
+
+
+def print_news(news: News, out: Console) -> None:
+    facts = news.explanation.facts
+    for done in news.evaluations[-3:]:
+        if done.val_loss is None:
+            continue
+        at = "?" if done.iteration is None else f"{done.iteration:,}"
+        best = done.val_loss == facts.best_val_loss
+        text = say("iteration {at}: validation {loss}", at=at, loss=f"{done.val_loss:.4f}")
+        line = Text.assemble(("glass  ", "bold cyan"), text)
+        out.print(line.append(f"  ({say('the best so far')})" if best else ""), soft_wrap=True)
+    for finding in news.findings:
+        at = "" if news.iteration is None else say("at iteration {at}", at=f"{news.iteration:,}")
+        out.print(Text.assemble(("glass  ", "bold cyan"), (at, "dim")), soft_wrap=True)
+        print_finding(finding, out)

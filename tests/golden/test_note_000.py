@@ -1,0 +1,56 @@
+"""Notes 000 and 002 asked why some iterations take 30 times as long, and advised to reduce eval_interval."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from note_000 import console_log, quoted
+
+from glassgpt.insight.explain import Explanation, explain
+from glassgpt.insight.logs.reading import read_log
+from glassgpt.insight.logs.text import read_lines
+
+
+def explained(text: str) -> Explanation:
+    return explain(read_log(read_lines(io.BytesIO(text.encode())), "note"))
+
+
+@pytest.fixture(params=[console_log, quoted], ids=["log", "quoted"])
+def told(request: pytest.FixtureRequest) -> Explanation:
+    return explained(request.param())
+
+
+def test_the_figures_are_read(told: Explanation) -> None:
+    facts = told.facts
+    assert (facts.first_iteration, facts.last_iteration, facts.log_interval) == (0, 1000, 100)
+    assert facts.first_iteration_ms == 12543
+    assert facts.steady_ms == 168 + (0.5 if facts.iterations_logged == 11 else 0)
+    assert facts.eval_overhead_ms == pytest.approx((5985 + 5726) / 2 - facts.steady_ms)
+    assert facts.startup_ms == pytest.approx(12543 - (5985 + 5726) / 2)
+    assert facts.checkpoint_steps == [500, 1000]
+
+
+def test_the_spikes_their_cause_and_cost_are_found(told: Explanation) -> None:
+    spikes = next(finding for finding in told.findings if finding.id == "eval-spikes")
+    assert "5856 ms" in spikes.evidence  # the median of both
+    assert "evaluat" in spikes.explanation and "checkpoint" in spikes.explanation
+    # Three evaluations of 5.7 s in 1,001 iterations of 168 ms and one start-up.
+    assert re.search(r"17 s of 3m 1\ds: (8\.\d|9\.0)% of the run", spikes.evidence)
+
+
+def test_the_advice_is_to_raise_the_interval(told: Explanation) -> None:
+    advice = next(finding for finding in told.findings if finding.id == "eval-spikes").advice
+    saved = re.search(r"Raise eval_interval: 500 -> (\d+) saves ([\d.]+)%", advice)
+    assert saved is not None
+    assert int(saved[1]) > 500
+    assert float(saved[2]) > 0
+
+
+def test_quotes_out_of_order_are_one_run() -> None:
+    facts = explained(quoted()).facts
+    assert facts.iterations_logged == 6
+    assert facts.segments == 1
+    assert facts.eval_steps == [500, 1000]
+    assert facts.best_val_loss is None  # the quotes have none

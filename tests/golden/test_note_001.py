@@ -1,0 +1,61 @@
+"""Note 001 explained nanoGPT's lines; the MFU's fall from 11.09 to 9.99 % it took for a loss of efficiency."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from glassgpt.insight.explain import Explanation, explain
+from glassgpt.insight.glossary import glossary
+from glassgpt.insight.logs.reading import read_log
+from glassgpt.insight.logs.text import read_lines
+
+LINES = (
+    "iter 4980: loss 0.8010, time 33.22ms, mfu 11.07%",
+    "iter 4990: loss 0.8212, time 33.23ms, mfu 11.09%",
+    "step 5000: train loss 0.6224, val loss 1.7044",
+    "iter 5000: loss 0.8236, time 4446.83ms, mfu 9.99%",
+)
+LOG = "\n".join(LINES) + "\n"
+IN_BOLD = "#### Line by line\n" + "".join(f"- **{line}**  \n  At this iteration: …\n\n" for line in LINES)
+
+
+@pytest.fixture(params=[LOG, IN_BOLD], ids=["log", "bold"])
+def told(request: pytest.FixtureRequest) -> Explanation:
+    return explain(read_log(read_lines(io.BytesIO(request.param.encode())), "note"))
+
+
+def test_the_figures_are_read(told: Explanation) -> None:
+    facts = told.facts
+    assert (facts.first_iteration, facts.last_iteration, facts.iterations_logged) == (4980, 5000, 3)
+    assert facts.steady_ms == pytest.approx(33.225)
+    assert facts.eval_overhead_ms == pytest.approx(4446.83 - 33.225)
+    assert facts.startup_ms is None  # the first line of the log is not the first of the run
+    assert (facts.final_train_loss, facts.final_val_loss) == (0.6224, 1.7044)
+
+
+def test_the_fall_of_the_mfu_is_proved_to_be_the_running_average(told: Explanation) -> None:
+    dip = next(finding for finding in told.findings if finding.id == "mfu-dip-is-eval")
+    assert "11.09% to 9.99%" in dip.title
+    assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in dip.evidence
+    # The same sum, done here: an iteration of 33.23 ms is at 11.09 %, so one of 4446.83 ms is at 0.083 %.
+    assert 0.9 * 11.09 + 0.1 * 11.09 * 33.23 / 4446.83 == pytest.approx(9.99, abs=0.005)
+
+
+def test_eleven_percent_is_of_an_a100(told: Explanation) -> None:
+    peak = next(finding for finding in told.findings if finding.id == "mfu-wrong-peak")
+    assert "312 TFLOP/s" in peak.title
+    assert "34.6 TFLOP/s" in peak.evidence
+    assert 0.111 * 312 == pytest.approx(34.6, abs=0.05)
+
+
+def test_the_lines_are_explained_with_their_own_values(told: Explanation) -> None:
+    pieces = [entry.piece for entry in glossary(told.history, told.facts)]
+    assert pieces == [
+        "step 5000: train loss 0.6224, val loss 1.7044",
+        "iter 5000",
+        "loss 0.8236",
+        "time 4446.83ms",
+        "mfu 9.99%",
+    ]

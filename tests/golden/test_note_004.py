@@ -1,0 +1,83 @@
+"""Note 004: "the larger model has the higher MFU, is it faster". It is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
+
+from glassgpt.account.hardware import find_card
+from glassgpt.insight.compare import Comparison, compare
+from glassgpt.insight.facts import Facts, facts_of
+from glassgpt.insight.given import read_given, with_given
+from glassgpt.insight.history import History
+from glassgpt.insight.reading import read_history
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[History, Facts]]:
+    folder: Path = tmp_path_factory.mktemp("note_004")
+    given = read_given([*SMALL_FLAGS, *LARGE_FLAGS], 2)
+    found = []
+    for name, text, about in (("small.log", small_log(), given[0]), ("large.log", large_log(), given[1])):
+        (folder / name).write_text(text)
+        history = with_given(read_history(str(folder / name)), about)
+        found.append((history, facts_of(history)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: list[tuple[History, Facts]]) -> Comparison:
+    return compare(runs)
+
+
+def claim(comparison: Comparison, id: str) -> str:
+    (found,) = [one for one in comparison.verdict if one.id == id]
+    return " ".join((found.claim, *found.details))
+
+
+def test_the_large_model_is_not_faster(comparison: Comparison) -> None:
+    said = claim(comparison, "faster")
+    assert "A is faster than B: 134k against 56.1k tokens per second" in said
+    assert "524,288" in said
+    assert not any("B is faster" in one.claim for one in comparison.verdict)
+
+
+def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -> None:
+    said = claim(comparison, "faster-by-size")
+    assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in said
+    small, large = (side.derived for side in comparison.sides)
+    cost = (large.size.flops_per_token or 0) / (small.size.flops_per_token or 1)
+    assert cost == pytest.approx(2.85, abs=0.02)
+    assert "does not make it faster" in claim(comparison, "mfu-is-not-speed")
+
+
+def test_the_small_model_is_not_that_small(comparison: Comparison) -> None:
+    assert claim(comparison, "parameters-contradicted").startswith("A has 40.5M parameters, not 33M.")
+    large = comparison.sides[1].derived.size
+    assert large.parameters == 125_000_000
+    assert not large.contradicted
+
+
+def test_the_micro_batch_is_not_why(comparison: Comparison) -> None:
+    said = claim(comparison, "micro-batch-not-cause")
+    assert "batch_size 16 -> 8" in said
+    assert "n_embd 384 -> 768" in said
+
+
+def test_the_losses_at_iteration_500(comparison: Comparison) -> None:
+    (point,) = comparison.aligned["iterations"].points
+    assert point.at == 500
+    assert [reading.loss for reading in point.readings if reading] == [5.5328, 5.5194]
+    assert "At iteration 500: B 5.5194, A 5.5328." in claim(comparison, "better-open")
+    assert "assumed to be the same" in claim(comparison, "assumed-comparable")
+    assert "cannot be told" in claim(comparison, "noise")
+
+
+def test_mfu_on_the_card_that_it_was(runs: list[tuple[History, Facts]]) -> None:
+    card = find_card("NVIDIA GeForce RTX 4070 Ti")
+    assert card is not None
+    small, large = (side.derived for side in compare(runs, card).sides)
+    assert small.mfu == pytest.approx(50, abs=1)
+    assert large.mfu == pytest.approx(60, abs=1)

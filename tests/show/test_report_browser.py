@@ -1,0 +1,148 @@
+"""The report in a real browser: Chromium from Debian's packages, without a window and without a network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import FINDINGS, glassgpt_run, nanogpt_run, speak_without_catalogue
+
+from glassgpt.insight.facts import facts_of
+from glassgpt.insight.history import History
+from glassgpt.show.report.page import report_html
+from glassgpt.words import speaking
+
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here (apt-get install chromium), so no browser looked at the report"
+)
+
+# Listens from the start, looks when all is drawn, turns light into dark and looks again.
+_LISTEN = """<script>
+const complaints = [];
+addEventListener("error", event => complaints.push(event.message));
+addEventListener("unhandledrejection", event => complaints.push(String(event.reason)));
+addEventListener("securitypolicyviolation", event => complaints.push("blocked: " + event.blockedURI));
+</script>"""
+_LOOK = """<script>
+const fill = name => getComputedStyle(document.querySelector(name)).fill;
+const look = () => ({
+  page: getComputedStyle(document.body).backgroundColor,
+  ticks: fill(".xtick text"),
+  legend: fill(".legendtext"),
+});
+const chart = element => ({
+  id: element.id,
+  drawings: element.querySelectorAll(".main-svg").length,
+  lines: [...element.querySelectorAll(".scatterlayer .trace path.js-line, .scatterlayer .point")].length,
+  bars: element.querySelectorAll(".barlayer .point path").length,
+  width: element.getBoundingClientRect().width,
+  cut: [...element.querySelectorAll(".ytick text, .xtick text, .legendtext")].filter(label => {
+    const [inner, outer] = [label.getBoundingClientRect(), element.getBoundingClientRect()];
+    return inner.left < outer.left - 1 || inner.right > outer.right + 1;
+  }).map(label => label.textContent),
+});
+addEventListener("load", () => setTimeout(() => {
+  const seen = {
+    width: innerWidth,
+    overflow: document.documentElement.scrollWidth,
+    charts: [...document.querySelectorAll(".chart")].map(chart),
+    requests: performance.getEntriesByType("resource").map(entry => entry.name),
+    brand: document.querySelector(".brand").getBoundingClientRect().left,
+    before: look(),
+  };
+  document.getElementById("theme").click();
+  setTimeout(() => {
+    seen.after = look();
+    seen.complaints = complaints;
+    console.log("SEEN " + btoa(unescape(encodeURIComponent(JSON.stringify(seen)))) + " END");
+  }, 500);
+}, 1500));
+</script>"""
+
+
+def look_at(page: str, folder: Path, width: int, dark: bool = False) -> dict[str, Any]:
+    """In a frame of that width: a window cannot be as narrow as a phone."""
+    page = page.replace("<style>", _LISTEN + "<style>", 1).replace("</body>", _LOOK + "</body>")
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    frame = (
+        f'<body style="margin:0"><iframe src="report.html" style="border:0;width:{width}px;height:4000px">'
+    )
+    (folder / "frame.html").write_text(frame)
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1400,4000",
+        "--virtual-time-budget=10000",
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--dump-dom",
+        (folder / "frame.html").as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    answer = next((found for line in said if (found := re.search(r"SEEN (\S+) END", line))), None)
+    assert answer is not None, done.stderr[-3000:]
+    assert len(said) == 1, said  # nothing but our own line: no error, no warning
+    seen: dict[str, Any] = json.loads(base64.b64decode(answer[1]))
+    return seen
+
+
+def page_of(history: History) -> str:
+    return report_html(
+        history, facts_of(history), FINDINGS, "a-log-with-quite-a-long-name-from-some-cluster.log"
+    )
+
+
+def assert_well_drawn(seen: dict[str, Any], charts: int, width: int) -> None:
+    assert seen["complaints"] == []
+    assert seen["requests"] == []
+    assert seen["width"] == width
+    assert seen["overflow"] <= width
+    assert len(seen["charts"]) == charts
+    for chart in seen["charts"]:
+        assert chart["drawings"] >= 2, chart
+        assert chart["lines"] + chart["bars"] > 0, chart
+        assert 0 < chart["width"] < width, chart
+        assert chart["cut"] == [], chart
+
+
+def brightness(colour: str) -> int:
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_charts_are_drawn_in_the_colours_of_the_page(width: int, dark: bool, tmp_path: Path) -> None:
+    seen = look_at(page_of(glassgpt_run()), tmp_path, width, dark)
+    assert_well_drawn(seen, 7, width)
+    bars = next(chart["bars"] for chart in seen["charts"] if chart["id"] == "time")
+    assert bars >= 12
+    in_dark, in_light = (seen["before"], seen["after"]) if dark else (seen["after"], seen["before"])
+    assert brightness(in_dark["page"]) < 150 < 600 < brightness(in_light["page"])
+    for text in ("ticks", "legend"):
+        assert brightness(in_light[text]) < 350 < 400 < brightness(in_dark[text])
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_right_to_left(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speak_without_catalogue(monkeypatch)
+    with speaking("ar"):
+        seen = look_at(page_of(nanogpt_run()), tmp_path, width)
+    assert_well_drawn(seen, 4, width)
+    assert seen["brand"] > width / 2  # the line begins on the right

@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check bench faults clean
+.PHONY: train test check bench faults words clean
 
 train: .venv/ready
 	$(BIN)/glass train quickstart
@@ -36,6 +36,16 @@ bench: .venv/ready
 # kill -9 at 240 random instants of training, evaluating and saving; must lose nothing.
 faults: .venv/ready
 	$(BIN)/python tests/faults/campaign.py --kills=240
+
+# The catalogues: new sentences go in untranslated, gone ones out; then what is translated is compiled.
+LOCALE := glassgpt/locale
+words: .venv/ready
+	$(BIN)/pybabel -q extract --keyword=say --no-location --omit-header --width=100 -o $(LOCALE)/glassgpt.pot glassgpt
+	for lang in hi ar; do \
+		$(BIN)/pybabel -q update --omit-header --no-fuzzy-matching --ignore-obsolete --width=100 \
+			-D glassgpt -i $(LOCALE)/glassgpt.pot -d $(LOCALE) -l $$lang; \
+	done
+	$(BIN)/pybabel -q compile -D glassgpt -d $(LOCALE)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -264,7 +264,7 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
             follows = rest[0] if rest and not rest[0].startswith("--") else None
             if known.get(name) is bool and (follows is None or follows.lower() not in (*_TRUE, *_FALSE)):
                 value = "True"
-            elif follows is None and name in _HINTS.get(options, {}):
+            elif follows is None and name not in known:
                 value = ""  # check_settings says what it is called here
             elif follows is None:
                 problems.append(f"--{name} needs a value: --{name}=...")

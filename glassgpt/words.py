@@ -12,6 +12,7 @@ from __future__ import annotations
 import gettext
 import locale
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,9 @@ from importlib import resources
 LANGUAGES = {"en": "English", "hi": "हिन्दी", "ar": "العربية"}
 RIGHT_TO_LEFT = frozenset({"ar"})
 
+# `--gpu={name}` or `max_iters=1000`: one piece, which reads from left to right.
+_CODE = re.compile(r"(?<![\w{])-{0,2}[A-Za-z][\w.]*=(?:\{\w+\}|[\w.]+)|(?<![\w-])--[a-z][\w.]*")
+_LEFT_TO_RIGHT = "\N{LEFT-TO-RIGHT ISOLATE}"
 _ISOLATE, _POP = "\N{FIRST STRONG ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
 
 _language: ContextVar[str] = ContextVar("language", default="en")
@@ -31,6 +35,7 @@ def say(sentence: str, **values: object) -> str:
     language = _language.get()
     text = sentence if language == "en" else _catalogue(language).gettext(sentence)
     if language in RIGHT_TO_LEFT:
+        text = _CODE.sub(f"{_LEFT_TO_RIGHT}\\g<0>{_POP}", text)
         values = {name: f"{_ISOLATE}{value}{_POP}" for name, value in values.items()}
     return text.format(**values) if values else text
 

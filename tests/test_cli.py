@@ -462,7 +462,8 @@ def test_show_prints_a_run_again_and_draws_it(mine: Path, capsys: Capture) -> No
     assert train("--log_interval=1", sample_tokens=8) == 0
     live = capsys.readouterr().out
     assert main(["show", "runs/quickstart"]) == 0
-    assert capsys.readouterr().out == live
+    again = capsys.readouterr().out
+    assert live == f"{again}{'report':<13} runs/quickstart/report.html\n"
     assert main(["show", "runs/quickstart", "--svg=run.svg"]) == 0
     assert ElementTree.parse("run.svg").getroot().tag.endswith("svg")
     (problem,) = refused(capsys, "show", "runs/quickstart", "--svg=none/run.svg")

@@ -1,9 +1,12 @@
-"""The pages in docs/ say what is true: help texts, links, flags, examples, and every field of the journal."""
+"""The pages in docs/ say what is true: help texts, links, flags, examples, every field of the journal, every
+fact, every finding."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
+import io
 import re
 import subprocess
 import sys
@@ -19,6 +22,12 @@ from glassgpt.account.journal import Record
 from glassgpt.cli.look import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.given import read_given
+from glassgpt.insight.history import History
+from glassgpt.insight.logs.reading import KNOWN, read_log
+from glassgpt.insight.logs.text import read_lines
+from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import train
@@ -50,7 +59,7 @@ def name_of(path: Path) -> str:
 
 def output_blocks() -> list[Any]:
     found = []
-    for page in PAGES:
+    for page in PAGES_AND_README:
         for block in build.BLOCK.finditer(page.read_text(encoding="utf-8")):
             if block["kind"] == "output":
                 command, content = block["command"], block["content"]
@@ -60,10 +69,11 @@ def output_blocks() -> list[Any]:
 
 @pytest.mark.parametrize(("command", "content"), output_blocks())
 def test_an_output_block_is_what_the_program_prints_now(command: str, content: str, tmp_path: Path) -> None:
+    build.furnish(tmp_path)
     assert build.run(command, tmp_path) == content, "run: python docs/build.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)
 def test_no_block_is_empty_or_left_out(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = [block["content"] for block in build.BLOCK.finditer(text)]
@@ -98,17 +108,92 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 def known_flags() -> set[str]:
-    options = (TrainConfig, PrepareOptions, SampleOptions, RunsOptions, ShowOptions)
+    training = (TrainConfig, PrepareOptions, SampleOptions)
+    looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
+    options = (*training, *looking)
     return {field.name for kind in options for field in dataclasses.fields(kind)} | {"help", "version", "key"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)
 def test_every_flag_mentioned_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     commands = [block["command"] for block in build.BLOCK.finditer(text) if block["kind"] == "example"]
     prose = build.BLOCK.sub("", text)  # `output` blocks are compared with the program, mistakes and all
-    mentioned = re.findall(r"(?<![\w-])--([a-z]\w*)", "\n".join([prose, *commands]))
+    mentioned = re.findall(r"(?<![\w-])--([a-z]\w*)(?![\w.])", "\n".join([prose, *commands]))
     assert set(mentioned) <= known_flags()
+
+
+# --- explain and compare ---
+
+
+def rows(page: str, section: str) -> list[str]:
+    """The names in the first column of a section's tables."""
+    _, _, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    return re.findall(r"^\| `([\w-]+)` \|", re.split(r"^## ", rest, flags=re.M)[0], re.M)
+
+
+def named_in(folder: Path, kind: str) -> set[str]:
+    """The ids of all findings, or conclusions, that the code makes."""
+    found = set()
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == kind:
+                (id,) = (
+                    [node.args[0]] if node.args else [key.value for key in node.keywords if key.arg == "id"]
+                )
+                assert isinstance(id, ast.Constant), f"{file.name}: an id that cannot be read from the code"
+                found.add(str(id.value))
+    return found
+
+
+def test_every_fact_is_defined_in_its_order() -> None:
+    assert rows("explain.md", "Facts") == [field.name for field in dataclasses.fields(Facts)]
+
+
+def test_every_finding_is_documented_and_no_other() -> None:
+    documented = rows("explain.md", "Findings")
+    assert len(documented) == len(set(documented))
+    assert set(documented) == named_in(ROOT / "glassgpt/insight/findings", "Finding")
+
+
+def test_every_conclusion_is_documented_and_no_other() -> None:
+    documented = rows("compare.md", "The verdict")
+    assert len(documented) == len(set(documented))
+    assert set(documented) == named_in(ROOT / "glassgpt/insight/compare", "Conclusion")
+
+
+def example_logs() -> list[tuple[str, str]]:
+    return re.findall(
+        r"^```text (\S+)\n(.*?)^```$", (DOCS / "explain.md").read_text(encoding="utf-8"), re.S | re.M
+    )
+
+
+def read_example(name: str, lines: str) -> History:
+    return read_log(read_lines(io.BytesIO(lines.encode())), name)
+
+
+@pytest.mark.parametrize(("name", "lines"), example_logs(), ids=[name for name, _ in example_logs()])
+def test_the_lines_shown_of_each_format_are_read_as_such(name: str, lines: str) -> None:
+    history = read_example(name, lines)
+    assert history.format.name == name
+    assert len(history.steps) == (3 if name == "unknown" else 1)
+    assert len(history.evals) == (0 if name == "unknown" else 1)
+
+
+def test_every_format_has_its_lines() -> None:
+    titles = {read_example(*example).format.title for example in example_logs()}
+    assert titles == {*KNOWN.split(", "), "unknown trainer"}
+
+
+def test_what_can_be_said_about_a_run() -> None:
+    page = (DOCS / "explain.md").read_text(encoding="utf-8")
+    names = re.findall(
+        r"`(\w+)`", page.partition("any setting of `glass train`, and ")[2].partition("`33M`")[0]
+    )
+    assert len(names) > 10
+    for name in names:
+        value = "gpt2" if name in ("tokenizer", "device_name") else "33M"
+        assert read_given([f"--a.{name}={value}"], 1)[0].flags.keys() == {name}
 
 
 # --- Python ---

@@ -63,6 +63,8 @@ def test_every_glass_command(tmp_path: Path) -> None:
     text = "It was a bright cold day in April, and the clocks were striking thirteen.\n"
     (tmp_path / "my.txt").write_text(text * 200)
     (tmp_path / "tinyshakespeare.txt").write_text(text * 400)
+    for name, log in (("cpu.log", "nanogpt-cpu-readme.log"), ("gpu.log", "nanogpt-h200-shakespeare.log")):
+        shutil.copyfile(ROOT / "tests/golden" / log, tmp_path / name)
     # The state the README's reader is in after `make train`.
     glass(["train", "quickstart", *SMALL, *QUICK], tmp_path)
     assert updates(tmp_path / "runs/quickstart") == 3
@@ -77,7 +79,9 @@ def test_every_glass_command(tmp_path: Path) -> None:
             train(words[1:], tmp_path)
         else:
             assert glass(words[1:], tmp_path).strip()
-    assert set(seen) == {"train", "prepare", "runs", "show", "sample"}
+    assert set(seen) == {"train", "prepare", "runs", "show", "sample", "explain", "compare", "report"}
+    assert "<html" in (tmp_path / "gpu.html").read_text(encoding="utf-8")
+    assert (tmp_path / "runs/quickstart/report.html").is_file()
 
 
 def train(words: list[str], folder: Path) -> None:

@@ -27,7 +27,7 @@ from glassgpt.cli.look import runs, show
 from glassgpt.cli.sample import sample
 from glassgpt.cli.train import prepare, train
 from glassgpt.errors import UserError
-from glassgpt.show.format import harmless
+from glassgpt.harmless import harmless
 from glassgpt.version import VERSION
 
 # What is wrong with a path or a disk, not with the program.

@@ -20,6 +20,7 @@ def parsed(words: Sequence[str], options: type[Options]) -> tuple[list[str], Opt
     """Names, options and problems; where there are problems, the options are not to be used."""
     names, flags, problems = parse_flags(words, options)
     settings, more = check_settings(flags, options)
+    more += [f"unknown flag {name}" for name in names if name.startswith("-") and name != "-"]
     return names, options(**settings), problems + more
 
 

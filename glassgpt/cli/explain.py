@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassgpt.account import journal
 from glassgpt.cli.command import console, parsed, print_help, wants_help
 from glassgpt.errors import UserError
-from glassgpt.insight.given import is_given, read_given, with_given
+from glassgpt.harmless import harmless, harmless_name
+from glassgpt.insight.given import Given, is_given, read_given, with_given
 from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions, card_named, check_language
-from glassgpt.show.format import harmless
 from glassgpt.words import preferred_language, speaking
 
 if TYPE_CHECKING:
     from glassgpt.account.hardware import Card
     from glassgpt.insight.history import History
-    from glassgpt.insight.watching import News
+    from glassgpt.insight.watching import News, Watch
 
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
@@ -30,12 +31,11 @@ def explain(words: list[str]) -> int:
     from glassgpt.insight.explain import explain as explained
     from glassgpt.show.explain import print_explanation
 
-    names, given, options, card = _parsed(
-        words, ExplainOptions, 1, "say which run or log to explain; - reads the standard input"
-    )
+    missing = "say which run or log to explain; - reads the standard input"
+    names, given, options, card = _parsed(words, ExplainOptions, 1, missing)
     with speaking(options.lang or preferred_language()):
         if options.watch:
-            return _watch(names[0], options, card)
+            return _watch(names[0], given[0], options, card)
         explanation = explained(_read(names, given)[0], card)
         if options.json:
             _print_json(explanation.as_dict())
@@ -51,9 +51,8 @@ def compare(words: list[str]) -> int:
     from glassgpt.insight.facts import facts_of
     from glassgpt.show.compare import print_comparison
 
-    names, given, options, card = _parsed(
-        words, CompareOptions, None, "glass compare needs at least two runs or logs: glass compare A B"
-    )
+    missing = "glass compare needs at least two runs or logs: glass compare A B"
+    names, given, options, card = _parsed(words, CompareOptions, None, missing)
     with speaking(options.lang or preferred_language()):
         histories = _read(names, given)
         comparison = compared([(history, facts_of(history)) for history in histories], card)
@@ -68,15 +67,17 @@ def report(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ReportOptions, "glass report RUN|LOG|-")
     from glassgpt.insight.explain import explain as explained
-    from glassgpt.show.report.page import write_report
+    from glassgpt.show.report.page import check_place, write_report
 
     names, given, options, card = _parsed(words, ReportOptions, 1, "say which run or log to report on")
     source = Path(names[0])
     place = Path(options.out) if options.out else _report_place(source)
+    check_place(place, source)
     with speaking(options.lang or preferred_language()):
         told = explained(_read(names, given)[0], card)
-        write_report(place, told.history, told.facts, told.findings, source.name)
-    print(harmless(str(place)))
+        name = "-" if names[0] == "-" else source.resolve().name
+        write_report(place, told.history, told.facts, told.findings, name)
+    print(harmless_name(str(place)))
     return 0
 
 
@@ -88,51 +89,87 @@ def _report_place(source: Path) -> Path:
 
 def _parsed(
     words: list[str], kind: type[Options], count: int | None, missing: str
-) -> tuple[list[str], list[str], Options, Card | None]:
-    """`--a.name=value` apart from the rest; all problems at once."""
-    given: list[str] = []
-    rest: list[str] = []
-    for word in words:
-        (given if is_given(word) else rest).append(word)
+) -> tuple[list[str], list[Given], Options, Card | None]:
+    """Names, what is said about each of them, options, the card; all problems at once."""
+    about, rest = _apart(words)
     names, options, problems = parsed(rest, kind)
     if count is not None and len(names) > count:
         problems.append(f"one run or log at a time, not {' and '.join(names)}; `glass compare` takes several")
     elif len(names) < (count or 2):
         problems.append(missing)
+    if names.count("-") > 1:
+        problems.append("the standard input (-) can be read only once")
+    problems += [f"there is no file or folder {name}" for name in names if name != "-" and not _exists(name)]
     card = card_named(options.gpu, problems)
     check_language(options.lang, problems)
+    given: list[Given] = []
+    try:
+        given = read_given(about, max(1, len(names)))
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(problems)
     return names, given, options, card
 
 
-def _read(names: list[str], given: list[str]) -> list[History]:
+def _apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """`--a.name=value` and `--a.name value`, and the rest."""
+    about: list[str] = []
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not is_given(word):
+            rest.append(word)
+            continue
+        about.append(word)
+        if "=" not in word and left and not left[0].startswith("--"):
+            about.append(left.pop(0))
+    return about, rest
+
+
+def _exists(name: str) -> bool:
+    try:
+        return os.path.lexists(name)
+    except ValueError:  # a NUL in it
+        return False
+
+
+def _read(names: list[str], given: list[Given]) -> list[History]:
     from glassgpt.insight.reading import read_history
 
-    said = read_given(given, len(names))
-    if names.count("-") > 1:
-        raise UserError("the standard input (-) can be read only once")
-    return [with_given(read_history(name), one) for name, one in zip(names, said, strict=True)]
+    histories, problems = [], []
+    for name, said in zip(names, given, strict=True):
+        try:
+            histories.append(with_given(read_history(name), said))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return histories
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(journal.plain(document), ensure_ascii=False, indent=1, allow_nan=False))
+    """Letters as they are, where the reader can take them."""
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
+    print(json.dumps(journal.plain(document), ensure_ascii=not is_unicode, indent=1, allow_nan=False))
 
 
 # --- watching ---
 
 
-def _watch(name: str, options: ExplainOptions, card: Card | None) -> int:
+def _watch(name: str, given: Given, options: ExplainOptions, card: Card | None) -> int:
     from glassgpt.insight.watching import Watch
     from glassgpt.show.explain import print_explanation
     from glassgpt.show.watching import print_news
 
-    watch, out = Watch(name, card), console()
+    watch, out = Watch(name, card, given), console()
     last = None
     try:
-        for news in _follow(name, watch):
-            print_news(news, out)
+        for news in _follow(name, watch, None if options.json else _echo):
             last = news
+            if not options.json:
+                print_news(news, out)
     except KeyboardInterrupt:
         last = watch.look() or last
     if last is None:
@@ -145,25 +182,22 @@ def _watch(name: str, options: ExplainOptions, card: Card | None) -> int:
     return 0
 
 
-def _follow(name: str, watch: Any) -> Iterator[News]:
-    from glassgpt.insight.watching import GrowingFile, follow_journal, follow_log
+def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iterator[News]:
+    from glassgpt.insight.runs import is_running
+    from glassgpt.insight.watching import GrowingFile, follow
 
     if name == "-":
-        yield from follow_log(sys.stdin.buffer, watch, echo=_echo)
+        yield from follow(sys.stdin.buffer, watch, echo)
         return
     path = Path(name)
-    if path.is_dir() or path.name == journal.NAME:
-        file = path / journal.NAME if path.is_dir() else path
-        if not file.is_file():
-            raise UserError(
-                f"{name} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
-            )
-        yield from follow_journal(file, watch)
-        return
-    if not path.is_file():
-        raise UserError(f"there is no file {name}")
-    with path.open("rb") as stream:
-        yield from follow_log(GrowingFile(stream), watch)  # type: ignore[arg-type]
+    file = path / journal.NAME if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{name} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs")
+    with file.open("rb") as stream:
+        # A run's journal ends with its run; any other file may grow for ever.
+        ends = file.name == journal.NAME
+        growing = GrowingFile(stream, lambda: ends and not is_running(file.parent))
+        yield from follow(growing, watch)  # type: ignore[arg-type]
 
 
 def _echo(line: str) -> None:

@@ -13,6 +13,7 @@ from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, pr
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from glassgpt.account.journal import Record
     from glassgpt.account.sink import Listener
     from glassgpt.train.interrupt import Stop
 
@@ -56,7 +57,15 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":
         lines = NanogptConsole()
-    return session.start(task, [lines, ReportAtEnd(out)], stop, process_age_s()).exit_code
+    report = ReportAtEnd(out)
+
+    def show(
+        record: Record,
+    ) -> None:  # one after the other: two listeners would print into each other's lines
+        lines(record)
+        report(record)
+
+    return session.start(task, [show], stop, process_age_s()).exit_code
 
 
 def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:

@@ -175,7 +175,7 @@ def _startup_ms(
     # nanoGPT evaluates in its first iteration, whether or not that line is in the log.
     evaluates = bool(history.holds_eval()[0]) or history.format.name == "nanogpt"
     if evaluates and eval_overhead_ms is None:
-        return None if history.holds_eval()[0] else first_ms - steady_ms
+        return None if history.holds_eval()[0] else max(0.0, first_ms - steady_ms)
     return max(0.0, first_ms - steady_ms - (eval_overhead_ms if evaluates and eval_overhead_ms else 0.0))
 
 
@@ -186,13 +186,7 @@ def _total_s(history: History, steady_ms: float | None) -> float | None:
     ms = history.steps.ms
     if steady_ms is None or not np.isfinite(ms).all():
         return None
-    return (float(ms.sum()) + _unlogged(history) * steady_ms) / 1000
-
-
-def _unlogged(history: History) -> int:
-    steps = history.steps
-    same_process = steps.segment[1:] == steps.segment[:-1]
-    return int((np.diff(steps.iteration) - 1)[same_process].sum())
+    return (float(ms.sum()) + (history.iterations() - len(ms)) * steady_ms) / 1000
 
 
 def _overhead_share(history: History, steady_ms: float | None, total_s: float | None) -> float | None:

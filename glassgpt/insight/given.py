@@ -66,7 +66,9 @@ def read_given(arguments: Sequence[str], runs: int) -> list[Given]:
         letter, name = (match[1].lower(), match[2].replace("-", "_")) if match else ("", flag)
         index = _index(letter)
         if index is None or index >= runs:
-            problems.append(f"{flag} is about run {letter.upper() or '?'}, and there are {runs} runs")
+            problems.append(
+                f"{flag} is about run {letter.upper() or '?'}; there {'is' if runs == 1 else 'are'} {runs}"
+            )
             continue
         try:
             if name == "config":

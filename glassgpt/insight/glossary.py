@@ -53,7 +53,9 @@ def _evaluation(history: History, template: str) -> str:
     if not told:
         return ""
     done = told[-1]
-    return template.format(step=done.iteration, train=done.train_loss, val=done.val_loss)
+    train = "…" if done.train_loss is None else f"{done.train_loss:.4f}"
+    step = "…" if done.iteration is None else done.iteration
+    return template.format(step=step, train=train, val=f"{done.val_loss:.4f}")
 
 
 def _one_loss() -> str:

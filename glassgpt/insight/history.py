@@ -50,6 +50,9 @@ class Steps:
     lr: Floats
     grad_norm: Floats
     tokens_per_s: Floats
+    memory_bytes: Floats | None = (
+        None  # the most in use since the line before: the card's, else the process's
+    )
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -137,6 +140,14 @@ class History:
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
     live: bool = False  # the run is still going on
     ended: str | None = None  # where the record itself says it: finished, interrupted, crashed, oom
+
+    def iterations(self) -> int:
+        """From the first to the last line of every process, those without a line included."""
+        steps = self.steps
+        if self.format.name == "glassgpt":  # whose lines count the updates so far
+            return int(steps.iteration[-1]) if len(steps) else 0
+        same_process = steps.segment[1:] == steps.segment[:-1]
+        return len(steps) + int((np.diff(steps.iteration) - 1)[same_process].sum())
 
     def first_of_process(self) -> Bools:
         """True where an iteration is the first of a process, so that its time holds the start-up."""

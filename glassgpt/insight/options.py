@@ -13,7 +13,8 @@ class ExplainOptions:
     """Read a training log like an expert would: what happened, what it cost, what to change.
 
     RUN is a folder of GlassGPT's, LOG the console output of any trainer it knows, - the standard input. What
-    a log does not say can be said with --a.n_layer=12, --a.parameters=33M, --a.config=FILE.
+    a log does not say can be said with --a.n_layer=12, --a.parameters=33M, --a.config=FILE. To watch a
+    trainer: python -u train.py 2>&1 | glass explain - --watch
     """
 
     # Print facts and findings as one JSON document.

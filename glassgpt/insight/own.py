@@ -1,7 +1,11 @@
-"""A GlassGPT journal as a History. Its step times are without evaluations, its ledger has every second."""
+"""A GlassGPT journal as a History. Its step times are without evaluations, its ledger has every second.
+
+A journal is a file like any other: a value that is not what it should be counts as not said.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import numpy as np
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.harmless import harmless_record
 from glassgpt.insight.history import Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
 from glassgpt.insight.runs import is_running
 
@@ -23,6 +28,8 @@ _COLUMNS = {
     "grad_norm": "grad_norm",
     "tokens_per_s": "tokens_per_s",
 }
+_SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+_LARGEST = 10**15  # no iteration has a larger number
 _ENDINGS = {
     "finished": "finished",
     "interrupted": "interrupted",
@@ -38,13 +45,12 @@ def read_run(path: Path) -> History:
 
 
 def history_of(records: Iterable[Record], name: str, live: bool = False) -> History:
-    every = [record for record in records if isinstance(record.get("process", 0), int)]
+    every = [_clean(record) for record in records if abs(record["iter"]) <= _LARGEST]
     kept = journal.current(every)
     run = next((record for record in reversed(every) if record["kind"] == "run"), {})
-    processes = sorted({record.get("process", 0) for record in every})
+    processes = sorted({record["process"] for record in every})
     number = {process: index for index, process in enumerate(processes)}
     steps = [record for record in kept if record["kind"] == "step"]
-    first = next((record["first_update_ms"] for record in steps if record.get("first_update_ms")), None)
     return History(
         format=FORMAT,
         name=name,
@@ -54,26 +60,74 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         segments=tuple(_segment(every, process) for process in processes) or (Segment(starts=False),),
         setup=_setup(run),
         ledger=_ledger(every, processes),
-        first_update_ms=first,
+        first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
         live=live,
         ended=_ended(every),
     )
 
 
+def _clean(record: Record) -> Record:
+    """With a process, and with nothing in its texts that could harm a terminal."""
+    process, start = record.get("process"), record.get("from_iter")
+    cleaned: Record = harmless_record(record) if record["kind"] in ("run", "finding", "end") else dict(record)
+    cleaned["process"] = process if isinstance(process, int) else 0
+    if not isinstance(start, int):
+        cleaned.pop("from_iter", None)
+    return cleaned
+
+
+# --- values of the right kind, or none ---
+
+
+def _float(record: Record, name: str) -> float | None:
+    """Finite, or None."""
+    value = record.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def _loss(record: Record) -> float | None:
+    """One may well be NaN."""
+    value = record.get("loss")
+    return float(value) if isinstance(value, float) else _float(record, "loss")
+
+
+def _int(record: Record, name: str) -> int | None:
+    value = _float(record, name)
+    return None if value is None or abs(value) > 2**53 else int(value)
+
+
+def _dict(record: Record, name: str) -> Record:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _seconds(values: Record, unit: float = 1.0) -> dict[str, float]:
+    return {str(name): seconds * unit for name in values if (seconds := _float(values, name)) is not None}
+
+
+# --- the parts of a history ---
+
+
 def _steps(records: Sequence[Record], number: dict[int, int]) -> Steps:
     def column(name: str) -> Floats:
-        values = [record.get(name) for record in records]
-        return np.array(
-            [value if isinstance(value, int | float) else np.nan for value in values], dtype=float
-        )
+        values = [_loss(record) if name == "loss" else _float(record, name) for record in records]
+        return np.array([math.nan if value is None else value for value in values], dtype=float)
 
     return Steps(
         iteration=np.array([record["iter"] for record in records], dtype=np.int64),
-        segment=np.array([number[record.get("process", 0)] for record in records], dtype=np.int64),
-        has_loss=np.array(["loss" in record for record in records], dtype=bool),
+        segment=np.array([number[record["process"]] for record in records], dtype=np.int64),
+        has_loss=np.array([_loss(record) is not None for record in records], dtype=bool),
+        memory_bytes=np.array([_memory(record) for record in records], dtype=float),
         **{ours: column(theirs) for ours, theirs in _COLUMNS.items()},
     )
+
+
+def _memory(record: Record) -> float:
+    told = _dict(record, "memory")
+    return _float(told, "allocated_peak") or _float(told, "rss") or math.nan
 
 
 def _evals(records: Sequence[Record], number: dict[int, int]) -> Iterable[Evaluation]:
@@ -83,57 +137,55 @@ def _evals(records: Sequence[Record], number: dict[int, int]) -> Iterable[Evalua
     for record in records:
         if record["kind"] != "eval" or record.get("closing"):
             continue
-        moment = (record.get("process", 0), record["iter"])
+        moment = (record["process"], record["iter"])
         if record.get("split") == "train":
             train[moment] = record
         elif record.get("split") == "val":
             other = train.get(moment, {})
             yield Evaluation(
                 record["iter"],
-                number[moment[0]],
-                record.get("loss"),
-                other.get("loss"),
-                (record.get("ms") or 0.0) + (other.get("ms") or 0.0),
-                record.get("stderr"),
-                record.get("tokens"),
+                number[record["process"]],
+                _loss(record),
+                _loss(other),
+                (_float(record, "ms") or 0.0) + (_float(other, "ms") or 0.0),
+                _float(record, "stderr"),
+                _int(record, "tokens"),
             )
 
 
 def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
     for record in records:
         if record["kind"] == "checkpoint":
-            process = number[record.get("process", 0)]
-            yield Save(record["iter"], process, record.get("blocking_ms"), record.get("best"))
+            waited, best = _float(record, "blocking_ms"), record.get("best")
+            is_best = best if isinstance(best, bool) else None
+            yield Save(record["iter"], number[record["process"]], waited, is_best)
 
 
 def _segment(records: Sequence[Record], process: int) -> Segment:
-    mine = [record for record in records if record.get("process", 0) == process]
+    mine = [record for record in records if record["process"] == process]
     resumed = any(record["kind"] == "resume" and record.get("from_iter", -1) >= 0 for record in mine)
     return Segment(starts=False, resumed=resumed, first_iteration=mine[0]["iter"])
 
 
 def _setup(run: Record) -> Setup:
-    config, model, batch, data = (run.get(name) or {} for name in ("config", "model", "batch", "data"))
-    machine, peak = run.get("machine") or {}, run.get("peak") or {}
-    shape = {
-        name: model[name]
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-        if name in model
-    }
-    device: dict[str, Any] = machine.get("device") or {}
+    config, model, batch, data = (_dict(run, name) for name in ("config", "model", "batch", "data"))
+    machine, peak = _dict(run, "machine"), _dict(run, "peak")
+    device, choices = _dict(machine, "device"), run.get("choices")
+    settings = {**config, **{name: model[name] for name in _SHAPE if name in model}}
+    name = device.get("name")
     return Setup(
-        settings={name: value for name, value in {**config, **shape}.items() if value is not None},
-        parameters=model.get("parameters_without_positions"),
-        trained_parameters=model.get("parameters"),
-        tokens_per_iteration=batch.get("tokens"),
-        flops_per_token=model.get("flops_per_token"),
-        device_name=device.get("name"),
-        peak_flops=peak.get("value"),
-        planned_iterations=config.get("max_iters"),
-        memory_bytes=device.get("memory"),
-        bytes_per_token=(data.get("bytes_per_token") or {}).get("val"),
+        settings={key: value for key, value in settings.items() if isinstance(value, int | float | str)},
+        parameters=_int(model, "parameters_without_positions"),
+        trained_parameters=_int(model, "parameters"),
+        tokens_per_iteration=_int(batch, "tokens"),
+        flops_per_token=_float(model, "flops_per_token"),
+        device_name=name if isinstance(name, str) else None,
+        peak_flops=_float(peak, "value"),
+        planned_iterations=_int(config, "max_iters"),
+        memory_bytes=_int(device, "memory"),
+        bytes_per_token=_float(_dict(data, "bytes_per_token"), "val"),
         data=data,
-        machine={**machine, "choices": run.get("choices", [])},
+        machine={**machine, "choices": choices if isinstance(choices, list) else []},
     )
 
 
@@ -142,17 +194,13 @@ def _ledger(records: Sequence[Record], processes: Sequence[int]) -> dict[str, fl
     tell."""
     total: dict[str, float] = {}
     for process in processes:
-        mine = [record for record in records if record.get("process", 0) == process]
-        end = next((record for record in reversed(mine) if record["kind"] == "end"), None)
-        parts = [end["ledger"]] if end and end.get("ledger") else [_phases(record) for record in mine]
+        mine = [record for record in records if record["process"] == process]
+        ends: list[Any] = [_seconds(_dict(record, "ledger")) for record in mine if record["kind"] == "end"]
+        parts = ends[-1:] if any(ends) else [_seconds(_dict(record, "phases"), 1e-3) for record in mine]
         for part in parts:
             for name, seconds in part.items():
-                total[name] = total.get(name, 0.0) + seconds
+                total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
-
-
-def _phases(record: Record) -> dict[str, float]:
-    return {name: ms / 1000 for name, ms in (record.get("phases") or {}).items()}
 
 
 def _ended(records: Sequence[Record]) -> str | None:

@@ -21,6 +21,13 @@ _SNIFFED = 1 << 16
 
 def read_history(source: str) -> History:
     """UserError where there is nothing, or nothing that can be read."""
+    try:
+        return _read(source)
+    except OSError as error:
+        raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+def _read(source: str) -> History:
     if source == "-":
         return _read_stream(sys.stdin.buffer, "standard input")
     path = Path(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from glassgpt.figures import milliseconds
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
@@ -14,15 +15,20 @@ from glassgpt.words import say
 def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     sentences = [_how_far(history, facts), _how_good(facts), _how_fast(facts)]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
+    went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
     if serious:
         sentences.append(say("Most important: {title}.", title=serious[0].title))
-    elif not any(finding.severity == "advice" for finding in findings):
+    elif went_well and not any(finding.severity == "advice" for finding in findings):
         sentences.append(say("Nothing is wrong with this run, as far as its log tells."))
     return [sentence for sentence in sentences if sentence]
 
 
 def _how_far(history: History, facts: Facts) -> str:
     trainer, last = history.format.title, facts.last_iteration
+    if not facts.iterations_logged:
+        if history.live:
+            return say("A {trainer} run that has not logged an iteration yet.", trainer=trainer)
+        return say("A {trainer} run without a line about an iteration.", trainer=trainer)
     if last is None:
         lines = f"{facts.iterations_logged:,}"
         return say(
@@ -54,9 +60,11 @@ def _how_good(facts: Facts) -> str:
     shown = f"{best:.4f}"
     if facts.val_metric == "bits_per_byte":
         return say("Its best validation was {best} bits per byte.", best=shown)
-    if step is None or best == final:
-        return (
-            say("Its validation loss ends at {best}, its best.", best=f"{final:.4f}") if best == final else ""
+    if best == final:
+        return say("Its last validation loss, {best}, is its best.", best=shown)
+    if step is None:
+        return say(
+            "Its best validation loss was {best}; the last is {final}.", best=shown, final=f"{final:.4f}"
         )
     return say(
         "Its best validation loss was {best} at iteration {step}; the last is {final}.",
@@ -69,7 +77,7 @@ def _how_good(facts: Facts) -> str:
 def _how_fast(facts: Facts) -> str:
     if facts.steady_ms is None:
         return ""
-    ms = f"{facts.steady_ms:.4g} ms"
+    ms = milliseconds(facts.steady_ms)
     if facts.overhead_share is None:
         return say("An iteration takes {ms}.", ms=ms)
     return say(

@@ -6,21 +6,25 @@ every few seconds, and never take more than a small part of the time.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import BinaryIO
 
 from glassgpt.account import journal
 from glassgpt.account.hardware import Card
 from glassgpt.account.journal import Record
+from glassgpt.errors import UserError
 from glassgpt.insight.explain import Explanation, explain
 from glassgpt.insight.findings.finding import Finding
+from glassgpt.insight.given import Given, with_given
 from glassgpt.insight.history import Evaluation, History
 from glassgpt.insight.logs.reading import Recognizer
 from glassgpt.insight.logs.text import Line, read_lines
 from glassgpt.insight.own import history_of
+from glassgpt.insight.reading import looks_like_journal
 
 _POLL_S = 0.25
 _LOOK_EVERY_S = 1.0
@@ -39,48 +43,65 @@ class News:
 
 
 class GrowingFile:
-    """A file that is read past its present end: there it waits for more, for ever."""
+    """A file that is read past its present end: there it waits for more, until `is_over`."""
 
-    def __init__(self, file: BinaryIO, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._file, self._sleep = file, sleep
+    def __init__(
+        self,
+        file: BinaryIO,
+        is_over: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._file, self._is_over, self._sleep = file, is_over, sleep
 
     def read1(self, size: int = -1) -> bytes:
-        while not (chunk := self._file.read(size)):
+        while True:
+            over = self._is_over()  # asked first: what was written before the end is still to be read
+            if chunk := self._file.read(size):
+                return chunk
+            if over:
+                return b""
             self._sleep(_POLL_S)
-        return chunk
 
     read = read1
 
 
 @dataclass
 class Watch:
-    """Takes lines or records, and tells at each look what is new."""
+    """Takes lines, and tells at each look what is new."""
 
     name: str
     card: Card | None = None
+    given: Given = field(default_factory=Given)
     clock: Callable[[], float] = time.monotonic
+    has_news: bool = False  # lines that no look has seen
     _log: Recognizer = field(default_factory=Recognizer)
-    _records: list[Record] = field(default_factory=list)
+    _records: list[Record] | None = None  # of a journal; None: it is a log
     _told: dict[str, str] = field(default_factory=dict)  # finding -> the severity it was told with
     _evaluations_told: int = 0
     _next_look: float = 0.0
+    _began: bool = False
 
     def feed(self, line: Line) -> None:
-        self._log.feed(line)
-
-    def feed_record(self, record: Record) -> None:
-        self._records.append(record)
+        if not self._began and line.text.strip():
+            self._began = True
+            self._records = [] if looks_like_journal(line.text.encode()) else None
+        if self._records is None:
+            self._log.feed(line)
+        else:
+            self._records += journal.read_stream([line.text.encode()])
+        self.has_news = True
 
     def is_due(self) -> bool:
-        return self.clock() >= self._next_look
+        return self.has_news and self.clock() >= self._next_look
 
     def look(self, live: bool = True) -> News | None:
         """None where there is nothing to look at yet."""
         begin = self.clock()
+        self.has_news = False
         history = self._history(live)
         if history is None:
             return None
-        explanation = explain(history, self.card)
+        explanation = explain(with_given(history, self.given), self.card)
         cost = self.clock() - begin
         self._next_look = begin + cost + max(_LOOK_EVERY_S, cost / _SHARE_OF_TIME)
         findings = tuple(finding for finding in explanation.findings if self._is_new(finding))
@@ -89,8 +110,8 @@ class Watch:
         return News(explanation.facts.last_iteration, evaluations, findings, explanation)
 
     def _history(self, live: bool) -> History | None:
-        if self._records:
-            return history_of(self._records, self.name, live)
+        if self._records is not None:
+            return history_of(self._records, self.name, live) if self._records else None
         history = self._log.history(self.name)
         return None if history is None else replace(history, live=live)
 
@@ -99,32 +120,41 @@ class Watch:
         return told is None or _RANK[finding.severity] > _RANK[told]
 
 
-def follow_log(file: BinaryIO, watch: Watch, echo: Callable[[str], None] | None = None) -> Iterator[News]:
-    """News until the stream ends."""
-    for line in read_lines(file):
-        if echo is not None:
-            echo(line.text)
-        watch.feed(line)
+def follow(file: BinaryIO, watch: Watch, echo: Callable[[str], None] | None = None) -> Iterator[News]:
+    """News until the stream ends. A look is also made when nothing comes any more: what a run says before it
+    hangs or dies is what one watches for."""
+    for line in _or_silence(read_lines(file)):
+        if line is not None:
+            if echo is not None:
+                echo(line.text)
+            watch.feed(line)
         if watch.is_due() and (news := watch.look()):
             yield news
     if news := watch.look(live=False):
         yield news
 
 
-def follow_journal(path: Path, watch: Watch, sleep: Callable[[float], None] = time.sleep) -> Iterator[News]:
-    """News until the run ends, or nothing runs any more."""
-    from glassgpt.insight.runs import is_running
+def _or_silence(lines: Iterator[Line]) -> Iterator[Line | None]:
+    """The lines as they come, and None whenever none has come for a while."""
+    waiting: queue.Queue[Line | OSError | UserError | None] = queue.Queue(maxsize=10_000)
 
-    with path.open("rb") as file:
-        rest = b""
-        while True:
-            chunk = file.read()
-            *lines, rest = (rest + chunk).split(b"\n")
-            for record in journal.read_stream(lines):
-                watch.feed_record(record)
-            over = not is_running(path.parent)
-            if (chunk or over) and (watch.is_due() or over) and (news := watch.look(live=not over)):
-                yield news
-            if over:
-                return
-            sleep(_POLL_S)
+    def read() -> None:
+        try:
+            for line in lines:
+                waiting.put(line)
+            waiting.put(None)
+        except (OSError, UserError) as error:  # raised again below, where it is seen
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            item = waiting.get(timeout=_POLL_S)
+        except queue.Empty:
+            yield None
+            continue
+        if item is None:
+            return
+        if isinstance(item, OSError | UserError):
+            raise item
+        yield item

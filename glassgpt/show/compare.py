@@ -9,8 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt import figures as written
+from glassgpt.harmless import harmless_words
 from glassgpt.insight.compare import Comparison
-from glassgpt.insight.compare import figures as written
 from glassgpt.insight.compare.alignment import Reading
 from glassgpt.insight.compare.comparable import bits_per_byte, perplexity
 from glassgpt.insight.compare.differences import GROUPS, Difference, Group
@@ -19,7 +20,6 @@ from glassgpt.insight.compare.quality import axis_text
 from glassgpt.insight.compare.side import Side
 from glassgpt.insight.compare.speed import shown
 from glassgpt.show.chart import bar, sparkline
-from glassgpt.show.format import harmless
 from glassgpt.words import say
 
 _CHART_POINTS = 40
@@ -37,7 +37,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _text(words: str, style: str = "") -> Text:
-    return Text(harmless(words), style=style)
+    return Text(harmless_words(words), style=style)
 
 
 def _heading(words: str, console: Console) -> None:
@@ -143,14 +143,14 @@ def _derived_rows(sides: Sequence[Side]) -> list[tuple[str, Callable[[Side], str
         (say("iterations"), number("iterations", written.whole)),
         (say("tokens seen"), number("tokens_seen", written.count)),
         (say("FLOPs per token"), _flops_per_token),
-        (say("total FLOPs"), number("total_flops", written.flops)),
+        (say("total FLOPs"), number("total_flops", written.work)),
         (say("time per iteration"), number("steady_ms", written.milliseconds)),
         (say("tokens per second"), number("tokens_per_s", written.count)),
-        (say("achieved"), number("achieved_tflops", written.tflops)),
-        (_mfu_title(sides), number("mfu", written.percent)),
+        (say("achieved"), number("achieved_tflops", lambda value: written.flop_rate(value * 1e12))),
+        (_mfu_title(sides), number("mfu", written.points)),
         (
             say("evaluation, checkpoints, start-up"),
-            number("overhead_share", lambda x: written.percent(100 * x)),
+            number("overhead_share", lambda x: written.points(100 * x)),
         ),
         (say("time"), number("time_s", written.duration)),
     ]
@@ -166,7 +166,7 @@ def _parameters(side: Side) -> str | None:
 
 def _flops_per_token(side: Side) -> str | None:
     value = side.derived.size.flops_per_token
-    return None if value is None else written.flops(value)
+    return None if value is None else written.work(value)
 
 
 def _mfu_title(sides: Sequence[Side]) -> str:
@@ -176,8 +176,8 @@ def _mfu_title(sides: Sequence[Side]) -> str:
     if len(peaks) > 1 or peak is None or peak.source == "own":
         return say("MFU, each of its own peak")
     if peak.name:
-        return say("MFU of {peak} ({card})", peak=written.tflops(peak.flops / 1e12), card=peak.name)
-    return say("MFU of {peak}, as the logs assume", peak=written.tflops(peak.flops / 1e12))
+        return say("MFU of {peak} ({card})", peak=written.flop_rate(peak.flops), card=peak.name)
+    return say("MFU of {peak}, as the logs assume", peak=written.flop_rate(peak.flops))
 
 
 # --- losses ---

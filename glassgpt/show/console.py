@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from glassgpt import figures
 from glassgpt.account.clock import PHASES
 from glassgpt.account.hardware import Peak, mfu_note
 from glassgpt.account.journal import Record
-from glassgpt.show import format
+from glassgpt.harmless import harmless
 from glassgpt.show.chart import bar, sparkline
-from glassgpt.show.format import harmless
 from glassgpt.show.next_steps import what_next
 
 _PHASE_MEANING = {
@@ -89,15 +89,15 @@ class RunConsole:
         self._line("run", f"{record['out_dir']}   (glassgpt {machine['glassgpt']}, torch {machine['torch']})")
         self._line(
             "model",
-            f"{model['arch']}: {format.plural(model['n_layer'], 'layer')}, "
-            f"{format.plural(model['n_head'], 'head')}, {model['n_embd']} wide, "
-            f"context {model['block_size']}: {format.count(model['parameters'])} parameters",
+            f"{model['arch']}: {figures.plural(model['n_layer'], 'layer')}, "
+            f"{figures.plural(model['n_head'], 'head')}, {model['n_embd']} wide, "
+            f"context {model['block_size']}: {figures.count(model['parameters'])} parameters",
         )
         tokens = data["tokens"]
         self._line(
             "data",
-            f"{data['name']}: {format.count(tokens['train'])} tokens to learn from, "
-            f"{format.count(tokens['val'])} held out, {data['tokenizer']}; "
+            f"{data['name']}: {figures.count(tokens['train'])} tokens to learn from, "
+            f"{figures.count(tokens['val'])} held out, {data['tokenizer']}; "
             f"{record['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs",
         )
         for choice in record["choices"]:
@@ -110,7 +110,7 @@ class RunConsole:
         self._line(
             "MFU",
             f"{model['flops_per_token'] / 1e6:.4g} MFLOP per token, "
-            + (f"100% is {format.flops(value)}" if value else "no peak to compare with")
+            + (f"100% is {figures.flop_rate(value)}" if value else "no peak to compare with")
             + f"   ({_peak_origin(peak)})",
         )
         self._out.print()
@@ -145,25 +145,25 @@ class RunConsole:
         parts = [f"loss {record['loss']:.4f}"]
         # A process's first update compiles and warms up; it is not in the step time.
         first_ms = record["first_update_ms"]
-        first = "" if first_ms is None else f"first update {format.duration(first_ms / 1000)}"
+        first = "" if first_ms is None else f"first update {figures.duration(first_ms / 1000)}"
         if record["step_ms"] is None:
             parts.append(first)
         else:
-            parts.append(format.milliseconds(record["step_ms"]))
-            parts.append(f"{format.count(record['tokens_per_s'])} tok/s")
+            parts.append(figures.milliseconds(record["step_ms"]))
+            parts.append(f"{figures.count(record['tokens_per_s'])} tok/s")
         if record["mfu"] is not None:
             parts.append(f"MFU {record['mfu']:.1f}%")
             self._last_mfu = record["mfu"]
         parts.append(f"lr {record['lr']:.2e}")
         parts.append(f"norm {record['grad_norm']:.2f}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
-            parts.append(f"{format.duration(record['eta_s'])} to go")
+            parts.append(f"{figures.duration(record['eta_s'])} to go")
         if first and record["step_ms"] is not None:
             parts.append(f"({first})")
         bad = "" if math.isfinite(record["loss"]) else "red"
         self._line(f"iter {record['iter']:>6}", "  ".join(parts), bad)
         left = record["eta_s"]
-        self._move_bar(record["iter"], f"{format.duration(left)} to go" if left else "")
+        self._move_bar(record["iter"], f"{figures.duration(left)} to go" if left else "")
 
     def _max_iters(self) -> int:
         return int(self._run["config"]["max_iters"]) if self._run else 0
@@ -182,10 +182,10 @@ class RunConsole:
             text = f"train {train['loss']:.4f}  {text}"
         if record["bits_per_byte"] is not None:
             text += f"  {record['bits_per_byte']:.3f} bits/byte"
-        text += "  whole split" if record["whole_split"] else f"  {format.count(record['tokens'])} tokens"
-        text += f"  took {format.duration(ms / 1000)}"
+        text += "  whole split" if record["whole_split"] else f"  {figures.count(record['tokens'])} tokens"
+        text += f"  took {figures.duration(ms / 1000)}"
         if compile_ms >= 1:
-            text += f" (and {format.duration(compile_ms / 1000)} compile and warm-up)"
+            text += f" (and {figures.duration(compile_ms / 1000)} compile and warm-up)"
         if not record["closing"]:
             self._val_losses.append(record["loss"])
         if record["best"] and record["iter"]:
@@ -195,8 +195,8 @@ class RunConsole:
     def _print_checkpoint(self, record: Record) -> None:
         self._line(
             f"save {record['iter']:>6}",
-            f"{format.size(record['bytes'])}  blocked {format.milliseconds(record['blocking_ms'])}, "
-            f"{format.milliseconds(record['background_ms'])} in the background"
+            f"{figures.size(record['bytes'])}  blocked {figures.milliseconds(record['blocking_ms'])}, "
+            f"{figures.milliseconds(record['background_ms'])} in the background"
             + ("  best" if record["best"] else ""),
             "dim",
         )
@@ -210,7 +210,7 @@ class RunConsole:
 
     def _print_sample(self, record: Record) -> None:
         self._out.print()
-        self._line("sample", f"{format.duration(record['ms'] / 1000)}, not cherry-picked:")
+        self._line("sample", f"{figures.duration(record['ms'] / 1000)}, not cherry-picked:")
         self._out.print(Text(harmless(record["text"]), style="green"), soft_wrap=True)
 
     def _print_end(self, record: Record) -> None:
@@ -219,7 +219,9 @@ class RunConsole:
         self._out.print()
         self._print_ledger(record)
         reason = record["reason"]
-        self._line("end", f"{reason} after {record['iter']:,} updates in {format.duration(record['wall_s'])}")
+        self._line(
+            "end", f"{reason} after {record['iter']:,} updates in {figures.duration(record['wall_s'])}"
+        )
         if record["best_iter"] is not None:
             curve = sparkline(self._val_losses)
             self._line(
@@ -246,7 +248,7 @@ class RunConsole:
 
 def _peak_origin(peak: Record) -> str:
     if peak["table"] and peak["measured"]:
-        return f"{peak['source']}; matmuls here reach {format.flops(peak['measured'])}"
+        return f"{peak['source']}; matmuls here reach {figures.flop_rate(peak['measured'])}"
     return str(peak["source"])
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from glassgpt.account.journal import Record
-from glassgpt.show.format import harmless
+from glassgpt.harmless import harmless
 from glassgpt.show.next_steps import what_next
 
 _A100_FLOPS = 312e12

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt import figures
+from glassgpt.harmless import harmless
 from glassgpt.insight.runs import RunSummary
-from glassgpt.show import format
-from glassgpt.show.format import harmless
 
 _RIGHT = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
 
@@ -36,6 +36,6 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
         "" if run.loss is None else f"{run.loss:.4f}",
         "" if run.best_val_loss is None else f"{run.best_val_loss:.4f}",
         "" if run.best_iter is None else str(run.best_iter),
-        "" if run.tokens_per_s is None else format.count(run.tokens_per_s),
-        format.size(run.bytes),
+        "" if run.tokens_per_s is None else figures.count(run.tokens_per_s),
+        figures.size(run.bytes),
     )

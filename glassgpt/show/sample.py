@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt import figures
+from glassgpt.harmless import harmless
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import Writer
-from glassgpt.show import format
-from glassgpt.show.format import harmless
 
 SEPARATOR = "-" * 15
 
@@ -27,12 +27,12 @@ def describe(writer: Writer) -> str:
     origin = writer.origin
     parts = [origin.what]
     if origin.iter is not None:
-        parts.append(f"after {format.plural(origin.iter, 'update')}")
+        parts.append(f"after {figures.plural(origin.iter, 'update')}")
     if origin.val_loss is not None and math.isfinite(origin.val_loss):
         parts.append(f"validation loss {origin.val_loss:.4f}")
     elif origin.iter is not None:
         parts.append("its validation loss was not measured")
-    parts.append(f"{format.count(writer.model.parameter_count())} parameters")
+    parts.append(f"{figures.count(writer.model.parameter_count())} parameters")
     return ", ".join(parts)
 
 
@@ -72,7 +72,7 @@ def stream(writer: Writer, text: str, prompt: list[int], options: SampleOptions,
     total = options.num_samples * options.max_new_tokens
     err.print(
         Text(
-            f"{total:,} tokens in {format.duration(seconds)}: {format.count(total / seconds)} tok/s",
+            f"{total:,} tokens in {figures.duration(seconds)}: {figures.count(total / seconds)} tok/s",
             style="dim",
         )
     )

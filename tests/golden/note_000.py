@@ -1,4 +1,4 @@
-"""The run of notes 000 and 002, rebuilt with their figures: steady iterations of 168 to 170 ms, three long ones."""
+"""The run of notes 000 and 002, rebuilt with their figures: iterations of 168 to 170 ms, three long ones."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_the_figures_are_read(told: Explanation) -> None:
 def test_the_spikes_their_cause_and_cost_are_found(told: Explanation) -> None:
     spikes = next(finding for finding in told.findings if finding.id == "eval-spikes")
     assert "5856 ms" in spikes.evidence  # the median of both
-    assert "evaluat" in spikes.explanation and "checkpoint" in spikes.explanation
+    assert "evaluat" in spikes.explanation
+    assert "checkpoint" in spikes.explanation
     # Three evaluations of 5.7 s in 1,001 iterations of 168 ms and one start-up.
     assert re.search(r"17 s of 3m 1\ds: (8\.\d|9\.0)% of the run", spikes.evidence)
 

@@ -1,4 +1,4 @@
-"""Note 001 explained nanoGPT's lines; the MFU's fall from 11.09 to 9.99 % it took for a loss of efficiency."""
+"""Note 001 explained nanoGPT's lines, and took the MFU's fall from 11.09 to 9.99 % for lost efficiency."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_the_fall_of_the_mfu_is_proved_to_be_the_running_average(told: Explanati
     assert "11.09% to 9.99%" in dip.title
     assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in dip.evidence
     # The same sum, done here: an iteration of 33.23 ms is at 11.09 %, so one of 4446.83 ms is at 0.083 %.
-    assert 0.9 * 11.09 + 0.1 * 11.09 * 33.23 / 4446.83 == pytest.approx(9.99, abs=0.005)
+    assert pytest.approx(9.99, abs=0.005) == 0.9 * 11.09 + 0.1 * 11.09 * 33.23 / 4446.83
 
 
 def test_eleven_percent_is_of_an_a100(told: Explanation) -> None:
     peak = next(finding for finding in told.findings if finding.id == "mfu-wrong-peak")
     assert "312 TFLOP/s" in peak.title
     assert "34.6 TFLOP/s" in peak.evidence
-    assert 0.111 * 312 == pytest.approx(34.6, abs=0.05)
+    assert pytest.approx(34.6, abs=0.05) == 0.111 * 312
 
 
 def test_the_lines_are_explained_with_their_own_values(told: Explanation) -> None:

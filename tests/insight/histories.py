@@ -8,7 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from glassgpt.config import Value
-from glassgpt.insight.history import A100_PEAK, Evaluation, Event, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.history import (
+    A100_PEAK,
+    Evaluation,
+    Event,
+    Format,
+    History,
+    Save,
+    Segment,
+    Setup,
+    Steps,
+)
 
 NANOGPT = Format(
     "nanogpt",

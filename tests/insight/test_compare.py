@@ -142,7 +142,7 @@ def test_noise_as_the_log_says_it() -> None:
     history = run()
     evals = tuple(replace(done, stderr=0.05) for done in history.evals)
     comparison = compared(replace(history, evals=evals), replace(history, evals=evals))
-    assert "±0.0500, as its log says" in said(comparison, "noise")
+    assert "±0.05, as its log says" in said(comparison, "noise")
 
 
 def test_the_learning_rate_is_named_as_a_cause() -> None:

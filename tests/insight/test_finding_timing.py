@@ -248,7 +248,7 @@ def test_logged_times_are_samples() -> None:
     ("wall_s", "severity", "evidence", "explanation"),
     [
         (80.5, "info", "a difference of 16 s (20%)", "before the first iteration"),
-        (64.5, "info", "a difference of 0.1 s", "both clocks agree"),
+        (64.5, "info", "a difference of 74 ms", "both clocks agree"),
         (50.0, "warning", "a difference of 14 s (29%)", "took 9.67 ms at most"),  # 12.88 - 14.43 s / 4500
         (1.0, "warning", "a difference of 1m 03s", "faster than they say"),
     ],

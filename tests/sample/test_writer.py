@@ -29,7 +29,7 @@ from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import writer as writers
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import Writer, find_source, open_writer
-from glassgpt.show.format import harmless
+from glassgpt.harmless import harmless
 
 SOME = SampleOptions(num_samples=4, max_new_tokens=40, top_k=None, temperature=1.5, seed=3, device="cpu")
 KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}

@@ -37,7 +37,9 @@ def columns(iterations: Sequence[int], **said: Floats | Sequence[float]) -> Step
     values = {name: np.asarray(said.get(name, np.full(count, np.nan)), dtype=float) for name in names}
     segment = np.asarray(said.get("segment", np.zeros(count)), dtype=np.int64)
     at = np.asarray(iterations, dtype=np.int64)
-    return Steps(iteration=at, segment=segment, has_loss=np.full(count, "loss" in said), **values)
+    steps = Steps(iteration=at, segment=segment, has_loss=np.full(count, "loss" in said), **values)
+    memory = said.get("memory_bytes")
+    return steps if memory is None else replace(steps, memory_bytes=np.asarray(memory, dtype=float))
 
 
 def bare_run(steps: Steps, *evals: Evaluation, **changes: object) -> History:
@@ -80,6 +82,7 @@ def glassgpt_run() -> History:
         lr=6e-4 * np.minimum(at / 200, 1),
         grad_norm=np.exp(0.3 * noise),
         tokens_per_s=5e5 + 1e3 * noise,
+        memory_bytes=(9 + 0.1 * noise) * 2**30,
     )
     evals = [
         Evaluation(k, int(k > 1500), 3.05 + 7 * float(np.exp(-k / 200)), 3.0, ms=900.0, stderr=0.02)

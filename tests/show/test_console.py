@@ -66,7 +66,7 @@ def test_the_start_says_what_why_and_what_100_percent_is() -> None:
         "model         gpt2: 6 layers, 6 heads, 384 wide, context 256: 10.7M parameters",
         "data          mine: 1M tokens to learn from, 112k held out, char; 100 updates are 1.6 epochs",
         "device        cpu   (no GPU was found)",
-        "MFU           70.96 MFLOP per token, 100% is 96 GFLOP/s   (measured: float32 matmuls for 1 s)",
+        "MFU           70.96 MFLOP per token, 100% is 96.0 GFLOP/s   (measured: float32 matmuls for 1 s)",
         "",
     ]
 
@@ -74,7 +74,7 @@ def test_the_start_says_what_why_and_what_100_percent_is() -> None:
 def test_both_peaks_are_said_where_both_are_known() -> None:
     peak = run_record()["peak"] | {"table": 80e12, "value": 80e12, "source": "the maker"}
     (line,) = [line for line in shown(run_record(peak=peak)) if line.startswith("MFU")]
-    assert line.endswith("100% is 80 TFLOP/s   (the maker; matmuls here reach 96 GFLOP/s)")
+    assert line.endswith("100% is 80.0 TFLOP/s   (the maker; matmuls here reach 96.0 GFLOP/s)")
 
 
 def test_an_unknown_peak_is_said() -> None:

@@ -26,7 +26,7 @@ from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import Evaluation, History, Setup
 from glassgpt.show.report.page import report_html, write_report
 from glassgpt.show.report.thinning import band_of, thinned
-from glassgpt.show.report.timeline import phases_of, timeline_of
+from glassgpt.show.timeline import phases_of, timeline_of
 from glassgpt.words import speaking
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
@@ -105,7 +105,7 @@ def test_charts_without_data_are_left_out_and_say_why() -> None:
     assert "The learning rate is not drawn: this log does not report it." in page
     assert "The gradient norm is not drawn" in page
     full = page_of(glassgpt_run())
-    every = ["loss", "time", "step-time", "mfu", "tokens", "learning-rate", "gradient-norm"]
+    every = ["loss", "time", "step-time", "mfu", "tokens", "learning-rate", "gradient-norm", "memory"]
     assert list(figures_of(full)) == every
     assert "is not drawn" not in full
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.insight.compare import figures
+from glassgpt import figures
 from glassgpt.insight.compare.alignment import Alignment
 from glassgpt.insight.compare.conclusion import Conclusion
 from glassgpt.insight.compare.derived import positive
@@ -103,7 +103,7 @@ def _model_size(better: Side, worse: Side) -> Cause | None:
         "Model size: {better} has {better_size} parameters, {worse} {worse_size} ({factor}).",
         better=better.label,
         worse=worse.label,
-        factor=figures.times(max(factor, 1 / factor)),
+        factor=figures.factor(max(factor, 1 / factor)),
         better_size=figures.parameters(sizes[0].parameters or 0, sizes[0].parameters_source != "inferred"),
         worse_size=figures.parameters(sizes[1].parameters or 0, sizes[1].parameters_source != "inferred"),
     )
@@ -132,7 +132,7 @@ def _batch(better: Side, worse: Side) -> Cause | None:
         "Batch: {better} has {better_tokens} tokens per iteration, {worse} {worse_tokens} ({factor}).",
         better=better.label,
         worse=worse.label,
-        factor=figures.times(max(factor, 1 / factor)),
+        factor=figures.factor(max(factor, 1 / factor)),
         better_tokens=figures.whole(better.derived.tokens_per_iteration or 0),
         worse_tokens=figures.whole(worse.derived.tokens_per_iteration or 0),
     )
@@ -152,7 +152,7 @@ def _tokens(better: Side, worse: Side) -> Cause | None:
         "Tokens seen up to the best: {better} {better_tokens}, {worse} {worse_tokens} ({factor}).",
         better=better.label,
         worse=worse.label,
-        factor=figures.times(max(factor, 1 / factor)),
+        factor=figures.factor(max(factor, 1 / factor)),
         better_tokens=figures.count(seen[0] or 0),
         worse_tokens=figures.count(seen[1] or 0),
     )
@@ -174,7 +174,7 @@ def _iterations(better: Side, worse: Side) -> Cause | None:
         "Iterations up to the best: {better} {better_count}, {worse} {worse_count} ({factor}).",
         better=better.label,
         worse=worse.label,
-        factor=figures.times(max(factor, 1 / factor)),
+        factor=figures.factor(max(factor, 1 / factor)),
         better_count=figures.whole(better.best[1]),
         worse_count=figures.whole(worse.best[1]),
     )
@@ -223,8 +223,8 @@ def _at_equal(axis: Axis, better: Side, worse: Side, gap: float, alignment: Alig
     values = {
         "better": better.label,
         "worse": worse.label,
-        "ahead": figures.gap(ahead),
-        "gap": figures.gap(gap),
+        "ahead": figures.difference(ahead),
+        "gap": figures.difference(gap),
         "at": figures.whole(point.at) if axis == "iterations" else figures.count(point.at),
     }
     runs = (better.label, worse.label)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from glassgpt.figures import loss, whole
 from glassgpt.insight.compare.differences import dataset_name
-from glassgpt.insight.compare.figures import loss, whole
 from glassgpt.insight.compare.side import Side
 from glassgpt.insight.history import History
 from glassgpt.words import say

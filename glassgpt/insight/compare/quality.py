@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.insight.compare import figures
+from glassgpt import figures
 from glassgpt.insight.compare.alignment import Alignment, Reached, Reading, align_all, reached
 from glassgpt.insight.compare.causes import explain_better, explain_by_amount
 from glassgpt.insight.compare.comparable import Comparability, bits_per_byte
@@ -109,8 +109,8 @@ def _best_claim(better: Side, worse: Side, gap: float, spread: float | None) -> 
         details = (
             say(
                 "The difference of {gap} is {times} the noise.",
-                gap=figures.gap(gap),
-                times=figures.times(gap / spread),
+                gap=figures.difference(gap),
+                times=figures.factor(gap / spread),
             ),
         )
     return Conclusion("better", (better.label, worse.label), claim, details)
@@ -125,8 +125,8 @@ def _level(first: Side, other: Side, gap: float, spread: float | None) -> Conclu
         "{a} and {b} cannot be told apart: their best losses differ by {gap}, the noise of which is {noise}.",
         a=first.label,
         b=other.label,
-        gap=figures.gap(gap),
-        noise=figures.gap(spread),
+        gap=figures.difference(gap),
+        noise=figures.difference(spread),
     )
     return Conclusion("equally-good", runs, claim)
 
@@ -155,7 +155,7 @@ def past_best(side: Side) -> Conclusion | None:
         "by {rise}.",
         then=figures.loss(then),
         now=figures.loss(now),
-        rise=figures.gap(rise),
+        rise=figures.difference(rise),
     )
     return Conclusion("past-best", (side.label,), claim, (detail,))
 
@@ -257,7 +257,7 @@ def axis_text(axis: Axis, at: float) -> str:
         return figures.whole(at)
     if axis == "tokens":
         return figures.count(at)
-    return figures.duration(at) if axis == "time" else figures.flops(at)
+    return figures.duration(at) if axis == "time" else figures.work(at)
 
 
 def _reached(first: Side, other: Side, common: Reached | None) -> list[Conclusion]:
@@ -291,7 +291,9 @@ def noise_conclusion(first: Side, other: Side) -> Conclusion:
     if spread is None:
         claim = say("How large the noise of these losses is cannot be told.")
         return Conclusion("noise", runs, claim, details)
-    claim = say("Differences in loss below {limit} mean nothing here.", limit=figures.gap(_SIGMAS * spread))
+    claim = say(
+        "Differences in loss below {limit} mean nothing here.", limit=figures.difference(_SIGMAS * spread)
+    )
     seeds = say("That is the noise of evaluating. Another seed adds its own, which one run cannot show.")
     return Conclusion("noise", runs, claim, (*details, seeds))
 
@@ -303,7 +305,7 @@ def _shared_noise(runs: tuple[str, str], spread: float | None) -> Conclusion:
         return Conclusion("noise", runs, claim, (seeds,))
     limit = say(
         "By the scatter of the losses, differences below {limit} mean nothing.",
-        limit=figures.gap(_SIGMAS * spread),
+        limit=figures.difference(_SIGMAS * spread),
     )
     return Conclusion("noise", runs, claim, (limit, seeds))
 
@@ -311,7 +313,7 @@ def _shared_noise(runs: tuple[str, str], spread: float | None) -> Conclusion:
 def _noise_line(label: str, noise: Noise | None) -> str:
     if noise is None:
         return say("{run} says neither how many tokens it evaluates nor how sure that is.", run=label)
-    value = figures.gap(noise.value)
+    value = figures.difference(noise.value)
     if noise.source == "stderr":
         return say("{run}: ±{noise}, as its log says.", run=label, noise=value)
     if noise.source == "tokens":

@@ -7,7 +7,7 @@ So a run is faster because it computes faster, or because its tokens cost less. 
 
 from __future__ import annotations
 
-from glassgpt.insight.compare import figures
+from glassgpt import figures
 from glassgpt.insight.compare.conclusion import Conclusion
 from glassgpt.insight.compare.derived import positive
 from glassgpt.insight.compare.differences import Difference
@@ -83,7 +83,7 @@ def _faster(fast: Side, slow: Side) -> Conclusion:
         slow=slow.label,
         fast_rate=figures.count(fast.derived.tokens_per_s or 0.0),
         slow_rate=figures.count(slow.derived.tokens_per_s or 0.0),
-        factor=figures.times(ratio(fast.derived.tokens_per_s, slow.derived.tokens_per_s) or 1.0),
+        factor=figures.factor(ratio(fast.derived.tokens_per_s, slow.derived.tokens_per_s) or 1.0),
     )
     details = []
     if fast.derived.steady_ms and slow.derived.steady_ms:
@@ -110,14 +110,14 @@ def _why(fast: Side, slow: Side, differences: tuple[Difference, ...]) -> list[Co
             "The reason is the size of the model, not the speed of the machine: a token of {slow} costs "
             "{cost} the arithmetic.",
             slow=slow.label,
-            cost=figures.times(cost),
+            cost=figures.factor(cost),
         )
         return [Conclusion("faster-by-size", (fast.label, slow.label), claim, details)]
     if rate >= _NOTABLE:
         claim = say(
             "The reason is that {fast} does {rate} as much arithmetic per second.",
             fast=fast.label,
-            rate=figures.times(rate),
+            rate=figures.factor(rate),
         )
         more = _what_sets_the_rate(differences)
         return [Conclusion("faster-by-rate", (fast.label, slow.label), claim, (*details, *more))]
@@ -129,9 +129,9 @@ def _cost(fast: Side, slow: Side, cost: float) -> str:
         "FLOPs per token: {fast} {fast_flops}, {slow} {slow_flops} ({factor}).",
         fast=fast.label,
         slow=slow.label,
-        factor=figures.times(max(cost, 1 / cost)),
-        fast_flops=figures.flops(fast.derived.size.flops_per_token or 0.0),
-        slow_flops=figures.flops(slow.derived.size.flops_per_token or 0.0),
+        factor=figures.factor(max(cost, 1 / cost)),
+        fast_flops=figures.work(fast.derived.size.flops_per_token or 0.0),
+        slow_flops=figures.work(slow.derived.size.flops_per_token or 0.0),
     )
 
 
@@ -140,9 +140,9 @@ def _rate(fast: Side, slow: Side, rate: float) -> str:
         "Achieved: {fast} {fast_rate}, {slow} {slow_rate} ({factor}).",
         fast=fast.label,
         slow=slow.label,
-        factor=figures.times(max(rate, 1 / rate)),
-        fast_rate=figures.tflops(fast.derived.achieved_tflops or 0.0),
-        slow_rate=figures.tflops(slow.derived.achieved_tflops or 0.0),
+        factor=figures.factor(max(rate, 1 / rate)),
+        fast_rate=figures.flop_rate((fast.derived.achieved_tflops or 0.0) * 1e12),
+        slow_rate=figures.flop_rate((slow.derived.achieved_tflops or 0.0) * 1e12),
     )
 
 
@@ -187,8 +187,8 @@ def _mfu_is_not_speed(fast: Side, slow: Side) -> list[Conclusion]:
         "The higher MFU of {slow} does not make it faster: it does {rate} as much arithmetic per second, but "
         "each token needs {cost} as much.",
         slow=slow.label,
-        rate=figures.times(rate),
-        cost=figures.times(cost),
+        rate=figures.factor(rate),
+        cost=figures.factor(cost),
     )
     details = []
     if fast.derived.mfu and slow.derived.mfu:
@@ -197,8 +197,8 @@ def _mfu_is_not_speed(fast: Side, slow: Side) -> list[Conclusion]:
                 "MFU: {fast} {fast_mfu}, {slow} {slow_mfu}.",
                 fast=fast.label,
                 slow=slow.label,
-                fast_mfu=figures.percent(fast.derived.mfu),
-                slow_mfu=figures.percent(slow.derived.mfu),
+                fast_mfu=figures.points(fast.derived.mfu),
+                slow_mfu=figures.points(slow.derived.mfu),
             )
         )
     return [Conclusion("mfu-is-not-speed", (slow.label, fast.label), claim, tuple(details))]
@@ -259,9 +259,9 @@ def _contradicted(side: Side) -> Conclusion:
     )
     detail = say(
         "Its own MFU and times say so: {rate} at {tokens} tokens per second is {flops} per token.",
-        rate=figures.tflops(side.derived.achieved_tflops or 0.0),
+        rate=figures.flop_rate((side.derived.achieved_tflops or 0.0) * 1e12),
         tokens=figures.count(side.derived.tokens_per_s or 0.0),
-        flops=figures.flops(size.flops_per_token or 0.0),
+        flops=figures.work(size.flops_per_token or 0.0),
     )
     return Conclusion("parameters-contradicted", (side.label,), claim, (detail,))
 
@@ -275,8 +275,8 @@ def _overhead(first: Side, other: Side) -> list[Conclusion]:
         "{high} spends {high_share} of its time on evaluation, checkpoints and start-up, {low} {low_share}.",
         high=high.label,
         low=low.label,
-        high_share=figures.percent(100 * max(shares[0], shares[1])),
-        low_share=figures.percent(100 * min(shares[0], shares[1])),
+        high_share=figures.points(100 * max(shares[0], shares[1])),
+        low_share=figures.points(100 * min(shares[0], shares[1])),
     )
     rates = [_overall(side) for side in (high, low)]
     details: tuple[str, ...] = ()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import difference, duration, loss, percent, rate, whole
 from glassgpt.insight.course import course_of, seconds_between, setting, takes_nanogpt_settings
 from glassgpt.insight.curve import blocks
 from glassgpt.insight.findings.finding import Case, Finder, Finding
 from glassgpt.insight.findings.memory import oom
 from glassgpt.insight.findings.nonfinite import loss_nan
-from glassgpt.insight.findings.quantities import difference, duration, loss, percent, rate, whole
 from glassgpt.insight.findings.saving import best_overwritten, interrupted, never_checkpointed
 from glassgpt.insight.findings.spikes import loss_spike
 from glassgpt.insight.history import History

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from glassgpt.insight.findings.figures import milliseconds
+from glassgpt.figures import duration, milliseconds, percent
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import duration, percent
 from glassgpt.words import say
 
 SLACK = 0.02  # of the wall time: below that the two clocks agree
@@ -19,13 +18,13 @@ def clock_before_sync(case: Case) -> Finding | None:
     if history.format.name != "nanogpt" or history.setup.settings.get("device") == "cpu":
         return None
     interval, steady_ms = facts.log_interval, facts.steady_ms
-    if not interval or interval < 2 or not steady_ms or _iterations(case) <= facts.iterations_logged:
+    if not interval or interval < 2 or not steady_ms or case.history.iterations() <= facts.iterations_logged:
         return None
     evidence = [
         say(
             "{logged} of {count} iterations have a time, one in {interval}; {steady} is the median of those.",
             logged=f"{facts.iterations_logged:,}",
-            count=f"{_iterations(case):,}",
+            count=f"{case.history.iterations():,}",
             interval=interval,
             steady=milliseconds(steady_ms),
         )
@@ -55,11 +54,6 @@ def clock_before_sync(case: Case) -> Finding | None:
     )
 
 
-def _iterations(case: Case) -> int:
-    first, last = case.facts.first_iteration, case.facts.last_iteration
-    return last - first + 1 if first is not None and last is not None else 0
-
-
 def _both_clocks(case: Case) -> tuple[float, float]:
     """The wall clock and the sum of the logged times, in seconds; NaN where one of them is not known."""
     wall_s, estimated_s = case.history.setup.wall_s, case.facts.estimated_total_s
@@ -82,7 +76,7 @@ def _compared(estimated_s: float, wall_s: float) -> str:
 
 def _room_ms(case: Case, estimated_s: float, wall_s: float) -> float:
     """What the wall clock leaves for an iteration that was not logged."""
-    unlogged = _iterations(case) - case.facts.iterations_logged
+    unlogged = case.history.iterations() - case.facts.iterations_logged
     return (case.facts.steady_ms or 0.0) + 1000 * (wall_s - estimated_s) / unlogged
 
 

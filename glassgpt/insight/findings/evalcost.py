@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.insight.findings.figures import milliseconds, times
+from glassgpt.figures import duration, milliseconds, percent, times
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import duration, percent
 from glassgpt.insight.history import Bools, Floats, History
 from glassgpt.words import say
 

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
+from glassgpt.figures import count, difference, loss, percent, whole
 from glassgpt.insight.course import Course, course_of, eval_noise, metric_name, setting
 from glassgpt.insight.curve import Blocks, blocks
 from glassgpt.insight.findings.accidents import rise_of
 from glassgpt.insight.findings.finding import Case, Finder, Finding
 from glassgpt.insight.findings.losses import eval_noise_finding, init_loss, ppl_vs_loss
 from glassgpt.insight.findings.overfitting import overfitting, time_after
-from glassgpt.insight.findings.quantities import count, difference, loss, percent, whole
 from glassgpt.insight.findings.trend import still_improving
 from glassgpt.insight.history import Floats, History, Ints
 from glassgpt.words import say

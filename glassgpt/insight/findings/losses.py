@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from glassgpt.figures import difference, loss, percent, whole
 from glassgpt.insight.course import Course, EvalNoise, course_of, eval_noise, metric_name, setting
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import difference, loss, percent, whole
 from glassgpt.insight.history import History
 from glassgpt.words import say
 

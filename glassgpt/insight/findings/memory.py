@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from glassgpt.account import flops
+from glassgpt.figures import count, percent, size
 from glassgpt.insight.course import setting, takes_nanogpt_settings
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import count, gib, percent
 from glassgpt.insight.history import History
 from glassgpt.words import say
 
@@ -132,21 +132,21 @@ def oom(case: Case) -> Finding | None:
 def _evidence(message: Message, need: Need, capacity: float | None, history: History) -> str:
     said = []
     if message.tried:
-        said.append(say("It asked for {tried} more.", tried=gib(message.tried)))
+        said.append(say("It asked for {tried} more.", tried=size(message.tried)))
     if message.capacity and message.allocated:
         said.append(
             say(
                 "Of {capacity}, {used} held tensors.",
-                capacity=gib(message.capacity),
-                used=gib(message.allocated),
+                capacity=size(message.capacity),
+                used=size(message.allocated),
             )
         )
     if message.free is not None:
-        said.append(say("{free} was free.", free=gib(message.free)))
+        said.append(say("{free} was free.", free=size(message.free)))
     if need.fixed and need.parameters:
         values = {
             "parameters": count(need.parameters),
-            "fixed": gib(need.fixed),
+            "fixed": size(need.fixed),
             "bytes": int(need.fixed / need.parameters),
         }
         said.append(
@@ -167,7 +167,7 @@ def _evidence(message: Message, need: Need, capacity: float | None, history: His
             say(
                 "Each of the {batch} sequences of a micro-batch needs about {each} more.",
                 batch=int(batch),
-                each=gib(need.per_sequence),
+                each=size(need.per_sequence),
             )
         )
     return " ".join(said) or say("The log says that memory ran out, and not how much there was.")
@@ -186,7 +186,7 @@ def _explanation(message: Message, need: Need, capacity: float | None) -> str:
         )
     others = _held_by_others(message)
     if others:
-        said.append(say("Other processes held {bytes} of this card.", bytes=gib(others)))
+        said.append(say("Other processes held {bytes} of this card.", bytes=size(others)))
     return " ".join(said)
 
 
@@ -205,7 +205,7 @@ def _advice(history: History, message: Message, need: Need, capacity: float | No
             say(
                 "{idle} was reserved but lay in pieces: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can "
                 "give it back.",
-                idle=gib(message.idle),
+                idle=size(message.idle),
             )
         )
     room = USABLE * capacity - need.fixed if capacity and need.fixed else None
@@ -259,7 +259,7 @@ def _smaller_model(history: History, need: Need, capacity: float) -> str:
             say(
                 "Sharded over {cards} such cards (FSDP) it needs {each} on each, beside the activations.",
                 cards=cards,
-                each=gib((need.fixed or 0.0) / cards),
+                each=size((need.fixed or 0.0) / cards),
             )
         )
     return " ".join(said)

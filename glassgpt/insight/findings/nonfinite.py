@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import duration, loss, percent, rate, whole
 from glassgpt.insight.course import setting
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import duration, loss, percent, rate, whole
 from glassgpt.insight.history import Floats, History, Ints
 from glassgpt.words import say
 

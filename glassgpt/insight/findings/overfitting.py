@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import difference, duration, loss, percent, whole
 from glassgpt.insight.course import (
     Course,
     course_of,
@@ -16,7 +17,6 @@ from glassgpt.insight.course import (
     takes_nanogpt_settings,
 )
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import difference, duration, loss, percent, whole
 from glassgpt.insight.history import History
 from glassgpt.words import say
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.insight.findings.figures import milliseconds, times
+from glassgpt.figures import count, duration, milliseconds, percent, times
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import count, duration, percent
 from glassgpt.insight.history import Bools, Floats, Ints
 from glassgpt.words import say
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import count, difference, loss, percent, whole
 from glassgpt.insight.course import Course, continues, course_of
 from glassgpt.insight.curve import scatter
 from glassgpt.insight.findings.finding import Case, Finder, Finding
-from glassgpt.insight.findings.quantities import count, difference, loss, percent, whole
 from glassgpt.insight.findings.schedule import horizon_changed, lr_schedule_mismatch
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say

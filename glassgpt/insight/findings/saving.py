@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from glassgpt.figures import difference, duration, loss, percent, whole
 from glassgpt.insight.course import Course, course_of, eval_noise, metric_name, planned_end, seconds_between
 from glassgpt.insight.findings.finding import Case, Finding, Severity
-from glassgpt.insight.findings.quantities import difference, duration, loss, percent, whole
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import percent, rate, whole
 from glassgpt.insight.course import continues, course_of, planned_end, setting
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import percent, rate, whole
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.account.hardware import Card, find_card
-from glassgpt.insight.findings.figures import flop_rate, points
+from glassgpt.figures import flop_rate, points
 from glassgpt.insight.findings.finding import Case, Finder, Finding
 from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred, work_of_an_iteration
 from glassgpt.insight.history import A100_PEAK, Bools, Floats, History

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.figures import loss, percent, whole
 from glassgpt.insight.course import course_of
 from glassgpt.insight.curve import mad, trailing_median
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import loss, percent, whole
 from glassgpt.insight.history import Floats, History, Ints
 from glassgpt.words import say
 

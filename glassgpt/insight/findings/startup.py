@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from glassgpt.insight.findings.figures import milliseconds
+from glassgpt.figures import duration, milliseconds, percent
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import duration, percent
 from glassgpt.insight.history import Floats
 from glassgpt.words import say
 
@@ -19,6 +18,8 @@ NOTICEABLE_STEPS = 5  # times a steady iteration
 
 
 def startup_compile(case: Case) -> Finding | None:
+    if case.history.live:
+        return None  # at first a start-up is all there is
     if case.history.ledger is not None:
         return _from_ledger(case)
     steady, total_s = case.facts.steady_ms, case.facts.estimated_total_s
@@ -99,17 +100,13 @@ def _finding(case: Case, evidence: str, startup_s: float, compile_s: float, run_
 
 
 def _compiles(case: Case) -> bool | None:
-    """None: not said."""
-    if case.history.ledger is not None:
-        return case.history.ledger.get("compile", 0.0) > 0
-    return {True: True, "on": True, False: False, "off": False}.get(
-        case.history.setup.settings.get("compile")
-    )
-
-
-def _iterations(case: Case) -> int:
-    first, last = case.facts.first_iteration, case.facts.last_iteration
-    return max(1, last - first + 1) if first is not None and last is not None else 1
+    """None: not said. What a GlassGPT run decided counts for more than what it was asked for."""
+    setup = case.history.setup
+    choices = setup.machine.get("choices")
+    decided = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    chosen = next((one.get("value") for one in decided if one.get("name") == "compile"), None)
+    value = setup.settings.get("compile") if chosen is None else chosen
+    return {"True": True, "on": True, "False": False, "off": False}.get(str(value))
 
 
 def _explanation(case: Case, compile_s: float) -> str:
@@ -133,8 +130,8 @@ def _explanation(case: Case, compile_s: float) -> str:
     return f"{cause} " + say(
         "Over {count} iterations, compiling pays if it made each at least {gain} faster; a steady one "
         "takes {steady}.",
-        count=f"{_iterations(case):,}",
-        gain=milliseconds(1000 * compile_s / _iterations(case)),
+        count=f"{max(1, case.history.iterations()):,}",
+        gain=milliseconds(1000 * compile_s / max(1, case.history.iterations())),
         steady=milliseconds(case.facts.steady_ms),
     )
 
@@ -148,10 +145,10 @@ def _advice(case: Case, startup_s: float, compile_s: float, run_s: float) -> str
                 "than {gain} slower.",
                 flag="--compile=False" if case.history.ledger is None else "--compile=off",
                 time=duration(compile_s),
-                gain=milliseconds(1000 * compile_s / _iterations(case)),
+                gain=milliseconds(1000 * compile_s / max(1, case.history.iterations())),
             )
         )
-    each_s = (run_s - startup_s) / _iterations(case)
+    each_s = (run_s - startup_s) / max(1, case.history.iterations())
     if each_s > 0 and case.facts.segments == 1:
         enough = math.ceil(startup_s * (1 - SMALL) / SMALL / each_s)
         said.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from glassgpt.figures import difference, loss, whole
 from glassgpt.insight.course import (
     Course,
     course_of,
@@ -17,7 +18,6 @@ from glassgpt.insight.curve import Forecast, blocks, forecast
 from glassgpt.insight.findings.accidents import rise_of
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.overfitting import past_its_best
-from glassgpt.insight.findings.quantities import difference, loss, whole
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
 

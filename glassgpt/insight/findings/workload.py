@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from glassgpt.account import flops
-from glassgpt.insight.findings.figures import flop_rate, milliseconds, points
+from glassgpt.figures import count, flop_rate, milliseconds, percent, points
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.quantities import count, percent
 from glassgpt.insight.history import History
 from glassgpt.insight.inference import attention_flops, infer, parameters_behind, stated_peak
 from glassgpt.words import say
@@ -205,31 +204,15 @@ def parameters_inferred(case: Case) -> Finding | None:
 
 def _at_most(stated: int | None, most: int, evidence: str) -> Finding | None:
     """Without the shape, attention's part is not known: all of it may be parameters."""
-    if stated is None:
-        return Finding(
-            "parameters-inferred",
-            "info",
-            say("The model has at most {most} parameters, by its speed", most=count(most)),
-            evidence,
-            say("6 FLOP per parameter and token; attention takes some of it. This holds for one device."),
-            "",
-        )
-    if stated <= (1 + CONTRADICTION) * most:
-        return None
+    if stated is not None:
+        return None  # less than it says would be the part of one of several devices; nothing tells
     return Finding(
         "parameters-inferred",
-        "warning",
-        say(
-            "By its speed the model has at most {most} parameters, not {stated}",
-            most=count(most),
-            stated=count(stated),
-        ),
+        "info",
+        say("The model has at most {most} parameters, by its speed", most=count(most)),
         evidence,
         say("6 FLOP per parameter and token; attention takes some of it. This holds for one device."),
-        say(
-            "Check the stated size; figures that build on it are off by {share}.",
-            share=percent(stated / most - 1),
-        ),
+        "",
     )
 
 

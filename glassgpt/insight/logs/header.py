@@ -132,7 +132,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
      lambda told, into: _take_setting("gradient_accumulation_steps", told[1], into)),
     ("parameters", re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{_N}"),
      _take_count("parameters")),
-    ("parameters", re.compile(rf"(?:Total|Model) param(?:eter)?s:\s*{_N}"), _take_count("parameters")),
+    ("param", re.compile(rf"(?:Total|Model) param(?:eter)?s:\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"num_parameters\s*[:|]\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"Number of (non[- ])?trainable parameters\s*[:=]\s*{_N}"), _take_trainable),
     ("parameters", re.compile(rf"num (non-)?decayed parameter tensors: [\d,]+, with {_N} parameters"),

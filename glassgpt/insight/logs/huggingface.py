@@ -53,6 +53,9 @@ class TrainerReader:
         if "': " in line and (found := _DICT.search(line)):
             self.close(into)
             self._waiting, self._line = dict(_PAIR.findall(found[0])), into.line
+            if "train_runtime" in self._waiting and "loss" not in self._waiting:  # the end: no bar after it
+                self.close(into)
+                return True
             return not self._waiting.keys().isdisjoint(("loss", "eval_loss", "train_runtime"))
         if "Saving model checkpoint" in line and (told := _SAVE.search(line)):
             into.saved(int(told[1]))

@@ -9,16 +9,19 @@ from glassgpt.insight.logs.recording import Recording
 
 # A needle that is looked for first, since most lines hold none, and the pattern that decides.
 _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
-    ("memory", re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|oom[-_]kill", re.I), "oom"),
+    ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
+    ("Interrupt", re.compile(r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
+    ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
+    ("out of memory",
+     re.compile(r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory"), "oom"),
     ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
     ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
     ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
-    ("Interrupt", re.compile(r"^\W*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
-    ("^C", re.compile(r"^\W*\^C(?!\w)|^\^C"), "interrupt"),
+    ("CUDA ERROR", re.compile(r"^\W*CUDA ERROR\W"), "traceback"),
     ("CANCELLED", re.compile(r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)"), "interrupt"),
     ("SIG", re.compile(r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)"), "interrupt"),
     ("SIG", re.compile(r"[Rr]eceived.{0,80}\bSIG(?:TERM|INT)"), "interrupt"),
-    ("death signal", re.compile(r"[Rr]eceived \d+ death signal"), "interrupt"),
+    ("signal", re.compile(r"[Rr]eceived \d+ death signal|got signal: (?:2|15)\b"), "interrupt"),
     ("TIME LIMIT", re.compile(r"DUE TO TIME LIMIT"), "interrupt"),
     ("Terminated", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b"), "interrupt"),
     ("Killed", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$"), "kill"),
@@ -34,7 +37,7 @@ _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
 )  # fmt: skip
 
-_REAL = re.compile(r"^\s*real\s+(?:(\d+)h)?(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
+_REAL = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 
 
 def read_incident(line: str, into: Recording) -> bool:
@@ -50,6 +53,6 @@ def read_incident(line: str, into: Recording) -> bool:
 
 def _note_wall_time(line: str, into: Recording) -> None:
     if told := _REAL.match(line):
-        hours, minutes, seconds, plain = told.groups()
-        total = float(plain) if plain else int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+        minutes, seconds, plain = told.groups()
+        total = float(plain) if plain else int(minutes) * 60 + float(seconds)
         into.notes.said["wall_s"] = total

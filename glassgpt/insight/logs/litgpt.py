@@ -21,7 +21,7 @@ _STEP = re.compile(
     rf"\biter\s+(\d+)\s*\|?\s*st[eE]p\s+(\d+)\s*[:|]\s*loss(?: train)?(?: \(curr\))?:?\s*{NUMBER}"
     rf".{{0,120}}?\b(?:iter|train) time:\s*{NUMBER}\s*(ms|s)\b"
 )
-_VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*ms)?")
+_VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*(ms|s)\b)?")
 _FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: {NUMBER}\s*s\b")
 _FINAL = re.compile(rf"\bFinal evaluation \| val loss: {NUMBER}")
 _SAVE = re.compile(r"\bSaving checkpoint to\b")
@@ -40,7 +40,8 @@ def read(line: str, into: Recording) -> bool:
         return True
     if "val loss" in line:
         if told := _VAL.search(line):
-            into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) if told[3] else None)
+            ms = number(told[3]) * (1000 if told[4] == "s" else 1) if told[3] else None
+            into.evaluated(int(told[1]), number(told[2]), ms=ms)
             return told[3] is not None
         if told := _FINAL.search(line):
             into.evaluated(into.last, number(told[1]))

@@ -64,7 +64,7 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
         return False  # torn, or another trainer's
     if "(took" in rest:
         into.format = _IN_C
-    elif "tok/s)" in rest and "|" in rest:
+    elif "| (" in rest:
         into.format = _IN_PYTHON
     elif planned:
         into.format = FORMAT

@@ -15,7 +15,7 @@ import re
 
 from glassgpt.insight.history import Format
 from glassgpt.insight.logs.numbers import NUMBER, number
-from glassgpt.insight.logs.recording import Recording
+from glassgpt.insight.logs.recording import LARGEST, Recording
 
 FORMAT = Format("modded-nanogpt", "modded-nanogpt", times_hold_eval=False, first_iteration=1)
 
@@ -54,6 +54,8 @@ class ModdedReader:
     def _take(
         self, iteration: int, planned: int, kind: str | None, loss: str | None, total: float, into: Recording
     ) -> None:
+        if max(iteration, planned) > LARGEST:
+            return
         into.notes.said["planned_iterations"] = planned
         if kind == "val":
             if iteration == 0:

@@ -42,7 +42,7 @@ def read(line: str, into: Recording) -> bool:
         into.evaluated(int(told[1]), number(told[3]))
         return True
     if "Saved model" in line and (told := _SAVE.search(line)):
-        into.saved(int(told[1]) if told[1] else into.last)
+        into.saved(int(told[1]) if told[1] else None)
     elif _END.match(line):
         into.event("finish", line)
     return False

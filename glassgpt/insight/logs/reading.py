@@ -40,8 +40,11 @@ KNOWN = ", ".join(format.title for format, _ in _GRAMMARS[:-1])
 
 _ENOUGH = 40  # lines about iterations that one grammar understood: the others need not be asked any more
 _LEAST_UNKNOWN = 3  # such lines make a log of a trainer that we do not know
+_LONGEST_NOISE = 2_000_000  # lines without one about an iteration: it is no log
 _LONGEST_PREAMBLE = 100_000  # lines kept until the format is clear; modded-nanogpt begins with its source
 
+# Losses have three decimals or more; a number with fewer at the very end may have lost some.
+_CUT_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d{0,2}$")
 _QUOTE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
@@ -60,6 +63,8 @@ def read_log(lines: Iterable[Line], name: str) -> History:
     reader = Recognizer()
     for line in lines:
         reader.feed(line)
+        if reader.is_hopeless():
+            break
     history = reader.history(name)
     if history is None:
         raise UserError(
@@ -75,12 +80,14 @@ class Recognizer:
     def __init__(self) -> None:
         self._candidates = [_Candidate(format, make) for format, make in _GRAMMARS]
         self._kept: list[Line] = []
+        self._seen = 0
         self._log: LogReader | None = None
 
     def feed(self, line: Line) -> None:
         if self._log is not None:
             self._log.feed(line)
             return
+        self._seen += 1
         self._kept.append(line)
         if len(self._kept) > _LONGEST_PREAMBLE:
             del self._kept[: _LONGEST_PREAMBLE // 2]
@@ -90,6 +97,10 @@ class Recognizer:
         if max(candidate.understood for candidate in self._candidates[:-1]) >= _ENOUGH:
             self._log = self._reread()
             self._kept = []
+
+    def is_hopeless(self) -> bool:
+        """So much, and nothing of it understood."""
+        return self._log is None and self._seen > _LONGEST_NOISE and self._best() is None
 
     def history(self, name: str) -> History | None:
         """None as long as it is no log of a known kind."""
@@ -127,6 +138,8 @@ class LogReader:
         into.line += 1
         text, rank = unwrapped(line.text)
         self._torn = line.torn
+        if line.torn:
+            text = _CUT_NUMBER.sub("", text)
         if "`" in text or "*" in text:
             into.quoted = into.quoted or _QUOTE.match(text) is not None
             into.block += text.lstrip("> ").startswith("```")
@@ -146,4 +159,4 @@ class LogReader:
         if close is not None:
             close(self._recording)
         whole = self._recording.history(name, self._torn)
-        return in_order(whole) if self._recording.quoted else whole
+        return in_order(whole) if whole.quoted else whole

@@ -24,7 +24,8 @@ from glassgpt.insight.history import (
 
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _LONGEST_EVENT = 2000
-_MOST_EVENTS = 1000
+_MOST_EVENTS = 200  # of a kind
+LARGEST = 10**15  # no iteration has a larger number
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Recording:
         self._last: int | None = None  # iteration of the current segment
         self._last_step_line = 0
         self._last_step_block = 0
+        self._blocks: set[int] = set()  # with lines about iterations in them
         self._last_eval: int | None = None  # of the current segment
         self._waiting: list[tuple[Evaluation | Save, int]] = []  # for the next iteration to tell their number
 
@@ -90,6 +92,8 @@ class Recording:
         line: int | None = None,
     ) -> None:
         """`line`: where it was, if that is not the line being read."""
+        if iteration > LARGEST:
+            return
         if self._last is not None and not self._announced and iteration == self._last and self._steps_here:
             return  # another rank says it too
         self._turn_to(iteration)
@@ -107,6 +111,7 @@ class Recording:
         self._steps_here += 1
         self._last_step_line = self.line if line is None else line
         self._last_step_block = self.block
+        self._blocks.add(self.block)
 
     def evaluated(
         self,
@@ -115,6 +120,8 @@ class Recording:
         train_loss: float | None = None,
         ms: float | None = None,
     ) -> None:
+        if iteration is not None and iteration > LARGEST:
+            return
         if iteration is not None:
             self._turn_to(iteration)
             self._last_eval = iteration
@@ -137,6 +144,8 @@ class Recording:
         evaluation = self._evals[-1] if self._evals else None
         if iteration is None and evaluation and not self._done_since(evaluation):
             iteration = evaluation.iteration
+        if iteration is not None and iteration > LARGEST:
+            return
         if iteration is None:
             self._waiting.append((Save(None, 0), 0))
         elif not self._saves or self._saves[-1].iteration != iteration or self._announced:
@@ -148,8 +157,13 @@ class Recording:
     def event(self, kind: EventKind, text: str) -> None:
         if self.quoted and (self.block % 2 == 0 or self.block != self._last_step_block):
             return  # the text says so, about anything
-        if len(self._events) < _MOST_EVENTS:
+        if sum(event.kind == kind for event in self._events) < _MOST_EVENTS:
             self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
+
+    @property
+    def excerpts(self) -> bool:
+        """The text quotes pieces; a whole log in one code block is none."""
+        return self.quoted and (len(self._blocks) > 1 or any(block % 2 == 0 for block in self._blocks))
 
     @property
     def resuming(self) -> bool:
@@ -237,7 +251,7 @@ class Recording:
             val_metric=self.metric,
             numbered=self.numbers is None or bool(self.numbers),
             last_step_line=self._last_step_line,
-            quoted=self.quoted,
+            quoted=self.excerpts,
             torn=torn,
         )
 

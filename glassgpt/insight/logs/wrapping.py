@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 
-_RANK = re.compile(r"\[(?:rank|default)?(\d{1,4})\]:?\s+|(\d{1,3}):\s+")
+_RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\]:?\s+")
+_LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # a rank that srun names, or a line number
 _TIME = re.compile(
-    r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?[\s:|-]+"
-    r"(?:(?:[\w.]{1,40} ?[-|:] ?)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+)?"
+    r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
+    r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+|[\s:,-]+)"
 )
 _LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
@@ -30,8 +31,8 @@ def unwrapped(text: str) -> tuple[str, int | None]:
             text = text[1:].lstrip()
         elif told := _label(text, first):
             text = text[told.end() :]
-        elif (first == "[" or first.isdigit()) and (told := _RANK.match(text)):
-            text, rank = text[told.end() :], int(told[1] or told[2])
+        elif first == "[" and (told := _RANK.match(text)):
+            text, rank = text[told.end() :], int(told[1])
         else:
             break
     return text, rank
@@ -40,7 +41,7 @@ def unwrapped(text: str) -> tuple[str, int | None]:
 def _label(text: str, first: str) -> re.Match[str] | None:
     """A time, a level of logging, or the name of a service. Most lines begin with none of these letters."""
     if first == "[" or first.isdigit():
-        return _TIME.match(text) or _LEVEL.match(text)
+        return _TIME.match(text) or _LEVEL.match(text) or _LABEL.match(text)
     if "|" in text[:50] and (told := _SERVICE.match(text)):
         return told
     return _LEVEL.match(text) if first in ("I", "D") else None

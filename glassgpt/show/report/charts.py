@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from glassgpt import figures
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.history import Bools, Floats, History
-from glassgpt.show import format
 from glassgpt.show.report.drawing import (
     Chart,
     Layout,
@@ -26,7 +26,7 @@ from glassgpt.show.report.drawing import (
 )
 from glassgpt.show.report.losses import bits_per_byte_chart, loss_chart
 from glassgpt.show.report.thinning import thinned
-from glassgpt.show.report.timeline import Timeline
+from glassgpt.show.timeline import Timeline
 from glassgpt.words import say
 
 
@@ -41,6 +41,7 @@ def charts_of(history: History, facts: Facts, timeline: Timeline | None) -> list
         _tokens_per_s(history),
         _learning_rate(history),
         _gradient_norm(history),
+        _memory(history),
     ]
     return [chart for chart in charts if chart is not None]
 
@@ -101,14 +102,14 @@ def _keep_low_bars_visible(layout: Layout, timeline: Timeline, unit_s: float) ->
             "y": rest * 1.5 / unit_s,
             "xanchor": "left",
             "showarrow": False,
-            "text": say("← higher than drawn: {time}", time=format.duration(float(heights[top]))),
+            "text": say("← higher than drawn: {time}", time=figures.duration(float(heights[top]))),
             "font": {"color": "var(--ink)", "size": 13},
         }
     ]
 
 
 def _time_summary(history: History, facts: Facts, timeline: Timeline) -> str:
-    total = format.duration(facts.estimated_total_s or timeline.total_s)
+    total = figures.duration(facts.estimated_total_s or timeline.total_s)
     sentences = [
         say(
             "Iterations in each bar: {width}. All bars together: about {total}.",
@@ -150,10 +151,10 @@ def _step_time(history: History, facts: Facts) -> Chart | Missing:
         set_logarithmic(layout, drawn_values(traces), " ms")
     summary = say("This log has too few iterations to tell a steady one.")
     if facts.steady_ms is not None:
-        usual = format.milliseconds(facts.steady_ms)
+        usual = figures.milliseconds(facts.steady_ms)
         summary = say("A steady iteration takes {time}.", time=usual)
         if facts.steady_p95_ms is not None:
-            slow = format.milliseconds(facts.steady_p95_ms)
+            slow = figures.milliseconds(facts.steady_p95_ms)
             summary = say(
                 "A steady iteration takes {time}; one in twenty more than {slow}.", time=usual, slow=slow
             )
@@ -196,7 +197,7 @@ def _mfu(history: History, facts: Facts) -> Chart | Missing:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
     peak = history.setup.peak_flops or history.format.mfu_peak
     if peak:
-        sentences.append(say("100% stands for {peak}.", peak=format.flops(peak)))
+        sentences.append(say("{peak} counts as 100%.", peak=figures.flop_rate(peak)))
     if history.format.mfu_is_average:
         sentences.append(say("It is a running average, so an evaluation pulls it down for a while."))
     summary = " ".join(sentences) or say("The share of the peak that the model's own FLOPs reach.")
@@ -212,7 +213,7 @@ def _tokens_per_s(history: History) -> Chart | None:
     layout = plain_layout(history)
     layout["yaxis"] |= {"rangemode": "tozero", "tickformat": "~s"}
     layout["showlegend"] = False
-    usual = format.count(float(np.median(history.steps.tokens_per_s[rows])))
+    usual = figures.count(float(np.median(history.steps.tokens_per_s[rows])))
     return Chart("tokens", say("Tokens per second"), say("Usually {number}.", number=usual), traces, layout)
 
 
@@ -250,3 +251,21 @@ def _gradient_norm(history: History) -> Chart | Missing:
         highest=f"{norms.max():.3g}",
     )
     return Chart("gradient-norm", say("Gradient norm"), summary, traces, layout)
+
+
+def _memory(history: History) -> Chart | Missing:
+    used = history.steps.memory_bytes
+    if used is None or not np.isfinite(used).any():
+        return Missing(say("Memory is not drawn: this log does not report it."))
+    rows = np.flatnonzero(np.isfinite(used))
+    traces = [line(history, rows, used[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
+    layout = plain_layout(history)
+    layout["yaxis"] |= {"rangemode": "tozero", "ticksuffix": " GiB"}
+    layout["showlegend"] = False
+    highest = figures.size(float(used[rows].max()))
+    capacity = history.setup.memory_bytes
+    if capacity:
+        summary = say("At most {highest} of {capacity}.", highest=highest, capacity=figures.size(capacity))
+    else:
+        summary = say("At most {highest}.", highest=highest)
+    return Chart("memory", say("Memory"), summary, traces, layout)

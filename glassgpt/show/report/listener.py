@@ -11,7 +11,7 @@ from rich.console import Console
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
-from glassgpt.show.format import harmless
+from glassgpt.harmless import harmless
 from glassgpt.words import preferred_language, speaking
 
 NAME = "report.html"

@@ -8,25 +8,27 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
+from glassgpt import figures
 from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
+from glassgpt.harmless import harmless_words
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding, Severity
 from glassgpt.insight.history import History
 from glassgpt.insight.verdict import verdict_on
-from glassgpt.show import format
+from glassgpt.show import facts as facts_shown
+from glassgpt.show.facts import Row
 from glassgpt.show.report import tables
 from glassgpt.show.report.charts import charts_of
 from glassgpt.show.report.drawing import Chart, Missing
-from glassgpt.show.report.tables import Row
-from glassgpt.show.report.timeline import phases_of, timeline_of
+from glassgpt.show.timeline import phases_of, timeline_of
 from glassgpt.words import RIGHT_TO_LEFT, current_language, say
 
 # Nothing may be loaded from anywhere: what the page needs is in it.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 _BRAND = "GlassGPT"
-_ISOLATES = "\N{FIRST STRONG ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
+_MARK = f'<meta name="generator" content="{_BRAND}">'
 
 
 def write_report(path: Path, history: History, facts: Facts, findings: Sequence[Finding], name: str) -> None:
@@ -35,7 +37,18 @@ def write_report(path: Path, history: History, facts: Facts, findings: Sequence[
     try:
         replace_file(path, page.encode())
     except OSError as error:
-        raise UserError(f"{path} could not be written ({error}): choose another place with --out") from error
+        why = error.strerror or type(error).__name__
+        raise UserError(f"{path} could not be written ({why}): choose another place with --out") from error
+
+
+def check_place(path: Path, source: Path) -> None:
+    """A report never takes the place of the log it is about, nor of anything but a report."""
+    if not path.exists():
+        return
+    if source.exists() and path.samefile(source):
+        raise UserError(f"{path} is what the report is about: choose another place with --out")
+    if path.is_file() and _MARK.encode() not in path.read_bytes()[:2048]:
+        raise UserError(f"{path} is there and is no report: choose another place with --out")
 
 
 def report_html(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:
@@ -55,7 +68,7 @@ def report_html(history: History, facts: Facts, findings: Sequence[Finding], nam
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta name="generator" content="{_BRAND}">
+{_MARK}
 <title>{text(name)} · {_BRAND}</title>
 <style>
 {_packaged("style.css")}
@@ -84,7 +97,7 @@ def text(value: str) -> str:
 
     The marks that isolate a value in a right-to-left sentence are ours and stay.
     """
-    clean = "".join(part if part in _ISOLATES else format.harmless(part) for part in value)
+    clean = harmless_words(value)
     return escape(clean)
 
 
@@ -93,7 +106,7 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
         f"<div><dt>{text(row.name)}</dt><dd>{_number(row.value)}"
         + (f"<small>{text(row.reason)}</small>" if row.reason else "")
         + "</dd></div>"
-        for row in tables.key_figures(facts)
+        for row in facts_shown.key_figures(facts)
     )
     kinds = [f"<bdi>{text(history.format.title)}</bdi>"] if history.format.title != _BRAND else []
     kinds += [text(say("still running"))] if history.live else []
@@ -167,14 +180,14 @@ def _phase_bar(phases: dict[str, float]) -> str:
     total = sum(phases.values())
     if total <= 0:
         return ""
-    names = tables.phase_names()
+    names = facts_shown.phase_names()
     parts = "".join(
         f'<i class="phase-{name}" style="flex-grow:{seconds / total:.6f}"></i>'
         for name, seconds in phases.items()
     )
     listed = "".join(
         f'<li><i class="phase-{name}"></i><span>{text(names[name])}</span>'
-        f"{_number(format.duration(seconds))}{_number(f'{seconds / total:.1%}')}</li>"
+        f"{_number(figures.duration(seconds))}{_number(f'{seconds / total:.1%}')}</li>"
         for name, seconds in phases.items()
     )
     return f'<div class="bar" aria-hidden="true">{parts}</div>\n<ul class="phases">{listed}</ul>'
@@ -182,7 +195,7 @@ def _phase_bar(phases: dict[str, float]) -> str:
 
 def _tables(history: History, facts: Facts) -> str:
     settings, machine = tables.setting_rows(history), tables.machine_rows(history)
-    numbers = [_table(title, _plain_rows(rows)) for title, rows in tables.fact_groups(facts) if rows]
+    numbers = [_table(title, _plain_rows(rows)) for title, rows in facts_shown.fact_groups(facts) if rows]
     parts = [
         _section("facts", say("Facts"), f'<div class="facts">{"".join(numbers)}</div>'),
         _section("configuration", say("Configuration"), _configuration(settings)),

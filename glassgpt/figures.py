@@ -1,0 +1,128 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_METRIC = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def duration(seconds: float) -> str:
+    """42 ms, 1.2 s, 45 s, 3m 05s, 2h 07m, 3d 04h"""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60}m {total % 60:02d}s"
+    if total < 86_400:
+        return f"{total // 3600}h {total % 3600 // 60:02d}m"
+    return f"{total // 86_400}d {total % 86_400 // 3600:02d}h"
+
+
+def milliseconds(value: float) -> str:
+    """0.42 ms, 38.1 ms, 5985 ms"""
+    return f"{value:.2f} ms" if value < 9.995 else f"{value:.1f} ms" if value < 999.95 else f"{value:.0f} ms"
+
+
+def count(value: float) -> str:
+    """812, 19.4k, 10.7M, 1.56B"""
+    if not math.isfinite(value):
+        return "?"
+    for limit, unit in _COUNTS:
+        if value >= limit * 0.9995:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def whole(value: float) -> str:
+    """12,345"""
+    return f"{value:,.0f}"
+
+
+def parameters(value: float, exact: bool = True) -> str:
+    """0.80M, 10.65M, 33M, 123.6M; 40.5M where it is only inferred"""
+    if value < 1e5:
+        return count(value)
+    unit, large = (1e9, "B") if value >= 0.9995e9 else (1e6, "M")
+    number = value / unit
+    digits = f"{number:.2f}" if exact and number < 100 else f"{number:.1f}"
+    rounded = digits.rstrip("0").rstrip(".")
+    return (rounded if "." not in rounded else digits) + large
+
+
+def plural(number: int, noun: str) -> str:
+    """1 layer, 2 layers"""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(value: float) -> str:
+    """Bytes in binary units: 9.7 MiB"""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def work(flops: float) -> str:
+    """An amount of arithmetic: 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
+    if flops >= 0.9995e21:
+        return f"{flops:.2e} FLOP"
+    for limit, unit in _METRIC:
+        if flops >= limit * 0.9995:
+            return f"{_three_digits(flops / limit)} {unit}FLOP"
+    return f"{flops:.0f} FLOP"
+
+
+def flop_rate(flops_per_s: float) -> str:
+    """48.0 TFLOP/s, 312 TFLOP/s, 96.0 GFLOP/s"""
+    for limit, unit in _METRIC[1:-1]:
+        if flops_per_s >= limit * 0.9995:
+            return f"{_three_digits(flops_per_s / limit)} {unit}FLOP/s"
+    return f"{_three_digits(flops_per_s / 1e6)} MFLOP/s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    """Of 1: 0.4%, 9.9%, 65%"""
+    points = 100 * share
+    return f"{points:.0f}%" if abs(points) >= 9.95 else f"{points:.1f}%"
+
+
+def points(percent: float) -> str:
+    """Of 100, as an MFU is: 0.08%, 9.99%, 15.4%, 61%"""
+    if percent < 9.995:
+        return f"{percent:.2f}%"
+    return f"{percent:.1f}%" if percent < 59.95 else f"{percent:.0f}%"
+
+
+def times(ratio: float) -> str:
+    """How many times: 1.8, 34, 1200"""
+    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+
+
+def factor(ratio: float) -> str:
+    """2.86x, 13.3x, 0.42x"""
+    return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.3g}x"
+
+
+def loss(value: float) -> str:
+    return f"{value:.4f}" if not abs(value) >= 1000 else f"{value:.4g}"
+
+
+def difference(value: float) -> str:
+    """Of two losses, with two digits that count: 0.25, 0.0064"""
+    return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.2g}"
+
+
+def rate(value: float) -> str:
+    """A learning rate: 6e-05, 0.0008"""
+    return f"{value:.3g}"

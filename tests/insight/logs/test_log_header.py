@@ -1,0 +1,131 @@
+"""What is said about a run before it starts."""
+
+from __future__ import annotations
+
+import pytest
+from printed import Course, llmc
+from told import facts_in, history_of
+
+from glassgpt.insight.history import Setup
+
+BODY = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))
+
+
+def setup_of(header: str) -> Setup:
+    return history_of(header + "\n" + BODY).setup
+
+
+def test_a_config_file_as_nanogpt_echoes_it() -> None:
+    setup = setup_of(
+        "Overriding config with config/train_shakespeare_char.py:\n# a comment with "
+        "max_iters = 7\nout_dir = 'out-x'\n"
+        "eval_interval = 250 # keep frequent\nalways_save_checkpoint = False\ndataset = 'shakespeare_char'\n"
+        "learning_rate = 1e-3 # with baby networks\nbatch_size = 64\nblock_size = "
+        "256\n#n_layer = 99\nn_layer = 6\n"
+        "gradient_accumulation_steps = 5 * 8\nOverriding: max_iters = 2000\nOverriding: compile = False\n"
+    )
+    settings = dict(setup.settings)
+    assert settings.pop("gradient_accumulation_steps", 40) == 40  # an expression may be worked out, or left
+    assert settings == {
+        "out_dir": "out-x",
+        "eval_interval": 250,
+        "always_save_checkpoint": False,
+        "dataset": "shakespeare_char",
+        "learning_rate": 1e-3,
+        "batch_size": 64,
+        "block_size": 256,
+        "n_layer": 6,
+        "max_iters": 2000,
+        "compile": False,
+    }
+
+
+def test_a_command_line() -> None:
+    setup = setup_of(
+        "$ python train.py config/x.py --device=cpu --compile=False --eval_iters=20 --block_size=64"
+    )
+    assert {name: setup.settings[name] for name in ("device", "compile", "eval_iters", "block_size")} == {
+        "device": "cpu", "compile": False, "eval_iters": 20, "block_size": 64,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("number of parameters: 10.65M", 10_650_000),
+        ("number of parameters: 0.80M", 800_000),
+        ("number of parameters: 1.56B", 1_560_000_000),
+        ("Total parameters: 124,475,904", 124_475_904),
+        ("num_parameters: 124475904 => bytes: 248951808", 124_475_904),
+        ("Model params: 1.1B", 1_100_000_000),
+    ],
+)
+def test_parameters(line: str, count: int) -> None:
+    assert setup_of(line).parameters == count
+
+
+def test_tokens_per_iteration_and_vocabulary() -> None:
+    setup = setup_of("tokens per iteration will be: 491,520\nfound vocab_size = 65 (inside data/x/meta.pkl)")
+    assert setup.tokens_per_iteration == 491_520
+    assert setup.settings["vocab_size"] == 65
+
+
+def test_the_groups_of_the_optimizer_are_all_parameters() -> None:
+    setup = setup_of(
+        "num decayed parameter tensors: 26, with 10,740,096 parameters\n"
+        "num non-decayed parameter tensors: 13, with 4,992 parameters"
+    )
+    assert setup.trained_parameters == 10_745_088
+
+
+def test_the_table_of_llm_c() -> None:
+    setup = history_of(llmc(Course()).text).setup
+    assert setup.settings["batch_size"] == 64
+    assert setup.settings["block_size"] == 1024
+    assert setup.settings["eval_interval"] == 10
+    assert setup.world_size == 1
+
+
+def test_the_card_and_its_peak() -> None:
+    setup = setup_of("GPU: NVIDIA H100 80GB HBM3 | Peak FLOPS (BF16): 9.89e+14")
+    assert setup.device_name == "NVIDIA H100 80GB HBM3"
+    assert setup.peak_flops == 9.89e14
+
+
+def test_text_that_only_looks_like_settings_is_left_alone() -> None:
+    setup = setup_of(
+        "the batch_size = the number of rows\nlearning_rate: see below\nmax_iters = "
+        "__import__('os')\nseed = 1 or 2"
+    )
+    assert (
+        not {"max_iters", "batch_size"} & setup.settings.keys() or setup.settings.get("batch_size") == "the"
+    )
+
+
+def test_nothing_is_taken_once_it_runs() -> None:
+    history = history_of(BODY + "batch_size = 12\nmax_iters = 5\n" + BODY.replace("iter ", "iter 2"))
+    assert "batch_size" not in history.setup.settings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tokens per iteration will be: " + "9" * 5000,
+        "number of parameters: " + "1," * 2000,
+        "number of parameters: ...",
+        "number of parameters: .M",
+        "batch_size = " + "9" * 5000,
+        "batch_size = " + "(" * 150,
+        "learning_rate = 1e999999",
+        "found vocab_size = ,",
+        "| device | \x07 |",
+        "num_processes = 1e5,",
+        "world_size: 99999999999999999999999",
+        "FLOPs per token: 1e400",
+        "| peak TFlops | 1.2.3 |",
+        "Peak FLOPS (BF16): .e+14",
+        "Total optimization steps = ,,,",
+    ],
+)
+def test_nonsense_does_not_stop_it(line: str) -> None:
+    assert facts_in(line + "\n" + BODY).iterations_logged == 12

@@ -1,0 +1,121 @@
+"""Several processes in one log: resumes that go back, runs one after another, headers said by every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from printed import Course, nanogpt
+from told import Told, check, facts_in, history_of
+
+COURSE = Course(updates=40, eval_every=10)
+
+
+def joined(*logs: Told) -> Told:
+    """One after another in a file, each a process of its own."""
+    parts = []
+    for index, log in enumerate(logs):
+        for part in log.parts:
+            row = replace(part.row, segment=index) if part.row else None
+            parts.append(replace(part, row=row, segment=index))
+    return replace(
+        logs[-1],
+        parts=tuple(parts),
+        segments=len(logs),
+        starting=frozenset(range(len(logs))),
+        ended=logs[-1].ended,
+    )
+
+
+def test_a_resume_goes_back_to_its_checkpoint() -> None:
+    killed = nanogpt(COURSE).first(45)
+    again = nanogpt(COURSE, resumes_at=20)
+    history = history_of(killed.text + again.text)
+    assert [(segment.starts, segment.resumed) for segment in history.segments] == [
+        (True, False),
+        (True, True),
+    ]
+    assert history.segments[1].first_iteration == 20
+    told = joined(killed, again)
+    check(told.text, told)
+
+
+def test_times_of_a_resumed_run() -> None:
+    """What no process started with is the steady time; an evaluation of another process "
+    "marks nothing here."""
+    text = (
+        "tokens per iteration will be: 1,000\nstep 0: train loss 4, val loss 4\niter 0: loss "
+        "4, time 5000.00ms\n"
+        + "".join(f"iter {at}: loss 3, time 100.00ms\n" for at in range(1, 10))
+        + "step 10: train loss 3, val loss 3\niter 10: loss 3, time 1100.00ms\n"
+        + "".join(f"iter {at}: loss 3, time 100.00ms\n" for at in range(11, 16))
+        + "tokens per iteration will be: 1,000\nResuming training from out\n"
+        + "step 10: train loss 3, val loss 3\niter 10: loss 3, time 9100.00ms\n"
+        + "".join(f"iter {at}: loss 3, time 100.00ms\n" for at in range(11, 20))
+        + "step 20: train loss 3, val loss 3\niter 20: loss 3, time 1100.00ms\n"
+    )
+    facts = facts_in(text)
+    assert (facts.segments, facts.steady_ms, facts.eval_overhead_ms) == (2, 100, 1000)
+    assert facts.startup_ms == 5000 - 100 - 1000
+    assert facts.eval_steps == [0, 10, 20]
+    assert facts.iterations_logged == 27
+    total = 5000 + 14 * 100 + 1100 + 9100 + 9 * 100 + 1100
+    assert facts.estimated_total_s == pytest.approx(total / 1000)
+    assert facts.overhead_share == pytest.approx((4900 + 1000 + 9000 + 1000) / total)
+
+
+def test_a_resume_without_a_word_is_seen_by_the_numbers() -> None:
+    told = nanogpt(COURSE)
+    lines = [line for line in told.lines if line.startswith(("iter", "step"))]
+    assert facts_in("\n".join(lines[:30] + lines[20:]) + "\n").segments == 2
+
+
+def test_a_resume_that_goes_on_where_it_stopped() -> None:
+    told = nanogpt(COURSE)
+    lines = [line for line in told.lines if line.startswith(("iter", "step"))]
+    at = next(index for index, line in enumerate(lines) if line.startswith("step 20"))
+    text = (
+        "\n".join(
+            [*lines[:at], "tokens per iteration will be: 16,384", "Resuming training from out", *lines[at:]]
+        )
+        + "\n"
+    )
+    history = history_of(text)
+    assert [segment.resumed for segment in history.segments] == [False, True]
+
+
+def test_three_runs_in_one_file() -> None:
+    logs = [nanogpt(Course(updates=40, eval_every=10, seed=seed)) for seed in range(3)]
+    facts = facts_in("".join(log.text for log in logs))
+    assert (facts.segments, facts.iterations_logged, facts.ended) == (3, 123, "finished")
+
+
+def test_headers_of_all_ranks_are_one_process() -> None:
+    told = nanogpt(COURSE)
+    header, body = told.lines[:14], told.lines[14:]
+    check("\n".join(header * 8 + body) + "\n", told)
+
+
+def test_a_second_start_that_never_trained() -> None:
+    """It has no iteration, so it adds no segment; nor does it change how the first one ended."""
+    told = nanogpt(COURSE).first(50)
+    check(told.text + "\n".join(told.lines[:10]) + "\n", told)
+
+
+def test_the_same_line_from_another_rank_counts_once() -> None:
+    told = nanogpt(COURSE)
+    text = "".join(f"{line}\n" * (3 if line.startswith("iter") else 1) for line in told.lines)
+    check(text, told)
+
+
+def test_ranks_that_print_under_their_names_with_other_times() -> None:
+    """The lowest rank speaks for all."""
+    told = nanogpt(COURSE)
+    text = "".join(f"[rank0]: {line}\n[rank1]: {line.replace('ms', '9ms')}\n" for line in told.lines)
+    check(text, told)
+
+
+def test_numbers_in_front_of_lines_are_not_always_ranks() -> None:
+    told = nanogpt(COURSE)
+    text = "".join(f"[{number}] {line}\n" for number, line in enumerate(told.lines))
+    check(text, told)

@@ -1,0 +1,78 @@
+"""Small charts made of characters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glassgpt.show.chart import bar, plot, sparkline
+
+few = settings(max_examples=150, deadline=None)
+
+
+def test_a_sparkline_goes_from_lowest_to_highest() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3.0, 1.0]) == "█▁"
+    assert sparkline([2.0, 2.0, 2.0]) == "▁▁▁"
+    assert sparkline([1.0, float("nan"), 2.0, float("inf")]) == "▁ █ "
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [float("nan"), 1.0], [float("nan")] * 3])
+def test_a_sparkline_of_fewer_than_two_values_is_none(values: list[float]) -> None:
+    assert sparkline(values) == ""
+
+
+@few
+@given(st.lists(st.floats(-1e100, 1e100) | st.sampled_from([float("nan"), float("inf")]), max_size=20))
+def test_a_sparkline_has_a_character_per_value(values: list[float]) -> None:
+    assert len(sparkline(values)) in (0, len(values))
+
+
+def test_a_bar_is_exact_to_an_eighth() -> None:
+    assert bar(0.0, 20) == ""
+    assert bar(1.0, 4) == "████"
+    assert bar(0.5, 4) == "██"
+    assert bar(1 / 32, 4) == "▏"
+    assert bar(7 / 32, 4) == "▉"
+    assert bar(-3.0, 4) == ""
+    assert bar(9.0, 4) == "████"
+
+
+@few
+@given(st.floats(-1, 2), st.floats(-1, 2), st.integers(1, 40))
+def test_a_larger_share_never_has_a_shorter_bar(a: float, b: float, width: int) -> None:
+    low, high = sorted((a, b))
+    assert len(bar(low, width)) <= len(bar(high, width)) <= width
+
+
+def test_a_plot_holds_every_point_and_joins_them() -> None:
+    rows = plot([([0, 10], [1.0, 0.0])], width=10, height=4)
+    assert len(rows) == 4
+    assert all(len(row) == 10 for row in rows)
+    drawn = [[character != "\u2800" for character, _ in row] for row in rows]
+    assert drawn[0][0]  # the highest, at the left
+    assert drawn[3][9]
+    assert all(any(column) for column in zip(*drawn, strict=True))  # a line, not two points
+
+
+def test_the_last_curve_of_a_plot_is_on_top() -> None:
+    rows = plot([([0, 1], [0.0, 0.0]), ([0, 1], [0.0, 0.0])], width=3, height=2)
+    assert {owner for row in rows for character, owner in row if character != "\u2800"} == {1}
+
+
+@pytest.mark.parametrize("curve", [([], []), ([1.0], [1.0]), ([0.0, 1.0], [float("nan"), 1.0])])
+def test_a_plot_of_fewer_than_two_points_is_none(curve: tuple[list[float], list[float]]) -> None:
+    assert plot([curve], 10, 4) == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(allow_nan=True), st.floats(allow_nan=True)), max_size=20),
+    st.integers(1, 30),
+    st.integers(1, 10),
+)
+@few
+def test_any_values_can_be_plotted(points: list[tuple[float, float]], width: int, height: int) -> None:
+    bounded = [(x, y) for x, y in points if not (abs(x) > 1e100 or abs(y) > 1e100)]
+    rows = plot([([x for x, _ in bounded], [y for _, y in bounded])], width, height)
+    assert all(len(row) == width for row in rows)

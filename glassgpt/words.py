@@ -10,7 +10,6 @@ or `--eval_interval=2000` is not torn apart by the text around it.
 from __future__ import annotations
 
 import gettext
-import locale
 import os
 import re
 from collections.abc import Iterator
@@ -55,13 +54,22 @@ def speaking(language: str) -> Iterator[None]:
 
 
 def preferred_language() -> str:
-    """The locale's language, where there is a catalogue for it."""
-    for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
-        wanted = os.environ.get(name, "").split(":")[0]
-        if wanted:
-            normal = locale.normalize(wanted).split("_")[0].split(".")[0].lower()
-            return normal if normal in LANGUAGES else "en"
-    return "en"
+    """The locale's language, where there is a catalogue for it.
+
+    As with gettext, LANGUAGE is a list that counts for more, but not in the C locale, which scripts set to
+    get English.
+    """
+    settings = (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
+    place = next((value for value in settings if value), "C")
+    if _language_in(place) in ("c", "posix"):
+        return "en"
+    wanted = [*os.environ.get("LANGUAGE", "").split(":"), place]
+    return next((name for name in map(_language_in, wanted) if name in LANGUAGES), "en")
+
+
+def _language_in(place: str) -> str:
+    """hi of hi_IN.UTF-8"""
+    return re.split(r"[_.@]", place, maxsplit=1)[0].lower()
 
 
 @cache

@@ -232,7 +232,7 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
         (["prepare", "nothing.txt"], ["nothing.txt"]),
         (["prepare", "pylib", "--tokeniser=char"], ["unknown setting --tokeniser; did you mean --tokenizer"]),
         (["runs", "nowhere"], ["there is no folder nowhere"]),
-        (["runs", "--al"], ["--al needs a value"]),
+        (["runs", "--al"], ["unknown setting --al"]),
         (["show"], ["say which run to show; `glass runs` lists them"]),
         (["show", "runs/none"], ["runs/none holds no run"]),
         (["show", "a", "--svgg=x"], ["unknown setting --svgg; did you mean --svg"]),

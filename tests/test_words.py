@@ -72,15 +72,18 @@ def speaking_modules() -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("path", speaking_modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_sentence_is_literal_and_gets_the_values_it_names(path: Path) -> None:
-    calls = [
+def calls(path: Path) -> list[ast.Call]:
+    return [
         node
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say"
     ]
-    assert calls
-    for call in calls:
+
+
+@pytest.mark.parametrize("path", speaking_modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_sentence_is_literal_and_gets_the_values_it_names(path: Path) -> None:
+    assert calls(path)
+    for call in calls(path):
         where = f"line {call.lineno}"
         assert len(call.args) == 1, where
         (sentence,) = call.args
@@ -91,6 +94,12 @@ def test_every_sentence_is_literal_and_gets_the_values_it_names(path: Path) -> N
             assert given - {None} <= placeholders(sentence.value), where
         else:
             assert given == placeholders(sentence.value), where
+
+
+def test_babel_finds_every_sentence() -> None:
+    """It does not look into f-strings."""
+    spoken = {ast.literal_eval(call.args[0]) for path in speaking_modules() for call in calls(path)}
+    assert spoken == sentences()
 
 
 def test_there_is_much_to_say() -> None:
@@ -139,10 +148,11 @@ def test_a_translation_is_clean_text(language: str) -> None:
             assert character in "\n\u200c\u200d" or category not in ("Cc", "Cf", "Co", "Cs"), ascii(text)
             # Numbers stay ASCII, so that they can be found in the log.
             assert category != "Nd" or character in string.digits, text
-        letters = [character for character in re.sub(r"\{\w+\}", "", text) if character.isalpha()]
-        assert any(script in unicodedata.name(letter) for letter in letters) or not re.search(
-            r"[a-z]{3}", re.sub(r"\{\w+\}", "", str(message.id))
-        ), text
+        has_words = re.search(r"(?<![\w{])[A-Za-z]?[a-z]{4,}(?![\w}=])", str(message.id))
+        if text.startswith("MFU ("):  # a name and what it is short for
+            continue
+        letters = [character for character in text if character.isalpha()]
+        assert not has_words or any(script in unicodedata.name(letter) for letter in letters), text
 
 
 @pytest.mark.parametrize("language", TRANSLATED)
@@ -205,15 +215,15 @@ def test_no_english_is_left(path: Path, language: str) -> None:
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_numbers_are_the_same_in_every_language(path: Path) -> None:
-    def numbers(language: str) -> list[str]:
-        text = re.sub(f"[{ISOLATES}{POP}]", "", spoken(language, path))
-        return sorted(re.findall(r"(?<![\w.])\d[\d,.]*\d(?!\w)", text))
+def test_numbers_stay_in_every_language(path: Path) -> None:
+    def numbers(language: str) -> set[str]:
+        text = re.sub(f"[{ISOLATES}{POP}]", " ", spoken(language, path))
+        return set(re.findall(r"(?<![A-Za-z\d_.])\d[\d,.]*\d(?![A-Za-z\d_])", text))
 
     english = numbers("en")
     assert len(english) > 50
     for language in TRANSLATED:
-        assert numbers(language) == english
+        assert english - numbers(language) == set()
 
 
 def test_english_is_as_it_is_written() -> None:

@@ -125,7 +125,8 @@ def current(records: Iterable[Record]) -> list[Record]:
     kept: list[Record] = []
     for record in records:
         if record["kind"] == "resume":
-            start = record.get("from_iter", record["iter"])
+            said = record.get("from_iter")
+            start = said if isinstance(said, int) else record["iter"]
             kept = [old for old in kept if old["iter"] <= start or old["kind"] in ("run", "resume", "end")]
         kept.append(record)
     return kept

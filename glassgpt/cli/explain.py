@@ -187,7 +187,9 @@ def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iter
     from glassgpt.insight.watching import GrowingFile, follow
 
     if name == "-":
-        yield from follow(sys.stdin.buffer, watch, echo)
+        # Not sys.stdin: a thread that waits in its lock would keep the process from ending.
+        with open(os.dup(sys.stdin.fileno()), "rb", buffering=0) as stream:
+            yield from follow(stream, watch, echo)
         return
     path = Path(name)
     file = path / journal.NAME if path.is_dir() else path

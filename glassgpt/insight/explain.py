@@ -50,7 +50,7 @@ def explain(history: History, card: Card | None = None) -> Explanation:
 
 def _recorded(record: Mapping[str, object]) -> Finding:
     """One that the run made itself, while it went on."""
-    severity = record.get("severity")
+    severity = str(record.get("severity"))
     return Finding(
         id=str(record.get("id", "")),
         severity=severity if severity in _WEIGHT else "info",  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
@@ -44,14 +45,20 @@ def summarize(run_dir: Path) -> RunSummary:
         state=_state(run_dir, records),
         # A checkpoint is recorded when it is written, which is later than its iteration.
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
-        max_iters=start.get("config", {}).get("max_iters"),
-        loss=step.get("loss"),
-        best_val_loss=best.get("loss") if best else None,
+        max_iters=_number(start.get("config"), "max_iters"),
+        loss=_number(step, "loss"),
+        best_val_loss=_number(best, "loss"),
         best_iter=best["iter"] if best else None,
-        tokens_per_s=step.get("tokens_per_s"),
+        tokens_per_s=_number(step, "tokens_per_s"),
         bytes=_size(run_dir),
         started=records[0]["time"] if records else None,
     )
+
+
+def _number(record: object, name: str) -> Any:
+    """None for what is not there, or is no number: one damaged run must not hide the others."""
+    value = record.get(name) if isinstance(record, dict) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _state(run_dir: Path, records: list[Record]) -> str:

@@ -105,7 +105,7 @@ class Watch:
         cost = self.clock() - begin
         self._next_look = begin + cost + max(_LOOK_EVERY_S, cost / _SHARE_OF_TIME)
         findings = tuple(finding for finding in explanation.findings if self._is_new(finding))
-        self._told |= {finding.id: finding.severity for finding in findings}
+        self._told |= {_key(finding): finding.severity for finding in findings}
         evaluations, self._evaluations_told = history.evals[self._evaluations_told :], len(history.evals)
         return News(explanation.facts.last_iteration, evaluations, findings, explanation)
 
@@ -116,8 +116,12 @@ class Watch:
         return None if history is None else replace(history, live=live)
 
     def _is_new(self, finding: Finding) -> bool:
-        told = self._told.get(finding.id)
+        told = self._told.get(_key(finding))
         return told is None or _RANK[finding.severity] > _RANK[told]
+
+
+def _key(finding: Finding) -> str:
+    return finding.id or finding.title
 
 
 def follow(file: BinaryIO, watch: Watch, echo: Callable[[str], None] | None = None) -> Iterator[News]:

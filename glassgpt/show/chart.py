@@ -29,6 +29,11 @@ def bar(share: float, width: int) -> str:
     return ("█" * (eighths // 8) + _PARTS[eighths % 8]).rstrip()
 
 
+def _drawable(*values: float) -> bool:
+    """Finite, and small enough that a difference is finite too."""
+    return all(abs(value) < 1e100 for value in values)
+
+
 def _joined(curve: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
     """With points between those that are further apart than a dot."""
     points = curve[:1]
@@ -49,10 +54,7 @@ def plot(
 
     A value that is not finite is left out. Empty where fewer than two points are left.
     """
-    clean = [
-        [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-        for x, y in curves
-    ]
+    clean = [[(a, b) for a, b in zip(x, y, strict=True) if _drawable(a, b)] for x, y in curves]
     points = [point for curve in clean for point in curve]
     if len(points) < 2:
         return []

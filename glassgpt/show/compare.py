@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt import figures as written
-from glassgpt.harmless import harmless_words
+from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.compare import Comparison
 from glassgpt.insight.compare.alignment import Reading
 from glassgpt.insight.compare.comparable import bits_per_byte, perplexity
@@ -61,7 +61,7 @@ def _print_runs(comparison: Comparison, console: Console) -> None:
         words = say(
             "{run}: {name} ({format})",
             run=side.label,
-            name=side.history.name,
+            name=harmless_name(side.history.name),
             format=side.history.format.title,
         )
         console.print(_text(words))

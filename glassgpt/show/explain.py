@@ -127,7 +127,7 @@ def _print_time(history: History, facts: Facts, out: Console) -> None:
     for phase, seconds in sorted(phases.items(), key=lambda part: -part[1]):
         share = seconds / total
         line = Text(f"{figures.duration(seconds):>9} {share:>7.1%}  ")
-        width = max(0, min(30, out.width - 45))
+        width = max(0, min(30, out.width - 48))
         line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(names[phase])
         out.print(line, soft_wrap=True)
     out.print()

@@ -39,7 +39,7 @@ def _run_rows(facts: Facts) -> list[Row]:
         Row(say("last iteration"), _with(_whole, facts.last_iteration)),
         Row(say("iterations from line to line"), _with(_whole, facts.log_interval)),
         Row(say("processes (a resume adds one)"), f"{facts.segments:,}"),
-        Row(say("parameters"), _with(figures.count, facts.parameters)),
+        Row(say("parameters"), _with(figures.parameters, facts.parameters)),
         Row(say("tokens per iteration"), _with(_whole, facts.tokens_per_iteration)),
         Row(say("FLOPs per token"), _with(figures.count, facts.flops_per_token)),
     ]

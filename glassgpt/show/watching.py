@@ -19,7 +19,8 @@ def print_news(news: News, out: Console) -> None:
         best = done.val_loss == facts.best_val_loss
         text = say("iteration {at}: validation {loss}", at=at, loss=f"{done.val_loss:.4f}")
         line = Text.assemble(("glass  ", "bold cyan"), text)
-        out.print(line.append(f"  ({say('the best so far')})" if best else ""), soft_wrap=True)
+        so_far = say("the best so far")
+        out.print(line.append(f"  ({so_far})" if best else ""), soft_wrap=True)
     for finding in news.findings:
         at = "" if news.iteration is None else say("at iteration {at}", at=f"{news.iteration:,}")
         out.print(Text.assemble(("glass  ", "bold cyan"), (at, "dim")), soft_wrap=True)

@@ -16,7 +16,9 @@ from glassgpt.account.journal import Record
 GLASS = (sys.executable, "-c", "from glassgpt.cli import run; run()")
 LOCALE = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 # What a hostile file may try: a title, a colour, markup of rich's, another direction, a C1 escape.
-EVIL = "\x1b]0;owned\x07\x1b[31m[red]x[/red][link=http://evil]y\u202ez\x9b31m\x85<b>"
+EVIL = (
+    "\x1b]0;owned\x07\x1b[31m[red]x[/red][link=http://evil]y\u202ez\u061c\u200b\xad\U000e0041\x9b31m\x85<b>"
+)
 
 
 def nanogpt_log(last: int = 600, first: int = 0, factor: float = 1.0) -> str:

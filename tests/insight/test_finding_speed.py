@@ -181,9 +181,8 @@ def test_without_the_shape_there_is_an_upper_bound() -> None:
     finding = found(parameters_inferred(about(note_004(3900.0, 12.9))))
     assert "at most 49.9M parameters" in finding.title  # 299 MFLOP / 6
     assert parameters_inferred(about(note_004(3900.0, 12.9, parameters=33_000_000))) is None
-    finding = found(parameters_inferred(about(note_004(3900.0, 12.9, parameters=124_000_000))))
-    assert finding.severity == "warning"
-    assert "not 124M" in finding.title
+    # More than the bound may be several devices, of which the MFU counts one: no contradiction.
+    assert parameters_inferred(about(note_004(3900.0, 12.9, parameters=124_000_000))) is None
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.02, 0.1])

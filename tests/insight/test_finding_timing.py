@@ -220,7 +220,7 @@ def test_each_process_starts_up() -> None:
 def test_a_ledger_says_what_startup_took() -> None:
     finding = found(startup_compile(about(ledger_run(startup=5.0, compile=25.0, train=70.0))))
     assert "Start-up took 5.0 s, compiling 25 s, of 1m 40s" in finding.evidence
-    assert "25.0 ms" not in finding.advice
+    assert "without it are less than 25.0 ms slower" in finding.advice  # 25 s over 1,000 updates
     assert "saves up to 25 s" in finding.advice
     assert startup_compile(about(ledger_run(startup=5.0, train=95.0))) is None
 

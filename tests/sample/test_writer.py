@@ -24,12 +24,12 @@ from glassgpt.data.tokenizers import (
     train_bpe,
 )
 from glassgpt.errors import UserError
+from glassgpt.harmless import harmless
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import writer as writers
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import Writer, find_source, open_writer
-from glassgpt.harmless import harmless
 
 SOME = SampleOptions(num_samples=4, max_new_tokens=40, top_k=None, temperature=1.5, seed=3, device="cpu")
 KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}

@@ -130,7 +130,7 @@ def brightness(colour: str) -> int:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_charts_are_drawn_in_the_colours_of_the_page(width: int, dark: bool, tmp_path: Path) -> None:
     seen = look_at(page_of(glassgpt_run()), tmp_path, width, dark)
-    assert_well_drawn(seen, 7, width)
+    assert_well_drawn(seen, 8, width)
     bars = next(chart["bars"] for chart in seen["charts"] if chart["id"] == "time")
     assert bars >= 12
     in_dark, in_light = (seen["before"], seen["after"]) if dark else (seen["after"], seen["before"])

@@ -58,7 +58,7 @@ def compare(runs: Sequence[tuple[History, Facts]], card: Card | None = None) -> 
     sides, measure = make_sides(runs, card)
     first, *others = sides
     comparability = [comparable(first, other) for other in others]
-    verdict = []
+    verdict = [conclusion for side in sides if (conclusion := _conclude_nan(side)) is not None]
     for other, how in zip(others, comparability, strict=True):
         pair = find_differences([first.history, other.history])
         verdict += conclude_speed(first, other, pair)
@@ -74,6 +74,18 @@ def compare(runs: Sequence[tuple[History, Facts]], card: Card | None = None) -> 
             dict.fromkeys(verdict)
         ),  # what concerns the first run alone is found once for each pair
     )
+
+
+def _conclude_nan(side: Side) -> Conclusion | None:
+    at = side.facts.nan_step
+    if at is None:
+        return None
+    claim = say(
+        "The loss of {run} is not a number from iteration {at} on; only what came before counts.",
+        run=side.label,
+        at=f"{at:,}",
+    )
+    return Conclusion("not-finite", (side.label,), claim)
 
 
 def _aligned(sides: Sequence[Side], comparability: Sequence[Comparability]) -> dict[Axis, Alignment]:

@@ -90,13 +90,10 @@ def lr_schedule_mismatch(case: Case) -> Finding | None:
 
 def _shown(schedule: Schedule) -> str:
     text = say(
-        "max_iters={end}, lr_decay_iters={decay}, warmup_iters={warmup}, learning_rate={peak}, "
-        "min_lr={floor}.",
-        end=int(schedule.end),
-        decay=int(schedule.decay),
-        warmup=int(schedule.warmup),
-        peak=rate(schedule.peak),
-        floor=rate(schedule.floor),
+        "The settings: {settings}.",
+        settings=f"max_iters={int(schedule.end)}, lr_decay_iters={int(schedule.decay)}, "
+        f"warmup_iters={int(schedule.warmup)}, learning_rate={rate(schedule.peak)}, "
+        f"min_lr={rate(schedule.floor)}",
     )
     if not schedule.assumed:
         return text

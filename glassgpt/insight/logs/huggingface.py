@@ -42,6 +42,7 @@ class TrainerReader:
         self._bar: int | None = None
         self._total: int | None = None
         self._waiting: dict[str, str] = {}
+        self._moved = False  # the bar, since the last loss
         self._line = 0  # of the dict that waits
         self._epoch = 0.0
         self._count = 0
@@ -49,14 +50,17 @@ class TrainerReader:
 
     def __call__(self, line: str, into: Recording) -> bool:
         if "%|" in line:
+            if "{" in line:  # the bar on a dict's own line is that dict's
+                self.close(into)
             self._follow_bar(line, into)
         if "': " in line and (found := _DICT.search(line)):
             self.close(into)
             self._waiting, self._line = dict(_PAIR.findall(found[0])), into.line
-            if "train_runtime" in self._waiting and "loss" not in self._waiting:  # the end: no bar after it
+            is_told = not self._waiting.keys().isdisjoint(("loss", "eval_loss", "train_runtime"))
+            is_end = "train_runtime" in self._waiting and "loss" not in self._waiting
+            if is_end or "%|" in line:  # no bar to wait for
                 self.close(into)
-                return True
-            return not self._waiting.keys().isdisjoint(("loss", "eval_loss", "train_runtime"))
+            return is_told
         if "Saving model checkpoint" in line and (told := _SAVE.search(line)):
             into.saved(int(told[1]))
         elif "training from" in line and _RESUME.search(line):
@@ -88,6 +92,9 @@ class TrainerReader:
             done, total = int(told[1]), int(told[2])
             self._total = self._total or total
             if total == self._total:
+                if done < (self._bar or 0):
+                    into.begins()
+                self._moved = self._moved or done != self._bar
                 self._bar = done
                 into.notes.said["planned_iterations"] = total
         if self._waiting and "{" not in line:
@@ -96,8 +103,9 @@ class TrainerReader:
     def _take_loss(self, values: dict[str, str], into: Recording) -> None:
         """A bar that stands still while losses come was not captured with them, and says nothing."""
         said = int(number(values["step"])) if "step" in values else self._bar
-        if said is not None and said > self._said_at.get(self._count, said):
+        if said is not None and (self._moved or "step" in values):
             self._said_at[self._count + 1] = said
+        self._moved = False
         self._count += 1
         epoch = number(values["epoch"])
         if epoch < self._epoch:

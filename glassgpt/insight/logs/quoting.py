@@ -19,7 +19,7 @@ _NUMBERS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 
 def in_order(history: History) -> History:
     steps = history.steps
-    if len(history.segments) < 2 or not len(steps):
+    if len(history.segments) < 2 or not len(steps) or not history.numbered:
         return history
     order = np.argsort(steps.iteration, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)

@@ -44,7 +44,7 @@ _LONGEST_NOISE = 2_000_000  # lines without one about an iteration: it is no log
 _LONGEST_PREAMBLE = 100_000  # lines kept until the format is clear; modded-nanogpt begins with its source
 
 # Losses have three decimals or more; a number with fewer at the very end may have lost some.
-_CUT_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d{0,2}$")
+_CUT_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _QUOTE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
@@ -139,7 +139,7 @@ class LogReader:
         text, rank = unwrapped(line.text)
         self._torn = line.torn
         if line.torn:
-            text = _CUT_NUMBER.sub("", text)
+            text = text[:-40] + _CUT_NUMBER.sub("", text[-40:])
         if "`" in text or "*" in text:
             into.quoted = into.quoted or _QUOTE.match(text) is not None
             into.block += text.lstrip("> ").startswith("```")

@@ -71,7 +71,8 @@ class Recording:
         self._last_step_block = 0
         self._blocks: set[int] = set()  # with lines about iterations in them
         self._last_eval: int | None = None  # of the current segment
-        self._waiting: list[tuple[Evaluation | Save, int]] = []  # for the next iteration to tell their number
+        # For the next iteration to tell their number: what, an offset, the block of the text.
+        self._waiting: list[tuple[Evaluation | Save, int, int]] = []
 
     # --- what lines say ---
 
@@ -137,7 +138,7 @@ class Recording:
 
     def evaluated_before_next(self, val_loss: float | None, offset: int = 0) -> None:
         """The next iteration's line tells the number; `offset` is added to it."""
-        self._waiting.append((Evaluation(None, 0, val_loss), offset))
+        self._waiting.append((Evaluation(None, 0, val_loss), offset, self.block))
 
     def saved(self, iteration: int | None = None) -> None:
         """Without a number: at the evaluation just made, or else in the iteration whose line comes next."""
@@ -147,7 +148,7 @@ class Recording:
         if iteration is not None and iteration > LARGEST:
             return
         if iteration is None:
-            self._waiting.append((Save(None, 0), 0))
+            self._waiting.append((Save(None, 0), 0, self.block))
         elif not self._saves or self._saves[-1].iteration != iteration or self._announced:
             self._saves.append(Save(iteration, max(0, len(self._segments) - 1)))
 
@@ -190,8 +191,8 @@ class Recording:
         known = self._last if self._steps_here else self._last_eval
         goes_back = known is not None and iteration < known
         if not self._segments or goes_back or (self._announced and self._steps_here):
-            if self._last is not None:
-                self._settle(self._last + 1)  # what waited for a next iteration, which never came
+            if self._last is not None:  # what waited there for a next iteration, which never came
+                self._settle(self._last + 1, self._last_step_block)
             self._open(iteration)
         elif self._announced:  # it evaluated before; only the news that it is a resume may be late
             self._segments[-1] = replace(self._segments[-1], starts=True, resumed=self._resumes)
@@ -203,9 +204,11 @@ class Recording:
         self._announced = self._resumes = False
         self._steps_here, self._last, self._last_eval = 0, None, None
 
-    def _settle(self, iteration: int) -> None:
-        waiting, self._waiting = self._waiting, []
-        for item, offset in waiting:
+    def _settle(self, iteration: int, block: int | None = None) -> None:
+        """Give what waits its number; `block`: only what stands in that one."""
+        settled = [entry for entry in self._waiting if block in (None, entry[2])]
+        self._waiting = [entry for entry in self._waiting if entry not in settled]
+        for item, offset, _ in settled:
             item = replace(item, iteration=iteration + offset, segment=len(self._segments) - 1)
             if isinstance(item, Save):
                 self._saves.append(item)

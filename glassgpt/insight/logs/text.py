@@ -129,7 +129,9 @@ def _split(texts: Iterable[str]) -> Iterator[Line]:
                 yield from _bounded([_clean(rest[:LONGEST_LINE])])
             rest, dropping = "", True
     if rest and not dropping:
-        yield Line(_clean(rest), torn=True)
+        *whole_lines, last = _bounded([_clean(rest)])
+        yield from whole_lines
+        yield Line(last.text, torn=True)
 
 
 def _bounded(lines: list[str]) -> Iterator[Line]:

@@ -110,9 +110,10 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
     )
     kinds = [f"<bdi>{text(history.format.title)}</bdi>"] if history.format.title != _BRAND else []
     kinds += [text(say("still running"))] if history.live else []
+    toggle = say("light or dark")
     return f"""<header>
 <div class="top"><p class="kind"><span class="brand">{_BRAND}</span> {" · ".join(kinds)}</p>
-<button type="button" id="theme" hidden>{text(say("light or dark"))}</button></div>
+<button type="button" id="theme" hidden>{text(toggle)}</button></div>
 <h1><bdi>{text(name)}</bdi></h1>
 <p class="verdict">{text(" ".join(verdict_on(history, facts, findings)))}</p>
 <dl class="figures">{figures}</dl>
@@ -121,17 +122,18 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
 
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
-        said = f"<p>{text(say('Nothing to report: every check that this log allows found it healthy.'))}</p>"
+        healthy = say("Nothing to report: every check that this log allows found it healthy.")
+        said = f"<p>{text(healthy)}</p>"
     else:
         said = "\n".join(_finding(finding) for finding in findings)
-    return f'<section id="findings">\n<h2>{text(say("Findings"))}</h2>\n{said}\n</section>'
+    title = say("Findings")
+    return f'<section id="findings">\n<h2>{text(title)}</h2>\n{said}\n</section>'
 
 
 def _finding(finding: Finding) -> str:
+    todo = say("What to do")
     advice = (
-        f'<p class="do"><strong>{text(say("What to do"))}</strong> {text(finding.advice)}</p>'
-        if finding.advice
-        else ""
+        f'<p class="do"><strong>{text(todo)}</strong> {text(finding.advice)}</p>' if finding.advice else ""
     )
     return f"""<article class="finding {text(finding.severity)}">
 <h3><span class="badge">{text(_severity(finding.severity))}</span> {text(finding.title)}</h3>
@@ -155,9 +157,10 @@ def _severity(severity: Severity) -> str:
 def _charts(charts: Sequence[Chart], absent: Sequence[Missing], phases: dict[str, float]) -> str:
     drawn = "\n".join(_figure(chart, phases if chart.id == "time" else {}) for chart in charts)
     reasons = "".join(f"<li>{text(missing.sentence)}</li>" for missing in absent)
+    title, need = say("Charts"), say("The charts need JavaScript; what they say is written below each.")
     return f"""<section id="charts">
-<h2>{text(say("Charts"))}</h2>
-<noscript><p>{text(say("The charts need JavaScript; what they say is written below each."))}</p></noscript>
+<h2>{text(title)}</h2>
+<noscript><p>{text(need)}</p></noscript>
 <div class="grid">
 {drawn}
 </div>
@@ -208,7 +211,8 @@ def _tables(history: History, facts: Facts) -> str:
 
 def _configuration(settings: Sequence[Row]) -> str:
     if not settings:
-        return f"<p>{text(say('This log does not say how the run was configured.'))}</p>"
+        unknown = say("This log does not say how the run was configured.")
+        return f"<p>{text(unknown)}</p>"
     caption = say("Settings, and why a value was chosen where the run chose it itself")
     return _table(caption, _code_rows(settings), "code")
 

@@ -1,0 +1,197 @@
+"""What `glass explain` prints."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reported import columns
+from rich.cells import cell_len
+from rich.console import Console
+
+from glassgpt.insight.explain import explain
+from glassgpt.insight.findings.finding import Finding, Severity
+from glassgpt.insight.history import A100_PEAK, Evaluation, Format, History, Segment, Setup
+from glassgpt.show.explain import print_explanation, print_finding
+from glassgpt.show.watching import print_news
+from glassgpt.words import LANGUAGES, speaking
+
+NANOGPT = Format("nanogpt", "nanoGPT", times_hold_eval=True, mfu_peak=A100_PEAK, mfu_is_average=True)
+MARKS = "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
+
+
+def run(name: str = "a.log") -> History:
+    at = range(0, 1001, 10)
+    losses = [4.2 / (1 + i / 300) for i in at]
+    ms = [5000.0 if i % 250 == 0 else 100.0 for i in at]
+    steps = columns(list(at), loss=losses, ms=ms, mfu=[11.0] * len(losses))
+    evals = tuple(Evaluation(i, 0, losses[i // 10] + 0.1, losses[i // 10]) for i in range(0, 1001, 250))
+    setup = Setup(settings={"max_iters": 1000}, tokens_per_iteration=16_384)
+    return History(NANOGPT, name, steps, evals, (), (Segment(starts=True),), setup=setup)
+
+
+def printed(history: History, width: int = 100, full: bool = False, **console: object) -> str:
+    out = io.StringIO()
+    print_explanation(explain(history), Console(file=out, width=width, **console), full)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def test_the_order() -> None:
+    text = printed(run(), full=True)
+    order = ["a.log", "A nanoGPT run", "eval-spikes", "how it ended", "logged iterations",
+             "loss: training in dots", "where the time went", "what the lines mean", "iter 1000"]  # fmt: skip
+    place = 0
+    for part in order:
+        place = text.index(part, place)
+
+
+def test_a_finding() -> None:
+    out = io.StringIO()
+    finding = Finding("my-id", "warning", "A [bold]title[/bold]", "evidence 5", "because [x]", "do [this]")
+    print_finding(finding, Console(file=out, width=100))
+    assert out.getvalue().splitlines() == [
+        "warning  A [bold]title[/bold]  [my-id]",
+        "  evidence 5",
+        "  because [x]",
+        "  do [this]",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("severity", ["problem", "warning", "advice", "info"])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_finding_with_little_to_say(severity: Severity, language: str) -> None:
+    out = io.StringIO()
+    with speaking(language):
+        print_finding(Finding("", severity, "title", "evidence", "", ""), Console(file=out, width=100))
+    first, *rest = out.getvalue().splitlines()
+    assert "[]" not in first
+    assert (severity in first) == (language == "en")
+    assert [line.strip(f" {MARKS}") for line in rest] == ["evidence", ""]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79])
+def test_a_narrow_terminal_gets_narrow_lines(width: int) -> None:
+    """The name behind a share of the time may be wrapped by the terminal; a chart may not."""
+    text = printed(run(), width)
+    assert max(cell_len(line) for line in text.splitlines()) <= max(width, 50)
+    charts = [line for line in text.splitlines() if re.search("[\u2580-\u259f\u2800-\u28ff]", line)]
+    assert len(charts) >= 8
+    assert max(map(cell_len, charts)) <= width
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 10])
+def test_an_absurd_terminal(width: int) -> None:
+    assert printed(run(), width, full=True)
+
+
+def test_no_line_ends_in_blanks() -> None:
+    """Who copies it from a pipe gets what he sees."""
+    lines = printed(run(), 160, full=True).splitlines()
+    prose = [line for line in lines if re.match(r"  \w", line)]
+    assert len(prose) > 5
+    assert [line for line in prose if line.endswith(" ")] == []
+
+
+def test_colours_only_where_they_are_wanted() -> None:
+    colourful = printed(run(), force_terminal=True, color_system="standard", no_color=False)
+    assert "\x1b[1;36m" in colourful
+    plain = printed(run(), force_terminal=True, color_system="standard", no_color=True)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colourful) == re.sub(r"\x1b\[[0-9;]*m", "", plain)
+
+
+def test_names_cannot_harm_the_terminal() -> None:
+    text = printed(run("\x1b]0;x\x07[red]a\nb\u202e.log"))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[red]a b" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("language", ["hi", "ar"])
+def test_other_languages(language: str) -> None:
+    with speaking(language):
+        text = printed(run(), full=True)
+    assert "\N{REPLACEMENT CHARACTER}" not in text
+    for english in ("A nanoGPT run", "how it ended", "where the time went", "what the lines mean", "advice"):
+        assert english not in text
+    assert "eval_interval" in text
+    assert "mfu 11.00%" in text
+
+
+def test_arabic_lines_begin_from_the_right() -> None:
+    with speaking("ar"):
+        lines = printed(run()).splitlines()
+    assert lines[1].startswith("\N{RIGHT-TO-LEFT MARK}")
+    with speaking("hi"):
+        assert not set(MARKS) & set(printed(run()))
+
+
+# --- odd runs ---
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
+def test_odd_losses(value: float) -> None:
+    history = run()
+    loss = np.full(len(history.steps), value)
+    evals = tuple(replace(done, val_loss=value, train_loss=value) for done in history.evals)
+    assert printed(replace(history, steps=replace(history.steps, loss=loss), evals=evals), full=True)
+    loss[:50] = 2.0
+    assert printed(replace(history, steps=replace(history.steps, loss=loss)), full=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_lines(count: int) -> None:
+    history = run()
+    names = ("iteration", "segment", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+    steps = replace(history.steps, **{name: getattr(history.steps, name)[:count] for name in names})
+    for evals in ((), history.evals[:1], history.evals):
+        for live in (False, True):
+            assert printed(replace(history, steps=steps, evals=evals, live=live), full=True)
+
+
+def test_bits_per_byte_are_not_drawn_as_losses() -> None:
+    text = printed(replace(run(), val_metric="bits_per_byte"))
+    assert "bits per byte" in text
+    assert "validation bright" not in text
+
+
+def test_a_hundred_thousand_lines_are_drawn_at_once() -> None:
+    count = 100_000
+    steps = columns(list(range(count)), loss=[2.0 + i % 7 / 10 for i in range(count)], ms=[100.0] * count)
+    assert "training loss" in printed(replace(run(), steps=steps, evals=()))
+
+
+# --- news ---
+
+
+def test_news() -> None:
+    from glassgpt.insight.watching import News
+
+    explanation = explain(run())
+    out = io.StringIO()
+    news = News(1000, explanation.history.evals, tuple(explanation.findings[:1]), explanation)
+    print_news(news, Console(file=out, width=100))
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if "validation" in line] == [
+        "glass  iteration 500: validation 1.6750",
+        "glass  iteration 750: validation 1.3000",
+        "glass  iteration 1,000: validation 1.0692  (the best so far)",
+    ]
+    assert "glass  at iteration 1,000" in lines
+
+
+def test_news_without_numbers() -> None:
+    from glassgpt.insight.watching import News
+
+    out = io.StringIO()
+    evals = (Evaluation(None, 0, 2.5), Evaluation(5, 0, None), Evaluation(6, 0, math.nan))
+    print_news(News(None, evals, (), explain(run())), Console(file=out, width=100))
+    assert out.getvalue().splitlines() == [
+        "glass  iteration ?: validation 2.5000",
+        "glass  iteration 6: validation nan",
+    ]

@@ -1,0 +1,125 @@
+"""The report at the end of a run: never in the way of the run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_records import end_record, run_record, whole_run
+
+from glassgpt.account import journal
+from glassgpt.account.journal import Record
+from glassgpt.account.sink import Sink
+from glassgpt.show.report.listener import NAME, ReportAtEnd
+
+
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def records(folder: Path) -> list[Record]:
+    return [{**one, "out_dir": str(folder)} if one["kind"] == "run" else one for one in whole_run()]
+
+
+def heard(folder: Path, told: list[Record]) -> str:
+    """What is printed when the run says all this, with its journal in the folder."""
+    out = io.StringIO()
+    listen = ReportAtEnd(Console(file=out, width=200))
+    for record in told:
+        with (folder / journal.NAME).open("ab") as file:
+            file.write(journal.encode(record))
+        listen(record)
+    return out.getvalue()
+
+
+def test_a_run_that_ends_has_a_report(tmp_path: Path) -> None:
+    assert heard(tmp_path, records(tmp_path)) == f"report        {tmp_path / NAME}\n"
+    text = (tmp_path / NAME).read_text()
+    assert "<!DOCTYPE html>" in text
+    assert tmp_path.name in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.NAME, NAME]
+
+
+def test_nothing_before_the_end(tmp_path: Path) -> None:
+    assert heard(tmp_path, records(tmp_path)[:-1]) == ""
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_process_that_never_said_where_it_runs(tmp_path: Path) -> None:
+    assert heard(tmp_path, [end_record(0)]) == ""
+
+
+@pytest.mark.parametrize("reason", ["crashed", "interrupted", "not finite"])
+def test_a_run_that_ends_badly_has_one_too(tmp_path: Path, reason: str) -> None:
+    assert NAME in heard(tmp_path, [*records(tmp_path)[:-1], end_record(100, reason)])
+    assert (tmp_path / NAME).exists()
+
+
+def test_a_run_that_ends_before_its_first_step(tmp_path: Path) -> None:
+    said = heard(tmp_path, [{**run_record(), "out_dir": str(tmp_path)}, end_record(0, "crashed", ledger={})])
+    assert said.startswith("report ")
+
+
+def test_a_resume_replaces_the_report(tmp_path: Path) -> None:
+    heard(tmp_path, records(tmp_path))
+    before = (tmp_path / NAME).read_text()
+    again = [{**one, "process": 1} for one in records(tmp_path)]
+    heard(tmp_path, again)
+    assert (tmp_path / NAME).read_text() != before
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    said = heard(tmp_path, records(tmp_path))
+    assert said.startswith("report        none: ")
+    assert said.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.NAME, NAME]
+
+
+def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.show.report.listener.find_spec", lambda name: None)
+    said = heard(tmp_path, records(tmp_path))
+    assert said == "report        none: plotly is not installed (pip install 'glassgpt[report]')\n"
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("language", ["hi", "ar"])
+def test_in_the_language_of_the_locale(
+    tmp_path: Path, language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANG", f"{language}.UTF-8")
+    heard(tmp_path, records(tmp_path))
+    assert f'<html lang="{language}"' in (tmp_path / NAME).read_text()
+
+
+def test_markup_in_the_name_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "[red]x\x1b[31m"
+    folder.mkdir()
+    said = heard(folder, records(folder))
+    assert "[red]x" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.filterwarnings("error")
+def test_whatever_goes_wrong_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run has it: behind the sink."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("in the page")
+
+    monkeypatch.setattr("glassgpt.show.report.page.report_html", broken)
+    out = io.StringIO()
+    sink = Sink(tmp_path / journal.NAME, 0, [ReportAtEnd(Console(file=out, width=200))])
+    for record in records(tmp_path):
+        sink(record)
+    sink.close()
+    assert len(list(journal.read(tmp_path / journal.NAME))) == len(whole_run())
+    said = out.getvalue() + capsys.readouterr().err
+    assert "in the page" in said
+    assert not (tmp_path / NAME).exists()

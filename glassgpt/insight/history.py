@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -151,29 +152,11 @@ class History:
 
     def first_of_process(self) -> Bools:
         """True where an iteration is the first of a process, so that its time holds the start-up."""
-        steps = self.steps
-        changes = np.ones(len(steps), dtype=bool)
-        changes[1:] = steps.segment[1:] != steps.segment[:-1]
-        starts = np.array([segment.starts for segment in self.segments], dtype=bool)
-        return changes & starts[steps.segment] if len(steps) else changes
+        return self._first
 
     def holds_eval(self) -> Bools:
         """True where an iteration's time includes an evaluation or a save."""
-        if not self.format.times_hold_eval:
-            return np.zeros(len(self.steps), dtype=bool)
-        return self._marked()
-
-    def _marked(self) -> Bools:
-        """True where an evaluation or a save has the number of the iteration."""
-        steps = self.steps
-        if self.format.name == "glassgpt":  # whose rows are means over an interval, without any of that
-            return np.zeros(len(steps), dtype=bool)
-        later = self.format.eval_held_after
-        done = [(one.segment, one.iteration) for one in self.evals]
-        done += [(one.segment, one.iteration) for one in self.saves]
-        marks = {(segment, iteration + later) for segment, iteration in done if iteration is not None}
-        pairs = zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True)
-        return np.fromiter((pair in marks for pair in pairs), dtype=bool, count=len(steps))
+        return self._marked if self.format.times_hold_eval else np.zeros(len(self.steps), dtype=bool)
 
     def steady(self) -> Bools:
         """True where an iteration holds no start-up, evaluation or save, and says how long it took.
@@ -181,6 +164,28 @@ class History:
         Also where a trainer stops its clock while it evaluates, the iteration beside that is not a usual one;
         but it is counted where there are no others.
         """
-        usual = ~self.first_of_process() & np.isfinite(self.steps.ms)
-        apart = usual & ~self._marked()
+        usual = ~self._first & np.isfinite(self.steps.ms)
+        apart = usual & ~self._marked
         return apart if self.format.times_hold_eval or apart.any() else usual
+
+    @cached_property
+    def _first(self) -> Bools:
+        steps = self.steps
+        changes = np.ones(len(steps), dtype=bool)
+        changes[1:] = steps.segment[1:] != steps.segment[:-1]
+        starts = np.array([segment.starts for segment in self.segments], dtype=bool)
+        return changes & starts[steps.segment] if len(steps) else changes
+
+    @cached_property
+    def _marked(self) -> Bools:
+        """True where an evaluation or a save has the number of the iteration."""
+        steps, later = self.steps, self.format.eval_held_after
+        if self.format.name == "glassgpt":  # whose rows are means over an interval, without any of that
+            return np.zeros(len(steps), dtype=bool)
+        marked = np.zeros(len(steps), dtype=bool)
+        done = [(one.segment, one.iteration) for one in self.evals]
+        done += [(one.segment, one.iteration) for one in self.saves]
+        for segment in {segment for segment, _ in done}:
+            numbers = [at + later for part, at in done if part == segment and at is not None]
+            marked |= (steps.segment == segment) & np.isin(steps.iteration, numbers)
+        return marked

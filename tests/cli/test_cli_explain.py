@@ -366,21 +366,50 @@ def test_a_run_killed_before_its_first_step(records: list[Record], flags: list[s
 @pytest.mark.parametrize("damage", ["types", "negative", "huge"])
 def test_a_journal_that_was_tampered_with(damage: str, capsys: Capture) -> None:
     records = finished_run()
-    wrong: Any = {"types": ["x", {}], "negative": -1, "huge": 10**400}[damage]
-    for number, one in enumerate(records):
-        for key in one:
-            if key not in ("kind", "time", "iter", "process", "split", "config"):
-                changed = [*records]
-                changed[number] = {**one, key: wrong}
-                folder = write_run(Path("runs/mine"), changed)
-                capsys.readouterr()
-                assert main(["explain", str(folder)]) in (0, 2), key
+    records.insert(4, record("finding", 10, severity="warning", title="t", evidence="e"))
+    records.insert(9, {**record("resume", 50, from_iter=50), "process": 1})
+    wrong: Any = {"types": ["x", {}], "negative": -1, "huge": 1e308}[damage]
+    once = {(one["kind"], key): number for number, one in enumerate(records) for key in one}
+    for (_, key), number in once.items():
+        changed = [*records]
+        changed[number] = {**records[number], key: wrong}
+        folder = write_run(Path("runs/mine"), changed)
+        assert main(["explain", str(folder)]) in (0, 2), key
 
 
 def test_evaluations_that_go_back(capsys: Capture) -> None:
     """A resume from an earlier checkpoint: the distance between two evaluations is not -250."""
     Path("back.log").write_text(nanogpt_log(600, 300) + nanogpt_log(400, 250))
     assert re.search(r"every -\d", told(capsys, "explain", "back.log")) is None
+
+
+LINE = "iter {at}: loss {loss}, time {ms}ms, mfu 0.03%\n"
+ODD_LOGS = {
+    "long": LINE.format(at=10, loss=1.7, ms="1e308") + LINE.format(at=20, loss=1.7, ms=45.95),
+    "max_iters": "Overriding: max_iters = 1e400\n" + LINE.format(at=20, loss=3.5, ms=63.59),
+    "log_interval": "log_interval = 1e400\nmax_iters = 10000\n" + LINE.format(at=20, loss=3.5, ms=63.59),
+    "width": "block_size = 256\nn_layer = 48\nn_embd = 1e308\nfound vocab_size = 65 (inside data/meta.pkl)\n"
+    "number of parameters: 2416.25M\n"
+    + LINE.format(at=0, loss=4.6, ms=129066.95)
+    + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of "
+    "39.38 GiB of which 18.12 MiB is free.\n",
+    "rate": "step     3 | loss: 10.673607 | lr 3.3566e-06 | norm: 12.9180 | dt: 25808.23ms | tok/sec: inf\n",
+    "span": LINE.format(at=20, loss="-1e308", ms=1441.24) + LINE.format(at=340, loss="1e308", ms=1446.62),
+    "number": LINE.format(at="9" * 30, loss=1.7, ms=45.95) * 2,
+    "nothing": LINE.format(at=0, loss=0, ms=0) + LINE.format(at=1, loss=0, ms=0),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LOGS)
+def test_numbers_that_no_run_has(name: str, capsys: Capture) -> None:
+    Path("odd.log").write_text(ODD_LOGS[name])
+    for arguments in (
+        ["explain", "odd.log"],
+        ["explain", "odd.log", "--json"],
+        ["compare", "odd.log", "n.log"],
+    ):
+        assert main(arguments) in (0, 2)
+    assert main(["report", "odd.log"]) in (0, 2)
 
 
 # --- hostile text ---

@@ -76,12 +76,10 @@ def _eval_cost(case: Case) -> EvalCost | None:
     places = {(done.segment, done.iteration) for done in history.evals if done.iteration is not None}
     if not places:
         return None
-    steps = history.steps
     if history.format.name == "nanogpt":
         # Evaluates in its first iteration, whether or not the log has that line.
-        first = history.first_of_process()
-        places |= set(zip(steps.segment[first].tolist(), steps.iteration[first].tolist(), strict=True))
-    logged = set(zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True))
+        places |= set(_places(history, history.first_of_process()))
+    logged = set(_places(history, history.first_of_process() | history.holds_eval()))
     saved = places & {(done.segment, done.iteration) for done in history.saves if done.iteration is not None}
     eval_ms, save_ms = _told_apart(history, saved, overhead, steady)
     # The estimate counts an iteration without a line as steady; one that evaluated was not.
@@ -92,16 +90,20 @@ def _eval_cost(case: Case) -> EvalCost | None:
     return EvalCost(tuple(sorted(places)), len(saved), overhead + steady, steady, eval_ms, save_ms, run_ms)
 
 
+def _places(history: History, rows: Bools) -> list[Place]:
+    steps = history.steps
+    return list(zip(steps.segment[rows].tolist(), steps.iteration[rows].tolist(), strict=True))
+
+
 def _told_apart(
     history: History, saved: set[Place], overhead: float, steady: float
 ) -> tuple[float, float | None]:
     """The cost of an evaluation and of a save. Where only some saved, the difference is the save's,
     provided that it stands out from their scatter."""
-    steps = history.steps
-    pairs = zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True)
-    with_save = np.fromiter((pair in saved for pair in pairs), dtype=bool, count=len(steps))
-    spikes: Bools = history.holds_eval() & ~history.first_of_process() & np.isfinite(steps.ms)
-    saving, only = steps.ms[spikes & with_save], steps.ms[spikes & ~with_save]
+    spikes: Bools = history.holds_eval() & ~history.first_of_process() & np.isfinite(history.steps.ms)
+    with_save = np.array([place in saved for place in _places(history, spikes)], dtype=bool)
+    times_ms = history.steps.ms[spikes]
+    saving, only = times_ms[with_save], times_ms[~with_save]
     if len(saving) < 2 or len(only) < 2:
         return overhead, None
     difference = float(np.median(saving) - np.median(only))

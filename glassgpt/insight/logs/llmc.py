@@ -26,6 +26,10 @@ _IN_PYTHON = replace(FORMAT, times_hold_eval=True, eval_held_after=1)
 _STEP = re.compile(
     rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
 )
+_USUAL = re.compile(
+    rf"\bstep\s+(\d+)/(\d+) \| (?:train )?loss\s+{NUMBER}(?: \([^)]{{0,20}}\))?\s*\| norm\s+{NUMBER}"
+    rf"(?: \([^)]{{0,20}}\))?\s*\| lr {NUMBER} \| {NUMBER} ms \| {NUMBER}% [\w ]{{0,20}}MFU \| {NUMBER} tok/s"
+)
 _TIME = re.compile(rf"{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"{NUMBER}%[ \w]{{0,40}}\bMFU")
 _LR = re.compile(rf"\blr {NUMBER}")
@@ -39,6 +43,14 @@ _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 
 
 def read(line: str, into: Recording) -> bool:
+    if "MFU" in line and (told := _USUAL.search(line)):
+        iteration, planned, loss, norm, lr, ms, mfu, speed = told.groups()
+        into.format = FORMAT
+        into.notes.said["planned_iterations"] = int(planned)
+        into.step(
+            int(iteration), number(loss), number(ms), _told(mfu), number(lr), number(norm), number(speed)
+        )
+        return True
     if "loss " in line and (told := _STEP.search(line)):
         return _read_step(told, into)
     if "val loss" in line and (told := _VAL.search(line)):
@@ -70,17 +82,22 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
         into.format = FORMAT
     if planned:
         into.notes.said["planned_iterations"] = int(planned)
-    value = number(mfu[1]) if mfu else math.nan
     into.step(
         int(iteration),
         number(loss),
         number(time[1]),
-        value if value >= 0 else math.nan,  # -100 stands for a card that it does not know
+        _told(mfu[1]) if mfu else math.nan,
         number(lr[1]) if lr else math.nan,
         number(norm[1]) if norm else math.nan,
         number(speed[1]) if speed else math.nan,
     )
     return True
+
+
+def _told(mfu: str) -> float:
+    """-100 stands for a card that it does not know."""
+    value = number(mfu)
+    return value if value >= 0 else math.nan
 
 
 def _read_eval(loss: float, into: Recording) -> None:

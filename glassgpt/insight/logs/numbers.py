@@ -13,7 +13,7 @@ _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def number(text: str) -> float:
-    return float(text.replace(",", ""))
+    return float(text.replace(",", "") if "," in text else text)
 
 
 def counted(text: str) -> int:

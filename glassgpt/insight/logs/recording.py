@@ -55,9 +55,9 @@ class Recording:
         self.metric: Literal["loss", "bits_per_byte"] = "loss"
         # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
         self.numbers: dict[int, int] | None = None
-        self._iterations = array("q")
-        self._segment_of = array("q")
-        self._columns = {name: array("d") for name in _COLUMNS}
+        # Flat, a row after the other: a log may have millions.
+        self._places = array("q")  # iteration, segment
+        self._rows = array("d")  # _COLUMNS
         self._has_loss = array("b")
         self._segments: list[Segment] = []
         self._evals: list[Evaluation] = []
@@ -98,16 +98,11 @@ class Recording:
         if self._last is not None and not self._announced and iteration == self._last and self._steps_here:
             return  # another rank says it too
         self._turn_to(iteration)
-        self._settle(iteration)
-        self._iterations.append(iteration)
-        self._segment_of.append(len(self._segments) - 1)
+        if self._waiting:
+            self._settle(iteration)
+        self._places.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
-        for name, value in zip(
-            _COLUMNS,
-            (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s),
-            strict=True,
-        ):
-            self._columns[name].append(value)
+        self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
         self._last = iteration
         self._steps_here += 1
         self._last_step_line = self.line if line is None else line
@@ -179,10 +174,10 @@ class Recording:
     @property
     def last_had(self) -> frozenset[str]:
         """What the latest line said, of loss and ms."""
-        if not self._iterations:
+        if not self._rows:
             return frozenset()
-        said = {"loss"} if self._has_loss[-1] else set()
-        return frozenset(said | ({"ms"} if not math.isnan(self._columns["ms"][-1]) else set()))
+        ms = self._rows[_COLUMNS.index("ms") - len(_COLUMNS)]
+        return frozenset(("loss",) * self._has_loss[-1] + ("ms",) * (not math.isnan(ms)))
 
     # --- segments ---
 
@@ -228,14 +223,15 @@ class Recording:
         if not self._segments:
             self._open(self.format.first_iteration)
         numbers = self.numbers or {}
-        iterations = (
-            [numbers.get(count, count) for count in self._iterations] if numbers else self._iterations
-        )
+        # Views, for copying the columns out; they must be gone before the arrays can grow again.
+        places = np.frombuffer(self._places, dtype=np.int64).reshape(-1, 2)
+        rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
+        told = places[:, 0] if not numbers else [numbers.get(count, count) for count in places[:, 0].tolist()]
         steps = Steps(
-            iteration=np.array(iterations, dtype=np.int64),
-            segment=np.array(self._segment_of, dtype=np.int64),
+            iteration=np.array(told, dtype=np.int64),
+            segment=places[:, 1].copy(),
             has_loss=np.array(self._has_loss, dtype=bool),
-            **{name: np.array(values, dtype=float) for name, values in self._columns.items()},
+            **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
         )
         return History(
             format=self.format,

@@ -22,6 +22,8 @@ _NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
 def unwrapped(text: str) -> tuple[str, int | None]:
     """The trainer's own line, and the rank that printed it, where the line says so."""
     text = text.strip()
+    if text.startswith(("iter ", "step ", "step:")):  # nearly every line of a long log
+        return text, None
     rank = None
     for _ in range(4):
         first = text[:1]

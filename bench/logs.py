@@ -1,0 +1,109 @@
+"""How long `glass explain` takes on very long logs, and how much memory.
+
+    python bench/logs.py [--lines=1000000]
+
+Writes logs of that many lines into a temporary folder, explains each in a process of its own and prints a
+table, then one JSON line. The bar: 1,000,000 lines in 10 s and 300 MB, start of the process included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+BAR_S, BAR_MB = 10.0, 300.0
+
+
+def nanogpt(lines: int) -> Iterator[str]:
+    """An iteration a line, an evaluation and a save every 2,000."""
+    dice = random.Random(1)
+    yield "tokens per iteration will be: 491,520"
+    yield "number of parameters: 123.59M"
+    for i in range(lines):
+        if i % 2000 == 0:
+            yield f"step {i}: train loss {3 + 7 / (1 + i / 500):.4f}, val loss {3.1 + 7 / (1 + i / 500):.4f}"
+            yield "saving checkpoint to out"
+        ms = 30_000 if i % 2000 == 0 else 250 + dice.random()
+        yield f"iter {i}: loss {3 + 7 / (1 + i / 500) + dice.gauss(0, 0.05):.4f}, time {ms:.2f}ms, mfu 41.00%"
+
+
+def llmc(lines: int) -> Iterator[str]:
+    dice = random.Random(2)
+    yield "| total batch size      | 524288                                             |"
+    for i in range(1, lines + 1):
+        if i % 250 == 1:
+            yield f"val loss {3.1 + 7 / (1 + i / 500):.6f}"
+        loss, norm = 3 + 7 / (1 + i / 500), 0.3 + 0.01 * dice.random()
+        yield (
+            f"step {i:4d}/{lines} | loss {loss:.6f} (+0.10z)| norm {norm:.4f} (+0.02z)| lr 6.00e-04 | "
+            f"{320 + dice.random():.2f} ms | 44.1% bf16 MFU | 1638400 tok/s"
+        )
+
+
+def noisy(lines: int) -> Iterator[str]:
+    """Nine of ten lines are a progress bar's."""
+    for i in range(lines // 10):
+        yield f"iter {i}: loss {3 + 7 / (1 + i / 500):.4f}, time 250.00ms, mfu 41.00%"
+        for part in range(9):
+            yield f" {part * 11:2d}%|{'#' * part:<9}| {i * 9 + part}/{lines} [00:12<06:21,  1.19s/it]"
+
+
+LOGS: dict[str, Callable[[int], Iterator[str]]] = {
+    "nanoGPT": nanogpt,
+    "llm.c": llmc,
+    "nine tenths noise": noisy,
+}
+
+
+def measure(path: Path) -> tuple[float, float, int]:
+    """Seconds, MB and logged iterations of one `glass explain --json`."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "glassgpt", "explain", str(path), "--json"]
+    # A process between, so that the largest child is this one and not an earlier one.
+    watched = (
+        "import resource, subprocess, sys; "
+        "done = subprocess.run(sys.argv[1:], check=True, capture_output=True); "
+        "peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss; "
+        "sys.stdout.buffer.write(str(peak).encode() + b'\\n' + done.stdout)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", watched, *command], check=True, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - begin
+    peak, document = done.stdout.split("\n", 1)
+    unit = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts
+    return seconds, int(peak) * unit / 1e6, json.loads(document)["facts"]["iterations_logged"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    lines = parser.parse_args().lines
+    results = []
+    print(f"{'log':<20}{'MB':>8}{'seconds':>10}{'peak MB':>10}{'iterations':>12}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in LOGS.items():
+            path = Path(folder) / "train.log"
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in make(lines))
+            size = path.stat().st_size / 1e6
+            seconds, peak, iterations = measure(path)
+            print(f"{name:<20}{size:>8.0f}{seconds:>10.1f}{peak:>10.0f}{iterations:>12,}")
+            results.append(
+                {"log": name, "lines": lines, "seconds": round(seconds, 2), "peak_mb": round(peak)}
+            )
+    within = all(one["seconds"] <= BAR_S and one["peak_mb"] <= BAR_MB for one in results)
+    print(json.dumps({"bench": "logs", "results": results, "within_the_bar": within}))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,8 @@ _METRIC = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 def duration(seconds: float) -> str:
     """42 ms, 1.2 s, 45 s, 3m 05s, 2h 07m, 3d 04h"""
+    if not abs(seconds) < 1e15:
+        return "?"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:

@@ -20,6 +20,7 @@ from typing import Any
 Record = dict[str, Any]
 
 NAME = "journal.jsonl"
+LONGEST_LINE = 1 << 24  # bytes; a file of one endless line must not fill the memory
 
 # Fields that may be NaN or infinite.
 # fmt: off
@@ -96,7 +97,7 @@ def _ends_with_newline(path: Path) -> bool:
 def read(path: Path) -> Iterator[Record]:
     """Every whole record. Torn lines (a crash, or a line being written just now) are passed over."""
     with path.open("rb") as file:
-        yield from read_stream(file)
+        yield from read_stream(iter(lambda: file.readline(LONGEST_LINE), b""))
 
 
 def read_stream(lines: Iterable[bytes]) -> Iterator[Record]:

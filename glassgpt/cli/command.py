@@ -53,5 +53,5 @@ def console(stderr: bool = False) -> Console:
             raise BrokenPipeError(errno.EPIPE, "nobody reads")
 
     # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
-    width = None if sys.stdout.isatty() else 160
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
     return PipeConsole(width=width, highlight=False, emoji=False, stderr=stderr)

@@ -186,6 +186,8 @@ def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iter
     from glassgpt.insight.runs import is_running
     from glassgpt.insight.watching import GrowingFile, follow
 
+    if name == "-" and sys.stdin is None:
+        raise UserError("there is no standard input to read")
     if name == "-":
         # Not sys.stdin: a thread that waits in its lock would keep the process from ending.
         with open(os.dup(sys.stdin.fileno()), "rb", buffering=0) as stream:
@@ -193,6 +195,10 @@ def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iter
         return
     path = Path(name)
     file = path / journal.NAME if path.is_dir() else path
+    if path.is_fifo():
+        with path.open("rb", buffering=0) as pipe:
+            yield from follow(pipe, watch)
+        return
     if not file.is_file():
         raise UserError(f"{name} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs")
     with file.open("rb") as stream:

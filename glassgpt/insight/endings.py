@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from glassgpt.insight.history import History
-
-Ended = Literal["finished", "interrupted", "crashed", "oom", "cut"]
+from glassgpt.insight.history import Ended, History
 
 
 def how_it_ended(history: History) -> Ended | None:
     """None for a run that goes on. `cut`: the log stops, and nothing says why."""
     if history.live:
         return None
-    if history.ended in ("finished", "interrupted", "crashed", "oom", "cut"):
-        return history.ended  # type: ignore[return-value]
-    kinds = {event.kind for event in history.events if event.line > history.last_step_line}
+    if history.ended is not None:
+        return history.ended
+    after = [event.kind for event in history.events if event.line > history.last_step_line]
+    # What a trainer's own end has closed stays closed, whatever comes after it in the same file.
+    kinds = set(after[: after.index("finish")] if "finish" in after else after)
     if "oom" in kinds:
         return "oom"
     if "interrupt" in kinds:
         return "interrupted"
-    if kinds & {"traceback", "kill"}:
+    if kinds & {"traceback", "kill", "abort"}:
         return "crashed"
-    if "finish" in kinds or _reached_its_end(history):
+    if "finish" in after or _reached_its_end(history):
         return "finished"
     return "cut"
 
@@ -52,7 +50,9 @@ def _stops_at_evaluation(history: History, last: int) -> bool:
     if history.format.name not in ("build-nanogpt", "llm.c") or len(evaluated) < 3:
         return False
     interval = abs(evaluated[1] - evaluated[0]) or 1
-    return evaluated[-1] in (last, last + 1) and evaluated[-1] % interval != 0
+    # llm.c's is after the last update; its main.log counts that as one more.
+    ends = (last,) if history.format.name == "build-nanogpt" else (last, last + 1)
+    return evaluated[-1] in ends and evaluated[-1] % interval != 0
 
 
 def planned_last_iteration(history: History) -> int | None:
@@ -61,8 +61,12 @@ def planned_last_iteration(history: History) -> int | None:
         return history.setup.planned_iterations
     settings = history.setup.settings
     max_iters = settings.get("max_iters")
-    if history.format.name != "nanogpt" or not isinstance(max_iters, int | float):
+    if (
+        history.format.name != "nanogpt"
+        or not isinstance(max_iters, int | float)
+        or not 0 <= max_iters < 1e15
+    ):
         return None
-    log_interval = settings.get("log_interval", 10)
-    every = int(log_interval) if isinstance(log_interval, int | float) and log_interval >= 1 else 10
+    said = settings.get("log_interval")
+    every = int(said) if isinstance(said, int | float) and said >= 1 else history.log_interval() or 1
     return int(max_iters) // every * every  # nanoGPT's loop includes max_iters itself

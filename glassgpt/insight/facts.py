@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.account import flops
-from glassgpt.insight.endings import Ended, how_it_ended
-from glassgpt.insight.history import Bools, Evaluation, Floats, History, Save
+from glassgpt.insight.endings import how_it_ended
+from glassgpt.insight.history import Bools, Ended, Evaluation, Floats, History, Save
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def facts_of(history: History) -> Facts:
     first_ms = history.first_update_ms or (_known(float(steps.ms[0])) if len(steps) else None)
     eval_overhead_ms = _eval_overhead(history, steady_ms)
     tokens = tokens_per_iteration(history)
-    tokens_per_s = tokens / steady_ms * 1000 if tokens and steady_ms else None
-    mfu = _median(steps.mfu[steady & ~np.isnan(steps.mfu)])
+    tokens_per_s = tokens / steady_ms * 1000 if tokens and steady_ms else _printed_tokens_per_s(history)
+    mfu = _median(steps.mfu[np.isfinite(steps.mfu)])
     flops_per_token = _flops_per_token(history, mfu, steady_ms, tokens)
     achieved = (
         flops_per_token * tokens_per_s
@@ -79,7 +79,7 @@ def facts_of(history: History) -> Facts:
         iterations_logged=len(steps),
         first_iteration=_iteration(history, 0),
         last_iteration=_iteration(history, -1),
-        log_interval=_log_interval(history),
+        log_interval=history.log_interval(),
         tokens_per_iteration=tokens,
         parameters=history.setup.parameters or history.setup.trained_parameters,
         steady_ms=steady_ms,
@@ -115,21 +115,10 @@ def _iteration(history: History, index: int) -> int | None:
     return int(history.steps.iteration[index]) if len(history.steps) and history.numbered else None
 
 
-def _log_interval(history: History) -> int | None:
-    """The most frequent distance between two lines; the smaller of two that are as frequent."""
-    steps = history.steps
-    if not history.numbered or len(steps) < 2:
-        return None
-    same_process = steps.segment[1:] == steps.segment[:-1]
-    distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
-    return int(distances[np.argmax(counts)]) if len(distances) else None
-
-
 def _numbers(history: History, events: Sequence[Evaluation | Save]) -> list[int] | None:
-    """Each once, in the order of the log."""
-    if not history.numbered:
-        return None
-    return list(dict.fromkeys(event.iteration for event in events if event.iteration is not None))
+    """Each once, in order. None where the log says that there were some, but not when."""
+    said = {event.iteration for event in events if event.iteration is not None}
+    return sorted(said) if history.numbered and (said or not events) else None
 
 
 def _nan_step(history: History) -> int | None:
@@ -150,8 +139,13 @@ def tokens_per_iteration(history: History) -> int | None:
         tokens = _median(
             (steps.tokens_per_s * steps.ms / 1000)[history.steady() & ~np.isnan(steps.tokens_per_s)]
         )
-        return round(tokens) if tokens else None
+        return round(tokens) if tokens and math.isfinite(tokens) else None
     return None
+
+
+def _printed_tokens_per_s(history: History) -> float | None:
+    printed = history.steps.tokens_per_s[history.steady()]
+    return _median(printed[np.isfinite(printed)])
 
 
 # --- time ---
@@ -222,9 +216,12 @@ def _flops_per_token(
 
 
 def _reported_flops_per_s(history: History, mfu: float | None) -> float | None:
-    """Back from an MFU whose peak is known. Printed with two decimals, a small one is too coarse to use."""
+    """Back from an MFU whose peak is known, which is one device's.
+
+    Printed with two decimals, a small one is too coarse to use.
+    """
     peak = history.setup.peak_flops or history.format.mfu_peak
-    return mfu / 100 * peak if peak and mfu and mfu >= 1 else None
+    return mfu / 100 * peak * (history.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
 
 
 def parameters_without_positions(history: History) -> int | None:

@@ -61,8 +61,7 @@ def _evaluation(history: History, template: str) -> str:
 def _one_loss() -> str:
     return say(
         "The cross-entropy of this one batch, in nats per token: the mean of -ln(probability of the right "
-        "next "
-        "token). It jumps from batch to batch; only its trend means something."
+        "next token). It jumps from batch to batch; only its trend means something."
     )
 
 
@@ -88,10 +87,8 @@ def _nanogpt(last: _Last, history: History, facts: Facts) -> list[Entry]:
             _evaluation(history, "step {step}: train loss {train}, val loss {val}"),
             say(
                 "An evaluation, of the weights before this iteration's update: the mean loss over "
-                "eval_iters random "
-                "batches of each split, without dropout. That is why its training loss can be below that "
-                "of the "
-                "batches around it."
+                "eval_iters random batches of each split, without dropout. That is why its training loss "
+                "can be below that of the batches around it."
             ),
         ),
         Entry(
@@ -104,8 +101,7 @@ def _nanogpt(last: _Last, history: History, facts: Facts) -> list[Entry]:
             last.shown("ms", "time {:.2f}ms"),
             say(
                 "From the end of the iteration before to the end of this one. An evaluation or a save in "
-                "it is in "
-                "this time too; a steady iteration takes {steady} here.",
+                "it is in this time too; a steady iteration takes {steady} here.",
                 steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
             ),
         ),
@@ -113,10 +109,8 @@ def _nanogpt(last: _Last, history: History, facts: Facts) -> list[Entry]:
             last.shown("mfu", "mfu {:.2f}%"),
             say(
                 "Model FLOPs utilization: the arithmetic that the model needs, divided by what an A100 "
-                "could do in "
-                "that time (312 TFLOP/s), whatever the card is; and it is a running average, 0.9 of the "
-                "last value "
-                "and 0.1 of this iteration. -100% means that it is not known yet."
+                "could do in that time (312 TFLOP/s), whatever the card is; and it is a running average, "
+                "0.9 of the last value and 0.1 of this iteration. -100% means that it is not known yet."
             ),
         ),
         Entry(last.shown("lr", "lr {:.3g}"), _learning_rate()),

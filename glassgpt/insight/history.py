@@ -20,6 +20,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+Ended = Literal["finished", "interrupted", "crashed", "oom", "cut"]
+Metric = Literal["loss", "bits_per_byte"]
+
 A100_PEAK = 312e12  # bf16 dense; nanoGPT divides by it whatever the card
 
 
@@ -68,6 +71,7 @@ class Evaluation:
     ms: float | None = None  # where the log says how long it took
     stderr: float | None = None
     tokens: int | None = None  # evaluated
+    metric: Metric = "loss"
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Segment:
     first_iteration: int | None = None
 
 
-EventKind = Literal["traceback", "oom", "interrupt", "kill", "finish", "scaler-overflow", "warning"]
+# kill: from outside, with no chance to say why; abort: the process itself, by a fault.
+EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,10 @@ class History:
     evals: tuple[Evaluation, ...]
     saves: tuple[Save, ...]
     segments: tuple[Segment, ...]
-    events: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = ()  # of each kind the first few hundred
+    counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all
     setup: Setup = field(default_factory=Setup)
-    val_metric: Literal["loss", "bits_per_byte"] = "loss"
+    val_metric: Metric = "loss"
     numbered: bool = True  # lines say their iteration; else `iteration` only counts them
     last_step_line: int = 0  # where in the log the last iteration was
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
@@ -140,7 +146,7 @@ class History:
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
     live: bool = False  # the run is still going on
-    ended: str | None = None  # where the record itself says it: finished, interrupted, crashed, oom
+    ended: Ended | None = None  # where the record itself says it
 
     def iterations(self) -> int:
         """From the first to the last line of every process, those without a line included."""
@@ -174,7 +180,9 @@ class History:
         changes = np.ones(len(steps), dtype=bool)
         changes[1:] = steps.segment[1:] != steps.segment[:-1]
         starts = np.array([segment.starts for segment in self.segments], dtype=bool)
-        return changes & starts[steps.segment] if len(steps) else changes
+        first: Bools = changes & starts[steps.segment] if len(steps) else changes
+        first.setflags(write=False)
+        return first
 
     @cached_property
     def _marked(self) -> Bools:
@@ -182,10 +190,23 @@ class History:
         steps, later = self.steps, self.format.eval_held_after
         if self.format.name == "glassgpt":  # whose rows are means over an interval, without any of that
             return np.zeros(len(steps), dtype=bool)
+        numbers: dict[int, list[int]] = {}
+        events: list[Evaluation | Save] = [*self.evals, *self.saves]
+        for done in events:
+            if done.iteration is not None:
+                numbers.setdefault(done.segment, []).append(done.iteration + later)
         marked = np.zeros(len(steps), dtype=bool)
-        done = [(one.segment, one.iteration) for one in self.evals]
-        done += [(one.segment, one.iteration) for one in self.saves]
-        for segment in {segment for segment, _ in done}:
-            numbers = [at + later for part, at in done if part == segment and at is not None]
-            marked |= (steps.segment == segment) & np.isin(steps.iteration, numbers)
+        for segment, at in numbers.items():  # whose rows are one stretch
+            begin, end = np.searchsorted(steps.segment, (segment, segment + 1))
+            marked[begin:end] = np.isin(steps.iteration[begin:end], at)
+        marked.setflags(write=False)
         return marked
+
+    def log_interval(self) -> int | None:
+        """The most frequent distance between two lines; the smaller of two that are as frequent."""
+        steps = self.steps
+        if not self.numbered or len(steps) < 2:
+            return None
+        same_process = steps.segment[1:] == steps.segment[:-1]
+        distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
+        return int(distances[np.argmax(counts)]) if len(distances) else None

@@ -15,7 +15,7 @@ import numpy as np
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless_record
-from glassgpt.insight.history import Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.history import Ended, Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
 from glassgpt.insight.runs import is_running
 
 FORMAT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
@@ -30,7 +30,7 @@ _COLUMNS = {
 }
 _SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 _LARGEST = 10**15  # no iteration has a larger number
-_ENDINGS = {
+_ENDINGS: dict[str, Ended] = {
     "finished": "finished",
     "interrupted": "interrupted",
     "crashed": "crashed",
@@ -48,8 +48,11 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
     every = [_clean(record) for record in records if abs(record["iter"]) <= _LARGEST]
     kept = journal.current(every)
     run = next((record for record in reversed(every) if record["kind"] == "run"), {})
-    processes = sorted({record["process"] for record in every})
-    number = {process: index for index, process in enumerate(processes)}
+    by_process: dict[int, list[Record]] = {}
+    for record in every:
+        by_process.setdefault(record["process"], []).append(record)
+    processes = [by_process[process] for process in sorted(by_process)]
+    number = {mine[0]["process"]: index for index, mine in enumerate(processes)}
     steps = [record for record in kept if record["kind"] == "step"]
     return History(
         format=FORMAT,
@@ -57,13 +60,13 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         steps=_steps(steps, number),
         evals=tuple(_evals(kept, number)),
         saves=tuple(_saves(kept, number)),
-        segments=tuple(_segment(every, process) for process in processes) or (Segment(starts=False),),
+        segments=tuple(_segment(mine) for mine in processes) or (Segment(starts=False),),
         setup=_setup(run),
-        ledger=_ledger(every, processes),
+        ledger=_ledger(processes),
         first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
         live=live,
-        ended=_ended(every),
+        ended=None if live else _ended(every),
     )
 
 
@@ -83,7 +86,7 @@ def _clean(record: Record) -> Record:
 def _float(record: Record, name: str) -> float | None:
     """Finite, or None."""
     value = record.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e100:
         return None
     return float(value)
 
@@ -147,10 +150,15 @@ def _evals(records: Sequence[Record], number: dict[int, int]) -> Iterable[Evalua
                 number[record["process"]],
                 _loss(record),
                 _loss(other),
-                (_float(record, "ms") or 0.0) + (_float(other, "ms") or 0.0),
+                _sum(_float(record, "ms"), _float(other, "ms")),
                 _float(record, "stderr"),
                 _int(record, "tokens"),
             )
+
+
+def _sum(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
@@ -161,8 +169,7 @@ def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
             yield Save(record["iter"], number[record["process"]], waited, is_best)
 
 
-def _segment(records: Sequence[Record], process: int) -> Segment:
-    mine = [record for record in records if record["process"] == process]
+def _segment(mine: Sequence[Record]) -> Segment:
     resumed = any(record["kind"] == "resume" and record.get("from_iter", -1) >= 0 for record in mine)
     return Segment(starts=False, resumed=resumed, first_iteration=mine[0]["iter"])
 
@@ -189,12 +196,11 @@ def _setup(run: Record) -> Setup:
     )
 
 
-def _ledger(records: Sequence[Record], processes: Sequence[int]) -> dict[str, float] | None:
+def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
     """Seconds per phase over all processes. One that has not ended, or was killed, counts as far as its steps
     tell."""
     total: dict[str, float] = {}
-    for process in processes:
-        mine = [record for record in records if record["process"] == process]
+    for mine in processes:
         ends: list[Any] = [_seconds(_dict(record, "ledger")) for record in mine if record["kind"] == "end"]
         parts = ends[-1:] if any(ends) else [_seconds(_dict(record, "phases"), 1e-3) for record in mine]
         for part in parts:
@@ -203,7 +209,7 @@ def _ledger(records: Sequence[Record], processes: Sequence[int]) -> dict[str, fl
     return total or None
 
 
-def _ended(records: Sequence[Record]) -> str | None:
+def _ended(records: Sequence[Record]) -> Ended:
     last = records[-1] if records else {}
     if last.get("kind") != "end":
         return "cut"

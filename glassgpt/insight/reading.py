@@ -3,6 +3,7 @@ input."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 from glassgpt.account import journal
 from glassgpt.errors import UserError
 from glassgpt.insight.history import History
+from glassgpt.insight.logs.notebook import LARGEST, is_notebook, read_notebook
 from glassgpt.insight.logs.reading import read_log
 from glassgpt.insight.logs.text import read_lines
 from glassgpt.insight.own import history_of, read_run
@@ -29,6 +31,8 @@ def read_history(source: str) -> History:
 
 def _read(source: str) -> History:
     if source == "-":
+        if sys.stdin is None:
+            raise UserError("there is no standard input to read")
         return _read_stream(sys.stdin.buffer, "standard input")
     path = Path(source)
     if path.is_dir():
@@ -48,9 +52,21 @@ def _read_stream(file: BinaryIO, name: str) -> History:
     start = buffered.peek(_SNIFFED)
     if looks_like_journal(start):
         path = Path(name)
-        records = journal.read_stream(buffered)
+        records = journal.read_stream(iter(lambda: buffered.readline(journal.LONGEST_LINE), b""))
         return _checked(history_of(records, name, live=path.is_file() and is_running(path.parent)))
+    if is_notebook(start):
+        content = buffered.read(LARGEST + 1)
+        return _read_notebook(content, name)
     return read_log(read_lines(buffered), name)
+
+
+def _read_notebook(content: bytes, name: str) -> History:
+    """What its cells printed; where that is no log, what is written in them may quote one."""
+    printed = read_notebook(content, name)
+    if printed is not None:
+        with contextlib.suppress(UserError):
+            return read_log(printed, name)
+    return read_log(read_lines(io.BytesIO(content)), name)
 
 
 def looks_like_journal(start: bytes) -> bool:

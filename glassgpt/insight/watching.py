@@ -6,6 +6,8 @@ every few seconds, and never take more than a small part of the time.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
@@ -56,6 +58,8 @@ class GrowingFile:
     def read1(self, size: int = -1) -> bytes:
         while True:
             over = self._is_over()  # asked first: what was written before the end is still to be read
+            if self._file.tell() > os.fstat(self._file.fileno()).st_size:
+                self._file.seek(0)  # it was begun again
             if chunk := self._file.read(size):
                 return chunk
             if over:
@@ -77,7 +81,7 @@ class Watch:
     _log: Recognizer = field(default_factory=Recognizer)
     _records: list[Record] | None = None  # of a journal; None: it is a log
     _told: dict[str, str] = field(default_factory=dict)  # finding -> the severity it was told with
-    _evaluations_told: int = 0
+    _evaluations_told: set[tuple[int, int | None]] = field(default_factory=set)
     _next_look: float = 0.0
     _began: bool = False
 
@@ -106,18 +110,27 @@ class Watch:
         self._next_look = begin + cost + max(_LOOK_EVERY_S, cost / _SHARE_OF_TIME)
         findings = tuple(finding for finding in explanation.findings if self._is_new(finding))
         self._told |= {_key(finding): finding.severity for finding in findings}
-        evaluations, self._evaluations_told = history.evals[self._evaluations_told :], len(history.evals)
-        return News(explanation.facts.last_iteration, evaluations, findings, explanation)
+        moments = {(done.segment, done.iteration): done for done in history.evals}
+        new = tuple(done for moment, done in moments.items() if moment not in self._evaluations_told)
+        self._evaluations_told |= moments.keys()
+        return News(explanation.facts.last_iteration, new, findings, explanation)
 
     def _history(self, live: bool) -> History | None:
         if self._records is not None:
             return history_of(self._records, self.name, live) if self._records else None
-        history = self._log.history(self.name)
+        history = self._log.history(self.name, final=not live)
         return None if history is None else replace(history, live=live)
 
     def _is_new(self, finding: Finding) -> bool:
         told = self._told.get(_key(finding))
         return told is None or _RANK[finding.severity] > _RANK[told]
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The end of a stream, and what ended it."""
+
+    error: Exception | None
 
 
 def _key(finding: Finding) -> str:
@@ -140,25 +153,37 @@ def follow(file: BinaryIO, watch: Watch, echo: Callable[[str], None] | None = No
 
 def _or_silence(lines: Iterator[Line]) -> Iterator[Line | None]:
     """The lines as they come, and None whenever none has come for a while."""
-    waiting: queue.Queue[Line | OSError | UserError | None] = queue.Queue(maxsize=10_000)
+    waiting: queue.Queue[Line | _Over] = queue.Queue(maxsize=10_000)
+    nobody_asks = threading.Event()
+
+    def put(item: Line | _Over) -> None:
+        while not nobody_asks.is_set():
+            with contextlib.suppress(queue.Full):
+                return waiting.put(item, timeout=_POLL_S)
 
     def read() -> None:
+        error = None
         try:
             for line in lines:
-                waiting.put(line)
-            waiting.put(None)
-        except (OSError, UserError) as error:  # raised again below, where it is seen
-            waiting.put(error)
+                put(line)
+        except (OSError, ValueError, UserError) as why:  # raised again below, where it is seen
+            error = why
+        finally:
+            put(_Over(error))
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            item = waiting.get(timeout=_POLL_S)
-        except queue.Empty:
-            yield None
-            continue
-        if item is None:
-            return
-        if isinstance(item, OSError | UserError):
-            raise item
-        yield item
+    try:
+        while True:
+            try:
+                item = waiting.get(timeout=_POLL_S)
+            except queue.Empty:
+                yield None
+                continue
+            if not isinstance(item, _Over):
+                yield item
+            elif item.error is None:
+                return
+            else:
+                raise item.error
+    finally:
+        nobody_asks.set()

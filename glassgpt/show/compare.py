@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -12,11 +13,10 @@ from rich.text import Text
 from glassgpt import figures as written
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.compare import Comparison
-from glassgpt.insight.compare.alignment import Reading
+from glassgpt.insight.compare.alignment import Reading, axis_text
 from glassgpt.insight.compare.comparable import bits_per_byte, perplexity
 from glassgpt.insight.compare.differences import GROUPS, Difference, Group
 from glassgpt.insight.compare.progress import AXES, Axis
-from glassgpt.insight.compare.quality import axis_text
 from glassgpt.insight.compare.side import Side
 from glassgpt.insight.compare.speed import shown
 from glassgpt.show.chart import bar, sparkline
@@ -200,8 +200,8 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
         if not alignment.points:
             refused.append(f"{_axis_name(axis)}: {alignment.reason}")
     console.print(table)
-    if any("≈" in _reading(reading) for axis in AXES for point in comparison.aligned[axis].points
-           for reading in point.readings):  # fmt: skip
+    readings = [one for axis in AXES for point in comparison.aligned[axis].points for one in point.readings]
+    if any(reading and not reading.exact for reading in readings):
         console.print(_text(say("≈ read between two evaluations"), "dim"))
     for line in refused:
         console.print(_text(line, "dim"))
@@ -264,7 +264,8 @@ def _print_curves(comparison: Comparison, console: Console) -> None:
     if not drawn or not comparison.losses_compare:
         return
     series = [_picked(side) for side in drawn]
-    line = sparkline([value for values in series for value in values])  # together, so that the scale is one
+    together = [value for values in series for value in values]  # so that the scale is one
+    line = sparkline(together) if math.isfinite(max(together) - min(together)) else ""
     if not line:
         return
     _heading(say("Loss over the run, on one scale"), console)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt import figures
-from glassgpt.harmless import harmless, harmless_name
+from glassgpt.harmless import harmless, harmless_name, harmless_words
 from glassgpt.insight.explain import Explanation
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
@@ -63,8 +63,12 @@ def _indented(text: str, style: str, out: Console) -> None:
 
 
 def _in_line(text: str) -> str:
-    """A terminal that can write from right to left takes the direction of a line from its first letter."""
-    return f"{_RIGHT_TO_LEFT_MARK}{text}" if current_language() in RIGHT_TO_LEFT else text
+    """Every sentence goes through here: nothing in it may harm a terminal.
+
+    One that can write from right to left takes the direction of a line from its first letter.
+    """
+    clean = harmless_words(text)
+    return f"{_RIGHT_TO_LEFT_MARK}{clean}" if current_language() in RIGHT_TO_LEFT else clean
 
 
 def _paragraph(text: str, out: Console) -> None:

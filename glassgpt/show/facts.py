@@ -67,12 +67,12 @@ def _result_rows(facts: Facts) -> list[Row]:
     best = say("best validation, bits per byte") if in_bits else say("best validation loss")
     last = say("last validation, bits per byte") if in_bits else say("last validation loss")
     return [
-        Row(best, _with(_loss, facts.best_val_loss)),
+        Row(best, _with(figures.loss, facts.best_val_loss)),
         Row(say("at iteration"), _with(_whole, facts.best_val_step)),
-        Row(last, _with(_loss, facts.final_val_loss)),
-        Row(say("training loss at the last evaluation"), _with(_loss, facts.final_train_loss)),
-        Row(say("training loss, first line"), _with(_loss, facts.loss_first)),
-        Row(say("training loss, last line"), _with(_loss, facts.loss_last)),
+        Row(last, _with(figures.loss, facts.final_val_loss)),
+        Row(say("training loss at the last evaluation"), _with(figures.loss, facts.final_train_loss)),
+        Row(say("training loss, first line"), _with(figures.loss, facts.loss_first)),
+        Row(say("training loss, last line"), _with(figures.loss, facts.loss_last)),
         Row(say("first loss that is not a number, at iteration"), _with(_whole, facts.nan_step)),
     ]
 
@@ -85,7 +85,7 @@ def key_figures(facts: Facts) -> list[Row]:
     in_bits = facts.val_metric == "bits_per_byte"
     shown = [
         Row(say("best bits per byte") if in_bits else say("best validation loss"),
-            _with(_loss, facts.best_val_loss), best_at),
+            _with(figures.loss, facts.best_val_loss), best_at),
         Row(say("steady iteration"), _with(figures.milliseconds, facts.steady_ms)),
         Row(say("tokens per second"), _with(figures.count, facts.tokens_per_s)),
         Row(say("total time"), _with(figures.duration, facts.estimated_total_s), spent),
@@ -126,10 +126,6 @@ def _with(write: Callable[[T], str], value: T | None) -> str:
 
 def _whole(value: int) -> str:
     return f"{value:,}"
-
-
-def _loss(value: float) -> str:
-    return f"{value:.4f}"
 
 
 def _listed(iterations: Sequence[int]) -> str:

@@ -313,6 +313,24 @@ def test_standard_input_without_a_word(capsys: Capture, monkeypatch: pytest.Monk
     assert problem.startswith("standard input is not a training log")
 
 
+@pytest.mark.parametrize("flags", [[], ["--watch"]], ids=str)
+def test_no_standard_input(flags: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`glass explain - <&-`, as some schedulers start programs."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input" in refused(capsys, "explain", "-", *flags)[0]
+
+
+def test_a_named_pipe_is_watched() -> None:
+    os.mkfifo("pipe")
+    process, _, lines = watched("pipe", "--watch")
+    writer = os.open("pipe", os.O_RDWR)  # which does not wait for a reader
+    os.write(writer, nanogpt_log().encode())
+    lines.until("iteration 500: validation 1.6250")
+    os.close(writer)
+    assert "A nanoGPT run whose log stops at iteration 600" in lines.rest()
+    assert process.wait(30) == 0
+
+
 def test_a_finished_run_by_its_folder_its_journal_or_a_pipe(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,8 +409,8 @@ ODD_LOGS = {
     "width": "block_size = 256\nn_layer = 48\nn_embd = 1e308\nfound vocab_size = 65 (inside data/meta.pkl)\n"
     "number of parameters: 2416.25M\n"
     + LINE.format(at=0, loss=4.6, ms=129066.95)
-    + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of "
-    "39.38 GiB of which 18.12 MiB is free.\n",
+    + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity "
+    "of 39.38 GiB of which 18.12 MiB is free.\n",
     "rate": "step     3 | loss: 10.673607 | lr 3.3566e-06 | norm: 12.9180 | dt: 25808.23ms | tok/sec: inf\n",
     "span": LINE.format(at=20, loss="-1e308", ms=1441.24) + LINE.format(at=340, loss="1e308", ms=1446.62),
     "number": LINE.format(at="9" * 30, loss=1.7, ms=45.95) * 2,

@@ -6,6 +6,7 @@ import builtins
 import errno
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -280,3 +281,18 @@ def test_a_run_where_plotly_is_not_installed(
     said = trained(capsys, tiny_data)
     assert "plotly is not installed" in said
     assert not Path("run/report.html").exists()
+
+
+def test_only_a_report_is_ever_replaced(tmp_path: Path, capsys: Capture) -> None:
+    Path("n.log").write_text(nanogpt_log())
+    os.mkfifo("pipe.html")
+    Path("link.html").symlink_to("/dev/null")
+    Path("nowhere.html").symlink_to("missing")
+    Path("folder.html").mkdir()
+    for place in ("pipe.html", "link.html", "nowhere.html", "folder.html"):
+        assert main(["report", "n.log", f"--out={place}"]) == 2
+        assert "is there and is no report" in capsys.readouterr().err
+    assert stat.S_ISFIFO(Path("pipe.html").stat().st_mode)
+    assert Path("link.html").is_symlink()
+    assert main(["report", "n.log", "--out=new.html"]) == 0
+    assert main(["report", "n.log", "--out=new.html"]) == 0  # its own, it may

@@ -37,7 +37,7 @@ def event(kind: EventKind, line: int = 6) -> Event:
         (["traceback", "interrupt"], "interrupted"),
         (["interrupt", "oom"], "oom"),
         (["traceback", "finish"], "crashed"),
-        (["finish", "interrupt"], "interrupted"),
+        (["finish", "interrupt"], "finished"),  # what comes after a trainer's own end is another program's
     ],
 )
 def test_what_comes_after_the_last_iteration_decides(kinds: list[EventKind], ended: str) -> None:

@@ -267,7 +267,7 @@ def test_a_stream_that_cannot_be_read_says_so() -> None:
         list(follow(io.BytesIO(b"PK\x03\x04" + b"x" * 100), Watch("x")))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(log_lines(60)), st.text(max_size=30)), max_size=40))
 def test_any_lines_at_all(lines: list[str]) -> None:
     watch = Watch("x", clock=Clock())
@@ -360,3 +360,72 @@ def test_a_torn_record_is_passed_over() -> None:
     at = looked(watch).iteration
     watch.feed(Line('{"kind":"step","iter":60,"ti', torn=True))
     assert looked(watch).iteration == at
+
+
+# --- looking changes nothing ---
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_looks_change_nothing(every: int) -> None:
+    """Evaluations wait for the next line to tell their number; a look between must not take it from them."""
+    lines = []
+    for at in range(0, 1000, 10):
+        if at % 250 == 0:
+            lines.append(f"validation loss: {10 - at / 200:.4f}")
+        lines.append(f"step {at:5d} | loss: {10 - at / 200:.6f} | lr 1.0e-04 | dt: 25.00ms | tok/sec: 800.00")
+    looked, plain = Watch("a"), Watch("b")
+    for index, line in enumerate(lines):
+        plain.feed(Line(line))
+        looked.feed(Line(line))
+        if index % every == 0:
+            looked.look()
+    one, other = looked.look(live=False), plain.look(live=False)
+    assert one is not None
+    assert other is not None
+    assert one.explanation.facts == other.explanation.facts
+    assert other.explanation.facts.eval_steps == [0, 250, 500, 750]
+
+
+def test_a_long_record_is_read_whole() -> None:
+    run = {
+        "kind": "run",
+        "time": 0.0,
+        "iter": 0,
+        "process": 0,
+        "config": {"max_iters": 50},
+        "batch": {"tokens": 768},
+    }
+    run["machine"] = {"note": "x" * 6000}
+    step = {"kind": "step", "time": 1.0, "iter": 10, "process": 0, "loss": 3.0, "step_ms": 5.0}
+    file = io.BytesIO(b"".join(journal.encode(record) for record in (run, step)))
+    *_, last = follow(file, Watch("journal"))
+    assert last.explanation.facts.tokens_per_iteration == 768
+
+
+def test_a_file_that_is_begun_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("iter 0: loss 9.0, time 5.00ms, mfu 1.00%\n" * 50)
+
+    def begin_again(seconds: float) -> None:
+        path.write_text("iter 7: loss 1.0, time 5.00ms\n")
+
+    with path.open("rb") as stream:
+        growing = GrowingFile(stream, sleep=begin_again)
+        assert b"iter 0" in growing.read1(1 << 20)
+        assert growing.read1(1 << 20) == b"iter 7: loss 1.0, time 5.00ms\n"
+
+
+def test_evaluations_after_a_resume_are_told() -> None:
+    def evaluated(at: int, loss: float, process: int) -> dict[str, object]:
+        head = {"kind": "eval", "time": 0.0, "iter": at, "process": process}
+        return {**head, "split": "val", "loss": loss, "ms": 5.0}
+
+    watch = Watch("journal")
+    for at in (0, 10, 20, 30):
+        watch.feed(Line(journal.dumps(evaluated(at, 5 - at / 100, 0))))
+    watch.look()
+    watch.feed(Line('{"kind":"resume","time":0,"iter":10,"process":1,"from_iter":10}'))
+    watch.feed(Line(journal.dumps(evaluated(20, 1.0, 1))))
+    news = watch.look()
+    assert news is not None
+    assert [done.val_loss for done in news.evaluations] == [1.0]

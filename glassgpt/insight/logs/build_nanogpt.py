@@ -18,7 +18,7 @@ from glassgpt.insight.logs.recording import Recording
 
 FORMAT = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
 
-_STEP = re.compile(rf"\bstep\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})")
+_STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
 _LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
 _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
@@ -29,7 +29,7 @@ _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNOR
 
 
 def read(line: str, into: Recording) -> bool:
-    if "loss:" in line and (told := _STEP.search(line)):
+    if "oss:" in line and (told := _STEP.search(line)):
         return _read_step(told, into)
     if "loss:" in line and (told := _VAL.search(line)):
         into.evaluated_before_next(number(told[1]))
@@ -49,7 +49,7 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
     into.step(
         int(told[1]),
         number(told[2]),
-        math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
+        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
         lr=number(lr[1]) if lr else math.nan,
         grad_norm=number(norm[1]) if norm else math.nan,
         tokens_per_s=number(speed[1]) if speed else math.nan,

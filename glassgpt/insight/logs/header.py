@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 
 from glassgpt.config import Value
+from glassgpt.harmless import harmless
 from glassgpt.insight.logs.numbers import counted
 from glassgpt.insight.logs.recording import Recording
 
@@ -60,7 +62,9 @@ def _value(text: str) -> Value | None:
         value = ast.literal_eval(text) if len(text) < 200 else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text if re.fullmatch(r"[\w./:-]{1,100}", text) else None
-    return value if isinstance(value, int | float | str | bool) else None
+    if isinstance(value, str):
+        return harmless(value)  # quoted escapes have just become real ones
+    return value if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e15 else None
 
 
 def _take_count(field: str) -> Callable[[re.Match[str], Recording], None]:
@@ -107,7 +111,9 @@ def _take_trainable(told: re.Match[str], into: Recording) -> None:
         into.notes.frozen = counted(told[2])
     else:
         into.notes.trainable = counted(told[2])
-    into.notes.said["parameters"] = into.notes.trainable + into.notes.frozen
+    known = into.notes.said.get("parameters")
+    total = into.notes.trainable + into.notes.frozen
+    into.notes.said["parameters"] = max(total, known if isinstance(known, int) else 0)
 
 
 def _take_ranks(told: re.Match[str], into: Recording) -> None:
@@ -122,6 +128,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
     ("otal", re.compile(rf"total desired batch size:\s*{_N}"), _take_count("tokens_per_iteration")),
     ("otal", re.compile(rf"Total batch size {_N}"), _take_count("tokens_per_iteration")),
     ("otal", re.compile(rf"^\|\s*total batch size\s*\|\s*{_N}"), _take_count("tokens_per_iteration")),
+    ("train_batch_tokens", re.compile(rf"\btrain_batch_tokens:\s*{_N}"), _take_count("tokens_per_iteration")),
     ("otal", re.compile(rf"\band total_batch_size=\s*{_N}"), _take_count("tokens_per_iteration")),
     ("otal", re.compile(r"^\|\s*total batch size\s*\|"), _begin),
     ("otal", re.compile(rf"^\W*total\s*:\s*{_N}\s*$"), _take_count("parameters")),
@@ -132,7 +139,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
      lambda told, into: _take_setting("gradient_accumulation_steps", told[1], into)),
     ("parameters", re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{_N}"),
      _take_count("parameters")),
-    ("param", re.compile(rf"(?:Total|Model) param(?:eter)?s:\s*{_N}"), _take_count("parameters")),
+    ("param", re.compile(rf"(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"num_parameters\s*[:|]\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"Number of (non[- ])?trainable parameters\s*[:=]\s*{_N}"), _take_trainable),
     ("parameters", re.compile(rf"num (non-)?decayed parameter tensors: [\d,]+, with {_N} parameters"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from glassgpt.insight.history import Format
 from glassgpt.insight.logs.numbers import NUMBER, number
@@ -21,19 +22,30 @@ FORMAT = Format(
     "hf-trainer", "Hugging Face Trainer", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False
 )
 
-_DICT = re.compile(r"\{'[^{}]{1,2000}\}")
-_PAIR = re.compile(rf"'(\w+)':\s*(?:tensor\()?'?{NUMBER}'?")
+_DICT = re.compile(r"\{['\"][^{}]{1,2000}\}")
+_PAIR = re.compile(rf"['\"](\w+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
 # Bars of other things (reading files, loading weights) have a name in front, or another unit.
 _BAR = re.compile(r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[[\d:]{1,12}<[^\]]{0,40}?(?:it/s|s/it)")
 _SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d+)")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
+_PEFT = re.compile(r"\ball params:\s*([\d,]+)")
 _BEGIN = "***** Running training *****"
+
+
+@dataclass
+class _Before:
+    """What the last dict with a loss said, for the differences."""
+
+    iteration: int | None = None
+    tokens: float = 0.0
+    seconds: float = 0.0
 
 
 class TrainerReader:
     """Counts the dicts, and remembers where the progress bar was at each.
 
-    A dict waits for the bar that is drawn again after it: the one before may lag.
+    A dict waits for the bar that is drawn again after it: the one before may lag. The training's bar is the
+    one that was drawn last when the first loss came; one with another total is then that of an evaluation.
     """
 
     format = FORMAT
@@ -41,11 +53,12 @@ class TrainerReader:
     def __init__(self) -> None:
         self._bar: int | None = None
         self._total: int | None = None
-        self._waiting: dict[str, str] = {}
         self._moved = False  # the bar, since the last loss
+        self._waiting: dict[str, str] = {}
         self._line = 0  # of the dict that waits
         self._epoch = 0.0
         self._count = 0
+        self._before = _Before()
         self._said_at: dict[int, int] = {0: 0}  # count of dicts -> iteration
 
     def __call__(self, line: str, into: Recording) -> bool:
@@ -53,33 +66,38 @@ class TrainerReader:
             if "{" in line:  # the bar on a dict's own line is that dict's
                 self.close(into)
             self._follow_bar(line, into)
-        if "': " in line and (found := _DICT.search(line)):
-            self.close(into)
-            self._waiting, self._line = dict(_PAIR.findall(found[0])), into.line
-            is_told = not self._waiting.keys().isdisjoint(("loss", "eval_loss", "train_runtime"))
-            is_end = "train_runtime" in self._waiting and "loss" not in self._waiting
-            if is_end or "%|" in line:  # no bar to wait for
-                self.close(into)
-            return is_told
+        if ": " in line and (found := _DICT.search(line)):
+            return self._read_dict(dict(_PAIR.findall(found[0])), "%|" in line, into)
         if "Saving model checkpoint" in line and (told := _SAVE.search(line)):
             into.saved(int(told[1]))
         elif "training from" in line and _RESUME.search(line):
             into.begins(resumed=True)
         elif _BEGIN in line:
             into.begins()
+        elif "all params" in line and (told := _PEFT.search(line)):
+            into.notes.said["parameters"] = round(number(told[1]))
         elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
             into.event("finish", line)
         return False
 
+    def _read_dict(self, values: dict[str, str], has_bar: bool, into: Recording) -> bool:
+        self.close(into)
+        self._waiting, self._line = values, into.line
+        is_end = "train_runtime" in values and "loss" not in values
+        if is_end or has_bar:  # no bar to wait for
+            self.close(into)
+        return "train_runtime" in values or "loss" in values or _eval_loss(values) is not None
+
     def close(self, into: Recording) -> None:
         """Take the dict that waits."""
         values, self._waiting = self._waiting, {}
+        evaluated = _eval_loss(values)
         if "loss" in values and "epoch" in values:
             self._take_loss(values, into)
-        elif "eval_loss" in values:
-            seconds = number(values.get("eval_runtime", "nan"))
-            ms = None if math.isnan(seconds) else seconds * 1000
-            into.evaluated(self._count, number(values["eval_loss"]), ms=ms)
+        elif evaluated is not None:
+            name, loss = evaluated
+            seconds = number(values.get(f"{name}_runtime", "nan"))
+            into.evaluated(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
         elif "train_runtime" in values:
             into.event("finish", f"train_runtime {values['train_runtime']} s")
             into.notes.said["wall_s"] = number(values["train_runtime"])
@@ -87,34 +105,55 @@ class TrainerReader:
         into.numbers = self._said_at if len(self._said_at) == self._count + 1 else {}
 
     def _follow_bar(self, line: str, into: Recording) -> None:
-        """The first bar is the training's; one with another total is that of an evaluation."""
         for told in _BAR.finditer(line):
             done, total = int(told[1]), int(told[2])
-            self._total = self._total or total
+            if self._count == 0 and "loss" not in self._waiting:
+                self._total = total
             if total == self._total:
-                if done < (self._bar or 0):
+                if self._count and done < (self._bar or 0):
                     into.begins()
                 self._moved = self._moved or done != self._bar
                 self._bar = done
-                into.notes.said["planned_iterations"] = total
         if self._waiting and "{" not in line:
             self.close(into)
 
     def _take_loss(self, values: dict[str, str], into: Recording) -> None:
         """A bar that stands still while losses come was not captured with them, and says nothing."""
-        said = int(number(values["step"])) if "step" in values else self._bar
-        if said is not None and (self._moved or "step" in values):
+        said = int(number(values["step"])) if "step" in values else self._bar if self._moved else None
+        if said is not None:
             self._said_at[self._count + 1] = said
+        if self._moved and self._total is not None:
+            into.notes.said["planned_iterations"] = self._total
         self._moved = False
         self._count += 1
         epoch = number(values["epoch"])
         if epoch < self._epoch:
             into.begins()
+            self._before = _Before()
         self._epoch = epoch
         into.step(
             self._count,
             number(values["loss"]),
+            ms=self._since_last(said, values, into),
             lr=number(values.get("learning_rate", "nan")),
             grad_norm=number(values.get("grad_norm", "nan")),
             line=self._line,
         )
+
+    def _since_last(self, said: int | None, values: dict[str, str], into: Recording) -> float:
+        """Milliseconds an iteration, where every dict has the time so far; its tokens likewise."""
+        tokens = number(values.get("num_input_tokens_seen", "nan"))
+        seconds = number(values.get("train_runtime", "nan"))
+        before, self._before = self._before, _Before(said, tokens, seconds)
+        updates = said - (before.iteration or 0) if said is not None else 0
+        if updates <= 0 or (before.iteration is None and self._count > 1):
+            return math.nan
+        if tokens > before.tokens and not math.isinf(tokens):
+            into.notes.said["tokens_per_iteration"] = round((tokens - before.tokens) / updates)
+        return (seconds - before.seconds) / updates * 1000 if seconds >= before.seconds else math.nan
+
+
+def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
+    """Its prefix and the loss: `eval_loss`, or with a name in front."""
+    name = next((name for name in values if name.endswith("eval_loss")), None)
+    return None if name is None else (name.removesuffix("_loss"), number(values[name]))

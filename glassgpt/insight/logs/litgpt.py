@@ -1,8 +1,8 @@
 """litgpt and the older lit-gpt: pretraining and fine-tuning.
 
-    Epoch 1 | iter 16 step 4 | loss train: 10.939, val: n/a | iter time: 300.07 ms (step) remaining time:
-    0:01:00 iter 0 step 0: loss 1.6460, iter time: 820.31ms (optimizer.step) iter 100: val loss 3.1234, val
-    time: 1234.56 ms
+    Epoch 1 | iter 16 step 4 | loss train: 10.939, val: n/a | iter time: 300.07 ms (step) remaining time: …
+    iter 0 step 0: loss 1.6460, iter time: 820.31ms (optimizer.step)
+    iter 100: val loss 3.1234, val time: 1234.56 ms
 
 An iteration is one micro-batch; some of them end in an optimizer step. Their times are without validation.
 """
@@ -19,7 +19,7 @@ FORMAT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, lo
 
 _STEP = re.compile(
     rf"\biter\s+(\d+)\s*\|?\s*st[eE]p\s+(\d+)\s*[:|]\s*loss(?: train)?(?: \(curr\))?:?\s*{NUMBER}"
-    rf".{{0,120}}?\b(?:iter|train) time:\s*{NUMBER}\s*(ms|s)\b"
+    rf"(?:, val: (?:{NUMBER}|n/a))?.{{0,120}}?\b(?:iter|train) time:\s*{NUMBER}\s*(ms|s)\b"
 )
 _VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*(ms|s)\b)?")
 _FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: {NUMBER}\s*s\b")
@@ -32,8 +32,10 @@ _END = re.compile(
 
 def read(line: str, into: Recording) -> bool:
     if "time:" in line and (told := _STEP.search(line)):
-        iteration, _, loss, time, unit = told.groups()
-        into.step(int(iteration), number(loss), number(time) * (1000 if unit == "s" else 1))
+        iteration, _, loss, val, time, unit = told.groups()
+        if val and into.validated is None:
+            into.evaluated(None, number(val))  # the last one's, again on every line; nothing says when it was
+        into.step(int(iteration), number(loss), ms=number(time) * (1000 if unit == "s" else 1))
         return True
     if "val_loss" in line and (told := _FORK_VAL.search(line)):
         into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) * 1000)

@@ -1,9 +1,10 @@
 """llm.c, in CUDA, in C and its PyTorch reference, and its main.log.
 
     val loss 4.517179
-    step    1/74 | loss 4.367631 (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms | 33.8% bf16 MFU | 50819
-    tok/s step 1/74: train loss 4.367631 (80.639749 ms, 50819 tok/s) step 0: train loss 5.356082 (took
-    19942.187000 ms) s:0 tel:10.9843
+    step    1/74 | loss 4.36 (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms | 33.8% bf16 MFU | 50819 tok/s
+    step 1/74: train loss 4.367631 (80.639749 ms, 50819 tok/s)
+    step 0: train loss 5.356082 (took 19942.187000 ms)
+    s:0 tel:10.9843
 
 An evaluation has no number. The CUDA trainer makes it after the step whose line came last, outside its time;
 the C one before the step whose line comes next.
@@ -36,7 +37,7 @@ _LR = re.compile(rf"\blr {NUMBER}")
 _NORM = re.compile(rf"\bnorm\s+{NUMBER}")
 _SPEED = re.compile(rf"{NUMBER}\s*tok/s")
 _VAL = re.compile(rf"^\W*val loss\s+{NUMBER}\s*$")
-_FILE = re.compile(rf"^s:(\d+) (trl|tel|eval):{NUMBER}(?: lr:{NUMBER})?(?: norm:{NUMBER})?\s*$")
+_FILE = re.compile(rf"^s:(\d+) (trl|tel|eval):{NUMBER}(?: lr:{NUMBER})?(?: norm:{NUMBER})?(?=\s|$)")
 _SAVE = re.compile(r"\bWriting checkpoint at step (\d+)")
 _RESUME = re.compile(r"^\|\s*resume\s*\|\s*1\s*\||weight init method\s*\|\s*intermediate checkpoint")
 _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
@@ -48,7 +49,13 @@ def read(line: str, into: Recording) -> bool:
         into.format = FORMAT
         into.notes.said["planned_iterations"] = int(planned)
         into.step(
-            int(iteration), number(loss), number(ms), _told(mfu), number(lr), number(norm), number(speed)
+            int(iteration),
+            number(loss),
+            ms=number(ms),
+            mfu=_told(mfu),
+            lr=number(lr),
+            grad_norm=number(norm),
+            tokens_per_s=number(speed),
         )
         return True
     if "loss " in line and (told := _STEP.search(line)):
@@ -85,11 +92,11 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
     into.step(
         int(iteration),
         number(loss),
-        number(time[1]),
-        _told(mfu[1]) if mfu else math.nan,
-        number(lr[1]) if lr else math.nan,
-        number(norm[1]) if norm else math.nan,
-        number(speed[1]) if speed else math.nan,
+        ms=number(time[1]),
+        mfu=_told(mfu[1]) if mfu else math.nan,
+        lr=number(lr[1]) if lr else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1]) if speed else math.nan,
     )
     return True
 

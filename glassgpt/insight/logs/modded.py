@@ -34,7 +34,7 @@ class ModdedReader:
     format = FORMAT
 
     def __init__(self) -> None:
-        self._iteration = 0
+        self._iteration: int | None = None
         self._total_ms = 0.0
 
     def __call__(self, line: str, into: Recording) -> bool:
@@ -58,13 +58,21 @@ class ModdedReader:
             return
         into.notes.said["planned_iterations"] = planned
         if kind == "val":
-            if iteration == 0:
-                self._iteration, self._total_ms = 0, total
+            if iteration == 0 or self._iteration is None:
+                self._iteration, self._total_ms = iteration, total
             into.evaluated(iteration, number(loss) if loss else None)
             return
-        if iteration <= self._iteration:
-            self._iteration, self._total_ms = iteration - 1, 0.0
-        spent = total - self._total_ms
-        ms = spent / (iteration - self._iteration) if spent >= 0 else math.nan  # the sum began again
+        if self._iteration is not None and iteration <= self._iteration:
+            self._iteration = None  # another run
+        ms = self._since_last(iteration, total)
         self._iteration, self._total_ms = iteration, total
-        into.step(iteration, number(loss) if loss else None, ms)
+        into.step(iteration, number(loss) if loss else None, ms=ms)
+
+    def _since_last(self, iteration: int, total: float) -> float:
+        """A mean over the iterations since the last line."""
+        if self._iteration is None:
+            return total if iteration == 1 else math.nan  # a piece of a log
+        updates, spent = iteration - self._iteration, total - self._total_ms
+        if spent < 0:  # the sum began again
+            return total if updates == 1 else math.nan
+        return spent / updates

@@ -1,8 +1,7 @@
 """nanochat: pretraining, mid-training and fine-tuning.
 
     Step 00000 | Validation bpb: 3.162127
-    step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883 | bf16_mfu: 0.00
-    | …
+    step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883 | bf16_mfu: …
 
 The evaluation is of the weights after that many updates; step times are without it. The loss is a running
 average. `lrm` multiplies the learning rates and is none itself.
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.insight.history import Format
+from glassgpt.insight.history import Format, Metric
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
 
@@ -37,9 +36,8 @@ def read(line: str, into: Recording) -> bool:
     if "loss:" in line and (told := _STEP.search(line)):
         return _read_step(told, line, into)
     if "Validation" in line and (told := _VAL.search(line)):
-        if told[2] == "bpb":
-            into.metric = "bits_per_byte"
-        into.evaluated(int(told[1]), number(told[3]))
+        metric: Metric = "bits_per_byte" if told[2].lower() == "bpb" else "loss"
+        into.evaluated(int(told[1]), number(told[3]), metric=metric)
         return True
     if "Saved model" in line and (told := _SAVE.search(line)):
         into.saved(int(told[1]) if told[1] else None)
@@ -51,7 +49,8 @@ def read(line: str, into: Recording) -> bool:
 def _read_step(told: re.Match[str], line: str, into: Recording) -> bool:
     iteration, planned, loss, rest = told.groups()
     time, mfu, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _NORM, _SPEED))
-    if not _OWN.search(line) or (not time and "ms" in into.last_had):
+    is_whole = time or "num_tokens:" in rest  # fine-tuning prints no times
+    if not _OWN.search(line) or (not is_whole and "ms" in into.last_had):
         return False  # another trainer's, or torn
     if planned:
         # The last step that is trained is one less; the last evaluation has the number itself.
@@ -59,8 +58,8 @@ def _read_step(told: re.Match[str], line: str, into: Recording) -> bool:
     into.step(
         int(iteration),
         number(loss),
-        number(time[1]) if time else math.nan,
-        number(mfu[1]) if mfu else math.nan,
+        ms=number(time[1]) if time else math.nan,
+        mfu=number(mfu[1]) if mfu else math.nan,
         grad_norm=number(norm[1]) if norm else math.nan,
         tokens_per_s=number(speed[1]) if speed else math.nan,
     )

@@ -29,7 +29,7 @@ FORMAT = Format(
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 _HEAD = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
 _LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}ms(?: \| mfu {NUMBER}%)?")
-_LOSS = re.compile(rf"(?<![a-z_] )\bloss\b\s*[:=]?\s*{NUMBER}")
+_LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
 _TIME = re.compile(rf"\btime\b\s*[:=]?\s*{NUMBER}\s*(ms|s)\b")
 _MFU = re.compile(rf"\bmfu\b\s*[:=]?\s*{NUMBER}\s*%")
 _LR = re.compile(rf"\b(?:lr|learning rate)\b\s*[:=]?\s*{NUMBER}")
@@ -48,13 +48,13 @@ def read(line: str, into: Recording) -> bool:
     """Take what the line says; True if it is about an iteration."""
     if "iter" in line and (usual := _USUAL.search(line)):
         iteration, loss, ms, mfu = usual.groups()
-        into.step(int(iteration), number(loss), number(ms), _told(mfu))
+        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu))
         return True
     if "iter" in line and (head := _HEAD.search(line)):
         return _read_unusual(int(head[1]), head[2], into)
     if "ms" in line and (told := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = told.groups()
-        into.step(int(iteration), number(loss), number(ms), _told(mfu), number(lr))
+        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu), lr=number(lr))
         return True
     if "val" in line and (told := _EVAL.search(line)):
         iteration, train_loss, val_loss = told.groups()
@@ -75,11 +75,11 @@ def _read_unusual(iteration: int, rest: str, into: Recording) -> bool:
     into.step(
         iteration,
         number(loss[1]) if loss else None,
-        math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
-        _told(mfu[1] if mfu else None),
-        number(lr[1]) if lr else math.nan,
-        number(norm[1]) if norm else math.nan,
-        number(speed[1] or speed[2]) if speed else math.nan,
+        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
+        mfu=_told(mfu[1] if mfu else None),
+        lr=number(lr[1]) if lr else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1] or speed[2]) if speed else math.nan,
     )
     return True
 

@@ -102,10 +102,10 @@ class Recognizer:
         """So much, and nothing of it understood."""
         return self._log is None and self._seen > _LONGEST_NOISE and self._best() is None
 
-    def history(self, name: str) -> History | None:
+    def history(self, name: str, final: bool = True) -> History | None:
         """None as long as it is no log of a known kind."""
         log = self._log or self._reread()
-        return None if log is None else log.history(name)
+        return None if log is None else log.history(name, final)
 
     def _reread(self) -> LogReader | None:
         best = self._best()
@@ -154,9 +154,10 @@ class LogReader:
             self._lowest_rank = rank
         return rank == self._lowest_rank
 
-    def history(self, name: str) -> History:
+    def history(self, name: str, final: bool = True) -> History:
+        """`final`: the log ends here. Asked for before, it changes nothing that comes later."""
         close = getattr(self._read, "close", None)
-        if close is not None:
+        if close is not None and final:
             close(self._recording)
-        whole = self._recording.history(name, self._torn)
+        whole = self._recording.history(name, self._torn, final)
         return in_order(whole) if whole.quoted else whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from glassgpt.insight.history import (
     EventKind,
     Format,
     History,
+    Metric,
     Save,
     Segment,
     Setup,
@@ -25,7 +26,8 @@ from glassgpt.insight.history import (
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _LONGEST_EVENT = 2000
 _MOST_EVENTS = 200  # of a kind
-LARGEST = 10**15  # no iteration has a larger number
+LARGEST = 10**15  # no iteration has a larger number, or takes more milliseconds
+LARGEST_LOSS = 1e100  # more is as good as infinite, and squares of it are
 
 
 @dataclass
@@ -44,15 +46,27 @@ class Notes:
         said = {"trained_parameters": groups or None} | self.said
         return Setup(settings=dict(self.settings), **said)  # type: ignore[arg-type]
 
+    def over(self, later: Notes) -> Notes:
+        """These, and what only the later ones say: a script that runs afterwards introduces itself too."""
+        return Notes(
+            later.settings | self.settings,
+            later.said | self.said,
+            self.decayed if self.decayed is not None else later.decayed,
+            self.undecayed if self.undecayed is not None else later.undecayed,
+        )
+
+    def copy(self) -> Notes:
+        return replace(self, settings=dict(self.settings), said=dict(self.said))
+
 
 class Recording:
     def __init__(self, format: Format) -> None:
         self.format = format
         self.notes = Notes()
+        self._notes_of_run: Notes | None = None  # as they were when its first iteration came
         self.quoted = False  # lines are quoted in a text, maybe out of order
         self.line = 0
         self.block = 0  # of a text that quotes a log: odd inside a code block
-        self.metric: Literal["loss", "bits_per_byte"] = "loss"
         # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
         self.numbers: dict[int, int] | None = None
         # Flat, a row after the other: a log may have millions.
@@ -61,6 +75,7 @@ class Recording:
         self._has_loss = array("b")
         self._segments: list[Segment] = []
         self._evals: list[Evaluation] = []
+        self._counts: Counter[EventKind] = Counter()
         self._saves: list[Save] = []
         self._events: list[Event] = []
         self._announced = False  # a new process has introduced itself
@@ -85,6 +100,7 @@ class Recording:
         self,
         iteration: int,
         loss: float | None = None,
+        *,
         ms: float = math.nan,
         mfu: float = math.nan,
         lr: float = math.nan,
@@ -100,8 +116,14 @@ class Recording:
         self._turn_to(iteration)
         if self._waiting:
             self._settle(iteration)
+        if not self._steps_here:
+            self._notes_of_run = self.notes.copy()
         self._places.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
+        if ms > LARGEST:
+            ms = math.nan  # nobody has waited that long
+        if loss is not None and abs(loss) > LARGEST_LOSS:
+            loss = math.copysign(math.inf, loss)
         self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
         self._last = iteration
         self._steps_here += 1
@@ -115,6 +137,7 @@ class Recording:
         val_loss: float | None = None,
         train_loss: float | None = None,
         ms: float | None = None,
+        metric: Metric = "loss",
     ) -> None:
         if iteration is not None and iteration > LARGEST:
             return
@@ -124,7 +147,7 @@ class Recording:
         elif not self._segments:
             self._open(self.format.first_iteration)
         segment = max(0, len(self._segments) - 1)
-        done = Evaluation(iteration, segment, val_loss, train_loss, ms)
+        done = Evaluation(iteration, segment, val_loss, train_loss, ms, metric=metric)
         if self._evals and _same_moment(self._evals[-1], done):
             done = _merged(self._evals.pop(), done)
         elif done in self._evals[-1:] and iteration is not None:
@@ -153,7 +176,8 @@ class Recording:
     def event(self, kind: EventKind, text: str) -> None:
         if self.quoted and (self.block % 2 == 0 or self.block != self._last_step_block):
             return  # the text says so, about anything
-        if sum(event.kind == kind for event in self._events) < _MOST_EVENTS:
+        self._counts[kind] += 1
+        if self._counts[kind] <= _MOST_EVENTS:
             self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
 
     @property
@@ -170,6 +194,11 @@ class Recording:
     def last(self) -> int | None:
         """The iteration of the latest line of this process."""
         return self._last if self._steps_here and not self._announced else None
+
+    @property
+    def validated(self) -> float | None:
+        """The latest validation loss."""
+        return self._evals[-1].val_loss if self._evals else None
 
     @property
     def last_had(self) -> frozenset[str]:
@@ -218,41 +247,54 @@ class Recording:
 
     # --- the whole ---
 
-    def history(self, name: str, torn: bool) -> History:
-        self._settle(self._last + 1 if self._last is not None else self.format.first_iteration)
-        if not self._segments:
-            self._open(self.format.first_iteration)
-        numbers = self.numbers or {}
-        # Views, for copying the columns out; they must be gone before the arrays can grow again.
-        places = np.frombuffer(self._places, dtype=np.int64).reshape(-1, 2)
-        rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
-        told = places[:, 0] if not numbers else [numbers.get(count, count) for count in places[:, 0].tolist()]
-        steps = Steps(
-            iteration=np.array(told, dtype=np.int64),
-            segment=places[:, 1].copy(),
-            has_loss=np.array(self._has_loss, dtype=bool),
-            **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
-        )
+    def history(self, name: str, torn: bool, final: bool = True) -> History:
+        """`final`: nothing more comes, so what waits for a next iteration has to do without."""
+        if final:
+            self._settle(self._last + 1 if self._last is not None else self.format.first_iteration)
+        evals, metric = _in_one_metric(self._numbered(self._evals))
         return History(
             format=self.format,
             name=name,
-            steps=steps,
-            evals=tuple(
-                replace(done, iteration=numbers.get(done.iteration or 0, done.iteration))
-                for done in self._evals
-            )
-            if numbers
-            else tuple(self._evals),
+            steps=self._steps(),
+            evals=tuple(evals),
             saves=tuple(self._saves),
-            segments=tuple(self._segments),
+            segments=tuple(self._segments) or (Segment(starts=self._announced),),
             events=tuple(self._events),
-            setup=self.notes.setup(),
-            val_metric=self.metric,
+            counts=dict(self._counts),
+            setup=(self._notes_of_run or self.notes).over(self.notes).setup(),
+            val_metric=metric,
             numbered=self.numbers is None or bool(self.numbers),
             last_step_line=self._last_step_line,
             quoted=self.excerpts,
             torn=torn,
         )
+
+    def _steps(self) -> Steps:
+        numbers = self.numbers or {}
+        # Views, for copying the columns out; they must be gone before the arrays can grow again.
+        places = np.frombuffer(self._places, dtype=np.int64).reshape(-1, 2)
+        rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
+        told = places[:, 0] if not numbers else [numbers.get(count, count) for count in places[:, 0].tolist()]
+        return Steps(
+            iteration=np.array(told, dtype=np.int64),
+            segment=places[:, 1].copy(),
+            has_loss=np.array(self._has_loss, dtype=bool),
+            **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
+        )
+
+    def _numbered(self, evals: list[Evaluation]) -> list[Evaluation]:
+        numbers = self.numbers
+        if not numbers:
+            return evals
+        return [replace(done, iteration=numbers.get(done.iteration or 0, done.iteration)) for done in evals]
+
+
+def _in_one_metric(evals: list[Evaluation]) -> tuple[list[Evaluation], Metric]:
+    """A log of several stages may have two. The one of most evaluations counts."""
+    if not evals:
+        return [], "loss"
+    metric = Counter(done.metric for done in evals).most_common(1)[0][0]
+    return [done if done.metric == metric else replace(done, val_loss=None) for done in evals], metric
 
 
 def _same_moment(old: Evaluation, new: Evaluation) -> bool:

@@ -29,7 +29,10 @@ _ESCAPES = re.compile(
     r"|\x1b[@-Z\\-_a-z0-9=>]?"
 )
 # Also marks that turn the direction of writing, with which a text can show something that it does not say.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200e\u200f\u202a-\u202e\u2060-\u2069]")
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 _PACKED = {
     b"PK\x03\x04": "zip",
     b"\xfd7zXZ\x00": "xz",
@@ -53,7 +56,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
         first = next(chunks, b"")
     for magic, name in _PACKED.items():
         if first.startswith(magic):
-            raise UserError(f"this is a {name} archive, not a log; unpack it first (gzip is read as it is)")
+            raise UserError(f"that is packed with {name}: unpack it first (gzip is read as it is)")
     decoder = codecs.getincrementaldecoder(_encoding(first))(errors="replace")
     return _split(decoder.decode(chunk) for chunk in _again(first, chunks))
 
@@ -137,8 +140,8 @@ def _split(texts: Iterable[str]) -> Iterator[Line]:
 def _bounded(lines: list[str]) -> Iterator[Line]:
     """A very long line is a notebook's output in one JSON string, or nothing that a trainer wrote."""
     for line in lines:
-        if len(line) <= USUAL_LINE:
-            yield Line(line)
+        if len(line) <= USUAL_LINE or (line.startswith('{"') and len(line) <= LONGEST_LINE):
+            yield Line(line)  # the latter is a record of a journal
         else:
             for part in line[:LONGEST_LINE].split("\\n"):
                 yield Line(part[:USUAL_LINE])

@@ -14,6 +14,7 @@ _TIME = re.compile(
     r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
     r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+|[\s:,-]+)"
 )
+_ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that somebody pressed meanwhile
 _LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
 _NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
@@ -27,6 +28,9 @@ def unwrapped(text: str) -> tuple[str, int | None]:
     rank = None
     for _ in range(4):
         first = text[:1]
+        if first == "^" and (told := _ECHO.match(text)):
+            text = text[told.end() :]
+            continue
         if first == '"' and (told := _NOTEBOOK.match(text)):
             text = told[1].replace('\\"', '"')
         elif first == ">":

@@ -133,8 +133,8 @@ def _joined(parts: Sequence[tuple[Ints, Floats]]) -> tuple[list[int | None], lis
 
 
 def numbers(values: Floats) -> list[float | None]:
-    """Eight digits are more than a screen shows; what is not finite is a gap."""
-    return [float(f"{value:.8g}") if np.isfinite(value) else None for value in values.tolist()]
+    """Eight digits are more than a screen shows; what is not finite, or as large as no loss is, is a gap."""
+    return [float(f"{value:.8g}") if abs(value) < 1e100 else None for value in values.tolist()]
 
 
 def drawn_values(traces: Sequence[Trace]) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -43,12 +44,19 @@ def write_report(path: Path, history: History, facts: Facts, findings: Sequence[
 
 def check_place(path: Path, source: Path) -> None:
     """A report never takes the place of the log it is about, nor of anything but a report."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if source.exists() and path.samefile(source):
+    if source.exists() and path.exists() and path.samefile(source):
         raise UserError(f"{path} is what the report is about: choose another place with --out")
-    if path.is_file() and _MARK.encode() not in path.read_bytes()[:2048]:
+    if not _is_report(path):
         raise UserError(f"{path} is there and is no report: choose another place with --out")
+
+
+def _is_report(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(2048)
 
 
 def report_html(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:

@@ -129,3 +129,45 @@ def test_nothing_is_taken_once_it_runs() -> None:
 )
 def test_nonsense_does_not_stop_it(line: str) -> None:
     assert facts_in(line + "\n" + BODY).iterations_logged == 12
+
+
+# --- what a careless reader would get wrong ---
+
+
+def test_escapes_in_quoted_values_stay_harmless() -> None:
+    text = "Overriding: device = 'cpu:\\x1b]0;pwned\\x07'\niter 0: loss 4.0, time 3.00ms, mfu 5.00%\n"
+    device = history_of(text).setup.settings["device"]
+    assert isinstance(device, str)
+    assert device.isprintable()
+
+
+def test_settings_that_are_no_numbers_are_not_taken() -> None:
+    text = "max_iters = 1e400\nn_embd = 1e308\niter 0: loss 4.0, time 3.00ms, mfu 5.00%\n"
+    assert not history_of(text).setup.settings
+
+
+def test_all_parameters_of_an_adapter_run() -> None:
+    text = (
+        "trainable params: 1949696 || all params: 6245533696 || trainable%: 0.0312\n"
+        "  Number of trainable parameters = 1,949,696\n"
+        "{'loss': 3.5, 'epoch': 0.1}\n{'loss': 3.4, 'epoch': 0.2}\n"
+    )
+    assert history_of(text).setup.parameters == 6_245_533_696
+
+
+def test_several_stages_keep_one_metric() -> None:
+    text = "".join(
+        f"Step {at:05d} | Validation bpb: {1 - at / 1e4:.6f}\n"
+        f"step {at:05d}/00300 (0.00%) | loss: 3.0 | lrm: 1.00 | dt: 5.00ms | tok/sec: 486 | mfu: 1.00\n"
+        for at in (0, 100, 200)
+    )
+    text += "Step 00000 | Validation loss: 1.011768\n"
+    text += "Step 00000/00651 | Training loss: 0.84| lrm: 1.0| num_tokens: 9\n"
+    history = history_of(text)
+    assert history.val_metric == "bits_per_byte"
+    assert [done.val_loss for done in history.evals] == [1.0, 0.99, 0.98, None]
+    assert len(history.steps) == 4
+
+
+def test_keys_that_a_terminal_echoed() -> None:
+    assert len(history_of("^[[B^[[Aiter 0: loss 4.0, time 3.00ms, mfu 5.00%\n").steps) == 1

@@ -94,8 +94,23 @@ def test_several_runs_in_one_file() -> None:
 
 
 def test_newer_ones_say_the_runtime_in_every_dict() -> None:
+    """Seconds since the start, and tokens so far: the differences say what an iteration takes."""
+    lines = [
+        f"{{'loss': 2.5, 'epoch': 0.0{at}, 'num_input_tokens_seen': {196_608 * at}, "
+        f"'train_runtime': {27 + 3.5 * at}}}\n"
+        f" {at}%|#| {at}/100 [00:27<44:53, 27.20s/it]\n"
+        for at in range(1, 6)
+    ]
+    history = history_of(" 0%|          | 0/100 [00:00<?, ?it/s]\n" + "".join(lines))
+    assert history.steps.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert history.steps.ms.tolist() == pytest.approx([30_500, 3500, 3500, 3500, 3500])
+    assert history.setup.tokens_per_iteration == 196_608
+    assert history.setup.planned_iterations == 100
+
+
+def test_a_bar_that_ended_before_training_is_not_the_trainings() -> None:
     told = trainer(COURSE, bars=True)
-    check(told.text.replace("'epoch'", "'train_runtime': 27.3, 'epoch'"), told)
+    check("100%|##########| 1/1 [00:00<00:00, 27.86it/s]\n" + told.text, told)
 
 
 def test_the_header_at_verbosity_info() -> None:

@@ -106,3 +106,27 @@ def test_a_flood_of_events_is_bounded() -> None:
         facts_in(LOG + "Gradient overflow. Skipping step, loss scale\n" * 5000 + "KeyboardInterrupt\n").ended
         == "interrupted"
     )
+
+
+def test_every_event_is_counted_though_few_are_kept() -> None:
+    history = history_of(LOG + "Gradient overflow. Skipping step, loss scaler 0 reducing\n" * 1000)
+    assert history.counts["scaler-overflow"] == 1000
+    assert len(history.events) == 200
+
+
+@pytest.mark.parametrize("line", ["Segmentation fault (core dumped)", "Bus error"])
+def test_a_fault_is_not_a_kill_from_outside(line: str) -> None:
+    history = history_of(f"{LOG}{line}\n")
+    assert [event.kind for event in history.events] == ["abort"]
+    assert facts_in(f"{LOG}{line}\n").ended == "crashed"
+
+
+def test_what_comes_after_a_trainers_own_end_is_not_its_end() -> None:
+    steps = "".join(
+        f"step {at:05d}/00003 (0.00%) | loss: 3.0 | lrm: 1.00 | dt: 5.00ms | tok/sec: 486 | mfu: 1.00\n"
+        for at in range(3)
+    )
+    end = "Peak memory usage: 1.0MiB\nTotal training time: 1.0m\nMinimum validation bpb: 0.8\n"
+    crash = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+    assert facts_in(steps + end + crash).ended == "finished"
+    assert facts_in(steps + crash + end).ended == "crashed"

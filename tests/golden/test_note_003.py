@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,10 @@ def test_the_noise_is_that_of_twenty_batches(comparison: Comparison) -> None:
     assert noise is not None
     assert noise.tokens == 20 * 12 * 64
     assert 0.01 < noise.value < 0.02
+
+
+def test_the_conclusions_come_in_the_order_of_the_docs(comparison: Comparison) -> None:
+    page = (Path(__file__).parents[2] / "docs/compare.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `([\w-]+)` \|", page.partition("\n## The verdict\n")[2], re.M)
+    places = [documented.index(one.id) for one in comparison.verdict]
+    assert places == sorted(places)

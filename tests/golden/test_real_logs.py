@@ -59,8 +59,8 @@ def test_the_run_on_the_gpu() -> None:
     assert 120 < told.estimated_total_s < 160  # 160 s on the wall
     assert told.overhead_share is not None
     assert told.overhead_share == pytest.approx((32.446 + 20 * 2.2556) / told.estimated_total_s, rel=0.02)
-    # The shape is not in the log, so the arithmetic comes back from the MFU: 70.9 MFLOP is what it should be.
-    assert told.flops_per_token is not None
+    # 6 x 10,646,784 parameters without positions + 12 x 6 layers x 384 x 256.
+    assert told.flops_per_token == 6 * 10_646_784 + 12 * 6 * 384 * 256
 
 
 @pytest.mark.parametrize("name", LOGS)

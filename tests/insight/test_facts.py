@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,11 +220,3 @@ def test_no_format_is_needed_to_know_a_fact() -> None:
     mine, theirs = facts_of(run()).as_dict(), facts_of(run(format=other)).as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}
-
-
-def test_docs_define_every_fact() -> None:
-    page = Path(__file__).parents[2] / "docs" / "explain.md"
-    if not page.is_file():
-        pytest.skip("docs/explain.md is not written yet")
-    text = page.read_text()
-    assert [field.name for field in dataclasses.fields(Facts) if f"`{field.name}`" not in text] == []

@@ -28,6 +28,9 @@ from glassgpt.insight.logs.text import read_lines
 TRAINERS = every_trainer(Course(updates=23))
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
+# What grows with the square of a line would take minutes; a busy machine is not that slow.
+PATIENCE_S = 1.0
+
 
 def read(data: bytes) -> History | None:
     """None where it is no log; anything but a UserError is a fault."""
@@ -145,12 +148,14 @@ def test_no_line_takes_long(piece: str) -> None:
             for format, make in _GRAMMARS:
                 into = Recording(format)
                 reader = make()
-                assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < 0.05, (
+                assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < PATIENCE_S, (
                     format.name
                 )
             for take in (read_header, read_incident):
                 into = Recording(_GRAMMARS[0][0])
-                assert seconds(lambda take=take, into=into, line=line: take(line, into)) < 0.05, take.__name__
+                assert seconds(lambda take=take, into=into, line=line: take(line, into)) < PATIENCE_S, (
+                    take.__name__
+                )
 
 
 def seconds(act: object) -> float:
@@ -236,7 +241,7 @@ def test_a_line_of_sixty_thousand_characters(line: bytes, end: bytes) -> None:
     head = b"".join(b"iter %d: loss 3.0, time 33.00ms\n" % at for at in range(5))
     begun = time.perf_counter()
     read(head + line + end)
-    assert time.perf_counter() - begun < 2
+    assert time.perf_counter() - begun < 60 * PATIENCE_S
 
 
 def test_a_million_lines_take_seconds() -> None:
@@ -244,4 +249,4 @@ def test_a_million_lines_take_seconds() -> None:
     text = "".join(f"iter {at}: loss 3.1234, time 33.12ms, mfu 28.10%\n" for at in range(100_000))
     begun = time.perf_counter()
     assert facts_in(text).iterations_logged == 100_000
-    assert time.perf_counter() - begun < 4
+    assert time.perf_counter() - begun < 60 * PATIENCE_S

@@ -72,7 +72,8 @@ def continues(history: History, segment: int) -> bool:
         return False
     here = history.segments[segment]
     begin = here.first_iteration
-    return here.resumed or (begin is not None and begin > history.format.first_iteration)
+    counts_on = begin is not None and begin > history.format.first_iteration and history.numbered
+    return here.resumed or counts_on
 
 
 def _longest_run(history: History) -> tuple[int, ...]:
@@ -124,7 +125,9 @@ def seconds_between(course: Course, after: int, until: int, steady_ms: float | N
     ms = course.ms[inside]
     logged = np.isfinite(ms)
     unlogged = max(0, until - after - int(logged.sum()))
-    return (float(ms[logged].sum()) + unlogged * steady_ms) / 1000
+    with np.errstate(over="ignore"):  # times of 1e308 have been seen
+        seconds = (float(ms[logged].sum()) + unlogged * steady_ms) / 1000
+    return seconds if math.isfinite(seconds) else None
 
 
 # --- settings ---
@@ -136,6 +139,12 @@ def setting(history: History, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def whole_setting(history: History, name: str) -> int | None:
+    """A setting that is a positive whole number, or None."""
+    value = history.setup.settings.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def planned_end(history: History) -> int | None:
@@ -152,7 +161,11 @@ def metric_name(history: History) -> str:
 
 
 def takes_nanogpt_settings(history: History) -> bool:
-    return history.format.name in ("nanogpt", "glassgpt")
+    """Whether nanoGPT's train.py itself speaks, or GlassGPT. Evaluations alone, `step 500: train loss 1.9,
+    val loss 2.0`, are also what loops print that have other settings, and no schedule."""
+    if history.format.name == "nanogpt":
+        return bool(np.isfinite(history.steps.ms).any()) or history.setup.tokens_per_iteration is not None
+    return history.format.name == "glassgpt"
 
 
 # --- how far one evaluation can be trusted ---

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from glassgpt.insight.history import Floats, Ints
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
-_MEDIAN_ERROR = 1.2533  # the standard error of a median, over that of a mean
+MEDIAN_ERROR = 1.2533  # the standard error of a median, over that of a mean
 _CHUNK = 65_536  # rows at a time, so that a million of them need no window matrix in memory
 _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # Of the predicted gain: a schedule that ends makes the last points steeper than more training would be, and
@@ -35,13 +35,23 @@ def mad(values: Floats) -> float:
     return float(np.median(np.abs(values - np.median(values))))
 
 
+def sigma(values: Floats) -> float:
+    """The standard deviation, from a spread that outliers do not move."""
+    return SIGMA_PER_MAD * mad(values)
+
+
+def error_of_median(values: Floats) -> float:
+    """The standard error of a median, likewise; of nothing it is infinite."""
+    return MEDIAN_ERROR * sigma(values) / math.sqrt(len(values)) if len(values) else math.inf
+
+
 def scatter(values: Floats) -> float | None:
     """The standard deviation around a smooth course: each value against the middle of its neighbours. Robust,
     and blind to slope and steady curvature."""
     if len(values) < 5:
         return None
     off = values[1:-1] - (values[:-2] + values[2:]) / 2
-    return SIGMA_PER_MAD * mad(off) / math.sqrt(1.5)
+    return sigma(off) / math.sqrt(1.5)
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,8 @@ def blocks(at: Ints | Floats, values: Floats, parts: int) -> Blocks:
     pieces = [piece for piece in np.array_split(np.arange(len(values)), parts) if len(piece)]
     middles = np.array([float(np.mean(at[piece])) for piece in pieces])
     medians = np.array([float(np.median(values[piece])) for piece in pieces])
-    errors = np.array([_error_of_median(values[piece]) for piece in pieces])
+    errors = np.array([error_of_median(values[piece]) for piece in pieces])
     return Blocks(middles, medians, errors)
-
-
-def _error_of_median(values: Floats) -> float:
-    return _MEDIAN_ERROR * SIGMA_PER_MAD * mad(values) / math.sqrt(len(values))
 
 
 def trailing_median(values: Floats, width: int) -> Floats:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems
 from glassgpt.errors import UserError
 from glassgpt.insight.history import History, Setup
 from glassgpt.recipe import check_settings, coerce, field_types, find_recipe
@@ -40,6 +41,7 @@ _FOLLOWS_FROM = {
 }
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _WITH_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])\s*", re.IGNORECASE)
+_LARGEST = 10**15  # of a whole number: nothing that is counted here has more, and their products stay floats
 _FLAG = re.compile(r"--([A-Za-z]{1,2})\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -123,12 +125,30 @@ def _value(letter: str, name: str, text: str) -> Value:
     unit = _WITH_UNIT.fullmatch(text)
     if unit and wanted in (int, float, int | None, float | None):
         number = float(unit[1]) * _UNITS[unit[2].lower()]
+        if not math.isfinite(number):
+            raise UserError(f"--{letter}.{name} is not a finite number")
         value: Value = round(number) if wanted in (int, int | None) else number
     else:
         value = coerce(f"--{letter}.{name}", text, wanted)
-    if name in _OF_THE_RUN and isinstance(value, int | float) and value <= 0:
-        raise UserError(f"--{letter}.{name}={text} must be greater than 0")
+    need = _needed(name, value)
+    if need:
+        raise UserError(f"--{letter}.{name}={text} must be {need}")
     return value
+
+
+def _needed(name: str, value: Value) -> str | None:
+    """What a number has to be and is not, by the rules of `glass train`; those for several settings together
+    are for whoever trains."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int) and value >= _LARGEST and name != "seed":
+        return "below 10^15"
+    if name in (*_OF_THE_RUN, *_OF_THE_DATA):
+        return None if value > 0 else "greater than 0"
+    alone: Any = {name: value}
+    start = f"--{name}={value} must be "
+    problems = find_problems(dataclasses.replace(TrainConfig(), **alone))
+    return next((one.removeprefix(start) for one in problems if one.startswith(start)), None)
 
 
 def _hint(letter: str, name: str) -> str:
@@ -151,6 +171,13 @@ def _file_settings(name: str) -> dict[str, Value]:
     device = str(settings["device"]).partition(":")[0]
     if device in DEVICE_TYPES:
         settings |= recipe.by_device.get(device, {})
+    problems = [
+        f"{name}: {key}={value} must be {need}"
+        for key, value in settings.items()
+        if (need := _needed(key, value)) is not None
+    ]
+    if problems:
+        raise UserError(problems)
     return {key: value for key, value in settings.items() if value not in (None, "", "auto")}
 
 

@@ -24,6 +24,9 @@ MAX_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the 
 
 _KEPT = 0.9  # of the last value, in a running average as nanoGPT's
 _MANY = 8  # iterations from which on taking the running average apart beats reading it as it is
+_CONTRADICTION = 0.07  # of the parameters: further apart than rounding and conventions explain
+_NEAR = 0.03  # of an integer
+_LARGEST = 10**15  # a setting beyond is no size of anything, and its products are no floats
 
 
 @dataclass(frozen=True)
@@ -32,22 +35,73 @@ class Inference:
     error: float  # relative: what rounding and scatter leave open
 
 
-def inferred_flops_per_token(history: History, facts: Facts) -> float | None:
-    """FLOPs per token by the log's own MFU, times and tokens; None where it cannot be told well enough."""
-    found = infer(history, facts)
-    return found.flops_per_token if found and found.error <= MAX_ERROR else None
+@dataclass(frozen=True)
+class Work:
+    """What an iteration computes, on all devices that the log knows of."""
+
+    flops: float
+    error: float  # relative
 
 
-def inferred_parameters(history: History, facts: Facts) -> int | None:
-    """Parameters without positions, from the inferred FLOPs per token and the shape of the model."""
-    flops = inferred_flops_per_token(history, facts)
-    return None if flops is None else parameters_behind(flops, history)
+def work_per_iteration(history: History) -> Work | None:
+    """By the log's own MFU and times; the tokens of an iteration need not be known."""
+    peak = stated_peak(history)
+    if not peak:
+        return None
+    with np.errstate(all="ignore"):  # times and MFUs of 1e308 have been seen
+        products, errors = _mfu_times_ms(history)
+        if not len(products):
+            return None
+        middle = float(np.median(products))
+        if not (math.isfinite(middle) and middle > 0):
+            return None
+        error = _error(products, errors, middle)
+    # MFU is about one device.
+    return Work(middle * peak / 100 / 1000 * devices(history), error)
+
+
+def infer_from(history: History, tokens_per_iteration: int | None) -> Inference | None:
+    work = work_per_iteration(history) if tokens_per_iteration and tokens_per_iteration > 0 else None
+    if work is None or not tokens_per_iteration:
+        return None
+    return Inference(work.flops / tokens_per_iteration, work.error)
+
+
+def infer(history: History, facts: Facts) -> Inference | None:
+    return infer_from(history, facts.tokens_per_iteration)
+
+
+def contradicting_parameters(history: History, claimed: int | None, found: Inference) -> int | None:
+    """The parameters that MFU and times imply, where these are not those claimed; None where they agree, or
+    where something else explains why they do not.
+
+    Tokens are of all devices and MFU is of one, so devices that the log does not mention make a model look
+    smaller. An integer is the mark of such devices, or of micro-steps that are not counted.
+    """
+    attention = attention_flops(history)
+    implied = parameters_behind(found.flops_per_token, history)
+    if not claimed or attention is None or implied is None or found.error > MAX_ERROR:
+        return None
+    ratio = (6 * claimed + attention) / found.flops_per_token
+    if near_multiple(ratio) or near_multiple(1 / ratio) or (history.setup.world_size is None and ratio > 1.5):
+        return None
+    # Attention is part of what was measured, so its share makes the rest less certain.
+    uncertain = found.error * found.flops_per_token / (6 * implied)
+    return implied if abs(implied / claimed - 1) > max(_CONTRADICTION, 2 * uncertain) else None
+
+
+def near_multiple(ratio: float) -> int | None:
+    """The integer from 2 on that this is, within what rounding allows."""
+    if not (math.isfinite(ratio) and ratio > 1.5):
+        return None
+    nearest = round(ratio)
+    return nearest if abs(ratio / nearest - 1) <= _NEAR else None
 
 
 def parameters_behind(flops_per_token: float, history: History) -> int | None:
     """N = (F - 12 x layers x width x context) / 6"""
     attention = attention_flops(history)
-    if attention is None or flops_per_token <= attention or not counts_as_nanogpt(history):
+    if attention is None or not attention < flops_per_token < math.inf or not counts_as_nanogpt(history):
         return None
     return round((flops_per_token - attention) / 6)
 
@@ -55,8 +109,9 @@ def parameters_behind(flops_per_token: float, history: History) -> int | None:
 def attention_flops(history: History) -> int | None:
     """What attention's two products cost per token, where the log says the shape."""
     sides = [history.setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
-    whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
-    return 12 * math.prod(whole) if len(whole) == 3 else None
+    whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool)]
+    known = [side for side in whole if 0 < side < _LARGEST]
+    return 12 * math.prod(known) if len(known) == 3 else None
 
 
 def counts_as_nanogpt(history: History) -> bool:
@@ -66,22 +121,14 @@ def counts_as_nanogpt(history: History) -> bool:
 
 def stated_peak(history: History) -> float | None:
     """The FLOP/s of one device that the log's MFU calls 100 %."""
-    return history.setup.peak_flops or history.format.mfu_peak
+    said = history.setup.peak_flops
+    return said if said and 0 < said < 1e30 else history.format.mfu_peak
 
 
-def infer(history: History, facts: Facts) -> Inference | None:
-    peak, tokens = stated_peak(history), facts.tokens_per_iteration
-    if not peak or not tokens:
-        return None
-    products, errors = _mfu_times_ms(history)
-    if not len(products):
-        return None
-    # MFU is about one device, tokens per iteration about all of them.
-    per_product = peak / 100 / 1000 * (history.setup.world_size or 1) / tokens
-    middle = float(np.median(products))
-    if not (math.isfinite(middle) and middle > 0):
-        return None
-    return Inference(middle * per_product, _error(products, errors, middle))
+def devices(history: History) -> int:
+    """That the log knows of."""
+    said = history.setup.world_size
+    return said if said and 0 < said < _LARGEST else 1
 
 
 def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:

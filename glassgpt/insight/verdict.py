@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from glassgpt.figures import milliseconds
+from glassgpt.figures import loss, milliseconds, percent
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
@@ -55,22 +55,22 @@ def _how_good(facts: Facts) -> str:
     if best is None or final is None:
         if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
             return ""
-        first, last = f"{facts.loss_first:.4f}", f"{facts.loss_last:.4f}"
+        first, last = loss(facts.loss_first), loss(facts.loss_last)
+        if facts.iterations_logged == 1:
+            return say("The only training loss in this log is {last}.", last=last)
         return say("Its training loss went from {first} to {last}.", first=first, last=last)
-    shown = f"{best:.4f}"
+    shown = loss(best)
     if facts.val_metric == "bits_per_byte":
         return say("Its best validation was {best} bits per byte.", best=shown)
     if best == final:
         return say("Its last validation loss, {best}, is its best.", best=shown)
     if step is None:
-        return say(
-            "Its best validation loss was {best}; the last is {final}.", best=shown, final=f"{final:.4f}"
-        )
+        return say("Its best validation loss was {best}; the last is {final}.", best=shown, final=loss(final))
     return say(
         "Its best validation loss was {best} at iteration {step}; the last is {final}.",
         best=shown,
         step=f"{step:,}",
-        final=f"{final:.4f}",
+        final=loss(final),
     )
 
 
@@ -83,5 +83,5 @@ def _how_fast(facts: Facts) -> str:
     return say(
         "An iteration takes {ms}; {share} of the time went into start-up, evaluation and checkpoints.",
         ms=ms,
-        share=f"{facts.overhead_share:.0%}",
+        share=percent(facts.overhead_share),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 _STEPS = "▁▂▃▄▅▆▇█"
@@ -11,14 +10,14 @@ _PARTS = " ▏▎▍▌▋▊▉"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character per value, the lowest to the highest; a value that is not finite is a blank."""
-    finite = [value for value in values if math.isfinite(value)]
+    """One character per value, the lowest to the highest; a value that cannot be drawn is a blank."""
+    finite = [value for value in values if _drawable(value)]
     if len(finite) < 2:
         return ""
     low, high = min(finite), max(finite)
     span = (high - low) or 1.0
     return "".join(
-        _STEPS[round((value - low) / span * (len(_STEPS) - 1))] if math.isfinite(value) else " "
+        _STEPS[round((value - low) / span * (len(_STEPS) - 1))] if _drawable(value) else " "
         for value in values
     )
 

@@ -13,15 +13,18 @@ from histories import made_history, made_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glassgpt.account import journal
 from glassgpt.config import Value
 from glassgpt.errors import UserError
 from glassgpt.insight.compare import Comparison, compare
 from glassgpt.insight.compare.alignment import align, reached, read_at
 from glassgpt.insight.compare.progress import Progress
 from glassgpt.insight.compare.side import label_of
+from glassgpt.insight.course import course_of
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.history import Evaluation, Format, History, Segment
-from glassgpt.insight.inference import inferred_flops_per_token, inferred_parameters
+from glassgpt.insight.inference import MAX_ERROR, infer, parameters_behind
+from glassgpt.insight.noise import evaluation_noise
 
 _SHAPE: dict[str, Value] = {
     "n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "gradient_accumulation_steps": 1,
@@ -41,7 +44,7 @@ def run(
 
 def compared(*histories: History) -> Comparison:
     comparison = compare([(history, facts_of(history)) for history in histories])
-    json.dumps(comparison.as_dict(), allow_nan=False)
+    json.dumps(journal.plain(comparison.as_dict()), allow_nan=False)
     return comparison
 
 
@@ -292,20 +295,23 @@ def with_mfu(flops_per_token: float, **settings: int | None) -> History:
 def test_the_size_is_read_back_through_the_running_average() -> None:
     true = 6 * 10_646_784 + 12 * 6 * 384 * 256
     history = with_mfu(true)
-    facts = facts_of(history)
-    assert inferred_flops_per_token(history, facts) == pytest.approx(true, rel=0.002)
-    assert inferred_parameters(history, facts) == pytest.approx(10_646_784, rel=0.002)
+    found = infer(history, facts_of(history))
+    assert found is not None
+    assert found.flops_per_token == pytest.approx(true, rel=0.002)
+    assert found.error <= MAX_ERROR
+    assert parameters_behind(found.flops_per_token, history) == pytest.approx(10_646_784, rel=0.002)
 
 
 def test_a_coarse_mfu_infers_nothing() -> None:
     history = with_mfu(1e5)
-    assert inferred_flops_per_token(history, facts_of(history)) is None
+    found = infer(history, facts_of(history))
+    assert found is None or found.error > MAX_ERROR
 
 
 def test_other_formulas_infer_no_parameters() -> None:
     llmc = Format("llm.c", "llm.c", times_hold_eval=False, mfu_peak=312e12)
     history = replace(with_mfu(71e6), format=llmc)
-    assert inferred_parameters(history, facts_of(history)) is None
+    assert parameters_behind(71e6, history) is None
 
 
 def test_several_devices_are_not_a_smaller_model() -> None:
@@ -358,3 +364,145 @@ def test_versions_that_differ_are_listed() -> None:
     right = replace(left, setup=replace(left.setup, machine={**_MACHINE, "torch": "2.11.0"}))
     (found,) = compared(left, right).differences
     assert (found.group, found.name, found.values) == ("versions", "torch", ("2.13.0", "2.11.0"))
+
+
+# --- losses that are no numbers ---
+
+
+def broken(*places: int) -> History:
+    losses = [math.nan if at in places else 4.0 - at / 100 for at in range(101)]
+    return replace(run(), steps=made_steps(range(0, 1010, 10), 50.0, loss=losses))
+
+
+def test_a_loss_that_stays_nan_is_said_to() -> None:
+    told = said(compared(broken(15, *range(60, 101)), run()), "not-finite")
+    assert told == "The loss of A is not a number from iteration 600 on; only what came before counts."
+
+
+def test_a_loss_that_recovered_is_not_said_to_be_lost() -> None:
+    comparison = compared(broken(15), run())
+    assert ids(comparison)[0] == "not-finite"
+    told = said(comparison, "not-finite")
+    assert told == "The loss of A was not a number at iteration 150; it recovered, and finite losses count."
+
+
+def test_a_nan_that_a_resume_took_back_is_none() -> None:
+    losses = [*np.linspace(4, 3, 50), *[math.nan] * 10, *np.linspace(3, 2, 50)]
+    iterations = [*range(60), *range(50, 100)]
+    steps = made_steps(iterations, 50.0, loss=losses, segment=[0] * 60 + [1] * 50)
+    segments = (Segment(starts=True, first_iteration=0), Segment(True, resumed=True, first_iteration=50))
+    assert "not-finite" not in ids(compared(made_history(steps, segments=segments), run()))
+
+
+# --- several runs in one log ---
+
+
+def two_runs(resumed: bool = False) -> History:
+    """A slow run that ends at 1.2, then a fast one of another kind that gets to 1.8."""
+    begin = 500 if resumed else 0
+    iterations = [*range(0, 1001, 10), *range(begin, 801, 10)]
+    later = len(iterations) - 101
+    steps = made_steps(iterations, [500.0] * 101 + [50.0] * later, segment=[0] * 101 + [1] * later)
+    evals = (
+        *(Evaluation(at, 0, val) for at, val in ((0, 4.2), (500, 2.0), (1000, 1.2))),
+        *(Evaluation(at, 1, val) for at, val in ((begin, 4.2), (800, 1.8))),
+    )
+    segments = (Segment(True, first_iteration=0), Segment(True, resumed, first_iteration=begin))
+    return replace(made_history(steps, settings=_SHAPE), segments=segments, evals=evals)
+
+
+def test_of_several_runs_the_last_is_compared_and_said_to_be() -> None:
+    comparison = compared(two_runs(), run())
+    assert said(comparison, "several-runs") == "The log of A holds 2 runs; A is the last of them."
+    side = comparison.sides[0]
+    assert side.best == (1.8, 800)
+    assert side.facts.best_val_loss == 1.8
+    assert side.derived.steady_ms == 50.0
+    assert side.derived.time_s == pytest.approx(801 * 0.05)
+    assert "equally-fast" in ids(comparison)
+
+
+def test_a_resume_is_no_run_of_its_own() -> None:
+    comparison = compared(two_runs(resumed=True), run())
+    assert "several-runs" not in ids(comparison)
+    assert comparison.sides[0].best == (1.8, 800)  # the 1.2 was done over again
+
+
+# --- how sure a loss is ---
+
+
+def with_batches(scatter: float, eval_iters: int) -> History:
+    rng = np.random.default_rng(1)
+    losses = list(2.0 + scatter * rng.standard_normal(101))
+    return replace(run(eval_iters=eval_iters), steps=made_steps(range(0, 1010, 10), 50.0, loss=losses))
+
+
+def test_fresh_batches_say_how_sure_their_mean_is() -> None:
+    history = with_batches(0.2, 25)
+    noise = compared(history, history).sides[0].noise
+    assert noise is not None
+    assert noise.source == "batches"
+    assert noise.value == pytest.approx(0.04, rel=0.3)
+    assert "single batches scatter by" in said(compared(history, run()), "noise")
+
+
+def test_losses_too_smooth_for_single_batches_are_not_taken_for_them() -> None:
+    history = with_batches(1e-6, 20)
+    noise = compared(history, history).sides[0].noise
+    assert noise is not None
+    assert (noise.source, noise.tokens) == ("tokens", 20 * 64 * 256)
+
+
+def test_what_the_log_says_comes_before_what_batches_say() -> None:
+    history = with_batches(0.2, 25)
+    history = replace(history, evals=tuple(replace(done, stderr=0.05) for done in history.evals))
+    noise = compared(history, history).sides[0].noise
+    assert noise is not None
+    assert (noise.source, noise.value) == ("stderr", 0.05)
+
+
+def test_of_one_course_the_same_tokens_leave_only_the_scatter() -> None:
+    history = own([(100 * at, 3.0 + (-1) ** at * 0.01) for at in range(20)])
+    course = course_of(history)
+    for of_one_course, source in ((True, "scatter"), (False, "stderr")):
+        noise = evaluation_noise(history, course.evals, course.losses()[1], of_one_course)
+        assert noise is not None
+        assert noise.source == source
+
+
+def test_equal_losses_are_the_same_and_not_within_noise() -> None:
+    for history in (run(), own([(100 * at, 3.0) for at in range(20)])):
+        claim = said(compared(history, history), "equally-good")
+        assert claim == "A and B have the same best loss."
+
+
+# --- sizes that something else explains ---
+
+_TRUE = 6 * 10_646_784 + 12 * 6 * 384 * 256
+
+
+@pytest.mark.parametrize("factor", [1 / 8, 1 / 3, 1 / 2, 1 / 2.4, 2, 40])
+def test_devices_and_micro_steps_contradict_no_size(factor: float) -> None:
+    comparison = compared(with_mfu(_TRUE * factor), run())
+    assert "parameters-contradicted" not in ids(comparison)
+    assert comparison.sides[0].derived.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
+
+
+@pytest.mark.parametrize(("factor", "world"), [(0.8, None), (1.3, None), (1 / 2.4, 1)])
+def test_a_size_that_nothing_explains_is_contradicted(factor: float, world: int | None) -> None:
+    history = with_mfu(_TRUE * factor)
+    history = replace(history, setup=replace(history.setup, world_size=world))
+    assert "parameters-contradicted" in ids(compared(history, run()))
+
+
+def test_the_optimizers_groups_are_exact() -> None:
+    history = run(vocab_size=None)
+    setup = replace(history.setup, parameters=10_650_000, trained_parameters=10_745_088)
+    size = compared(replace(history, setup=setup), run()).sides[0].derived.size
+    assert size.parameters == 10_745_088 - 256 * 384
+    assert size.flops_per_token == _TRUE
+
+
+def test_an_iteration_of_litgpt_is_a_micro_batch() -> None:
+    litgpt = Format("litgpt", "LitGPT", times_hold_eval=False)
+    assert compared(replace(run(), format=litgpt), run()).sides[0].derived.tokens_per_iteration is None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from histories import made_history, made_steps
 from hypothesis import given, settings
-from learnt_runs import any_history, cpu_run, gpu_run, healthy_run
-from timed_runs import histories
+from learnt_runs import any_history, cpu_run, gpu_run, healthy_run, in_two
+from timed_runs import even, histories
 
 from glassgpt.account import journal
 from glassgpt.account.hardware import find_card
@@ -125,7 +127,25 @@ def test_the_same_is_found_in_every_language(make: object, language: str) -> Non
         assert (ours == theirs) == (language == "en")
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("language", sorted(set(LANGUAGES) - {"en"}))
+def test_no_english_sentence_is_left(language: str) -> None:
+    in_bits = replace(gpu_run(), val_metric="bits_per_byte")
+    nan = replace(
+        gpu_run().steps, loss=np.where(gpu_run().steps.iteration > 4000, np.nan, gpu_run().steps.loss)
+    )
+    resumed = in_two(cpu_run(), 1000, 1200)
+    runs = [gpu_run(), cpu_run(), healthy_run(), in_bits, replace(gpu_run(), steps=nan), resumed, even()]
+    with speaking(language):
+        for explanation in map(explain, runs):
+            texts = [*explanation.verdict]
+            for one in explanation.findings:
+                texts += [one.title, one.evidence, one.explanation, one.advice]
+            assert not re.findall(
+                r"(?<![\w=.`-])[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}(?![\w=`-])", "\n".join(texts)
+            )
+
+
+@settings(max_examples=40, deadline=None)
 @given(any_history())
 def test_any_run_can_be_explained(history: History) -> None:
     explanation = explain(history)
@@ -133,7 +153,7 @@ def test_any_run_can_be_explained(history: History) -> None:
     json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(histories())
 def test_any_times_can_be_explained_in_any_language(history: History) -> None:
     for language in LANGUAGES:

@@ -24,15 +24,19 @@ from learnt_runs import (
 )
 
 from glassgpt.config import Value
-from glassgpt.insight.findings.accidents import FINDERS, divergence, skipped_steps
+from glassgpt.insight.findings.accidents import FINDERS
+from glassgpt.insight.findings.crash import crashed
+from glassgpt.insight.findings.divergence import divergence
 from glassgpt.insight.findings.memory import oom, read_message
 from glassgpt.insight.findings.nonfinite import loss_nan
 from glassgpt.insight.findings.saving import best_overwritten, interrupted, never_checkpointed
+from glassgpt.insight.findings.skips import skipped_steps
 from glassgpt.insight.findings.spikes import loss_spike
 from glassgpt.insight.history import Event, EventKind, Format, History, Save, Setup
 
 NAN = math.nan
 LLMC = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
+LITGPT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False)
 BUILD = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
 
 
@@ -79,6 +83,30 @@ def test_a_loss_that_was_never_a_number() -> None:
     assert "99% of the run" in one.advice
 
 
+@pytest.mark.parametrize(("format", "first"), [(LLMC, 10), (HF, 1)])
+def test_a_log_whose_first_loss_is_nan_may_have_had_updates(format: Format, first: int) -> None:
+    """An excerpt, or the mean over the first interval."""
+    history = made_history(made_steps(range(first, first + 50), loss=[NAN] * 50), format=format)
+    assert "too little" in found(loss_nan(about(history))).explanation
+    overflowing = replace(history, counts={"scaler-overflow": 7})
+    assert "overflowed, by this log: 7" in found(loss_nan(about(overflowing))).explanation
+
+
+def test_few_losses_are_not_called_calm() -> None:
+    climbing = made_steps(range(4), loss=[1.8748, 2.5812, 2.7844, NAN])
+    assert "not calm, 1.8748 to 2.7844" in found(loss_nan(about(made_history(climbing)))).explanation
+    few = made_steps(range(3), loss=[2.8, 2.7, NAN])
+    assert "too little" in found(loss_nan(about(made_history(few)))).explanation
+
+
+def test_a_fault_outside_the_learning_is_not_answered_by_the_rate() -> None:
+    steps = made_steps(range(60), loss=[*noisy([3.0] * 50, 0.01), *[NAN] * 10])
+    one = found(loss_nan(about(made_history(steps, settings={"learning_rate": 6e-3}))))
+    assert "outside the learning" in one.explanation
+    assert "learning_rate" not in one.advice
+    assert "Run the same iterations again" in one.advice
+
+
 @pytest.mark.parametrize(
     ("losses", "norms", "said", "word"),
     [
@@ -123,6 +151,14 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
     assert one.severity == "info"  # 50 of 6000 iterations
 
 
+def test_a_hard_micro_batch_is_no_spike() -> None:
+    losses = falling(600)
+    losses[300] += 2.0
+    history = made_history(made_steps(range(600), loss=losses))
+    assert loss_spike(about(history)) is not None
+    assert loss_spike(about(replace(history, format=LITGPT))) is None
+
+
 def test_noise_with_long_tails_is_no_spike() -> None:
     losses = np.random.default_rng(0).lognormal(0, 0.8, 2000).tolist()
     assert loss_spike(about(made_history(made_steps(range(2000), loss=losses)))) is None
@@ -154,13 +190,14 @@ def test_a_spike_is_no_divergence() -> None:
 
 
 def test_skipped_updates_are_counted() -> None:
-    overflow = [Event("scaler-overflow", "overflow", line, line) for line in range(1, 31)]
+    """All of them, also those that were too many to keep."""
     steps = made_steps(range(1000), loss=falling(1000))
-    one = found(skipped_steps(about(made_history(steps, events=overflow))))
+    one = found(skipped_steps(about(made_history(steps, counts={"scaler-overflow": 300}))))
     assert one.severity == "warning"
-    assert "30 skipped updates among 1,000 logged iterations (3.0%)" in one.evidence
+    assert "300 skipped updates among 1,000 logged iterations (30%)" in one.evidence
+    assert "scale halved" in one.explanation
     assert "bfloat16" in one.advice
-    few = found(skipped_steps(about(made_history(steps, events=overflow[:3]))))
+    few = found(skipped_steps(about(made_history(steps, counts={"scaler-overflow": 3}))))
     assert (few.severity, few.advice) == ("info", "")
 
 
@@ -237,6 +274,14 @@ def test_a_batch_that_would_have_fitted() -> None:
     assert "gradient_accumulation_steps=5 -> 20" in one.advice
 
 
+@pytest.mark.parametrize("name", ["n_layer", "n_embd", "block_size", "vocab_size", "batch_size"])
+def test_absurd_sizes_are_survived(name: str) -> None:
+    shape = {"n_layer": 48, "n_embd": 2048, "block_size": 256, "batch_size": 16, "vocab_size": 65}
+    for value in (1e308, 10**30, -1, math.inf):
+        history = out_of_memory(NEW, 2_416_775_168, **{**shape, name: value})
+        assert "2.42B parameters" in found(oom(about(history))).evidence
+
+
 def test_what_else_a_message_tells() -> None:
     assert "expandable_segments:True" in text(oom(about(out_of_memory(OLD))))
     shared = NEW.replace("39.35 GiB memory in use", "20.00 GiB memory in use")
@@ -281,6 +326,49 @@ def test_all_is_lost_where_saves_would_show() -> None:
     assert silent.severity == "warning"
     assert "cannot be told" in silent.evidence
     assert "cannot resume" in silent.advice
+
+
+def test_an_interrupt_of_an_earlier_attempt_is_not_this_runs() -> None:
+    history = stopped("interrupt", "KeyboardInterrupt", 990, [500])
+    assert interrupted(about(replace(history, last_step_line=4586))) is None
+
+
+def test_a_checkpoint_of_nan_is_not_resumed() -> None:
+    history = stopped("interrupt", "SIGTERM received", 990, [500], LLMC)
+    history = replace(history, steps=replace(history.steps, loss=np.full(100, NAN)))
+    one = found(interrupted(about(history)))
+    assert one.severity == "info"
+    assert "Nothing worth keeping is lost" in one.evidence
+    assert "Do not go on" in one.advice
+
+
+def test_llm_c_shows_its_checkpoints() -> None:
+    one = found(interrupted(about(stopped("interrupt", "DUE TO TIME LIMIT", 750, [], LLMC))))
+    assert one.severity == "problem"
+    assert "all of it is lost" in one.evidence
+
+
+def test_lines_are_not_called_iterations() -> None:
+    history = stopped("interrupt", "KeyboardInterrupt", 990, [500], HF)
+    one = found(interrupted(about(replace(history, numbered=False))))
+    assert "Logged iterations: 100" in one.evidence
+    assert "5,000" not in one.evidence
+
+
+def test_a_crash_says_what_and_what_it_cost() -> None:
+    one = found(crashed(about(stopped("traceback", "TypeError: string indices", 990, [750]))))
+    assert "It had come to iteration 990 of 5,000" in one.evidence
+    assert 'Line 99: "TypeError: string indices"' in one.evidence
+    assert "240 iterations are lost" in one.evidence
+    assert "go on from iteration 750" in one.advice
+    opening = stopped("traceback", "Traceback (most recent call last):", 990, [750])
+    assert "Line 99 is the first of a traceback" in found(crashed(about(opening))).evidence
+
+
+def test_a_segmentation_fault_is_no_kill() -> None:
+    history = replace(stopped("abort", "Segmentation fault (core dumped)", 990, [750]), ended="crashed")
+    assert "segmentation fault" in found(crashed(about(history))).title
+    assert interrupted(about(history)) is None
 
 
 def test_an_interruption_that_was_resumed_is_history() -> None:

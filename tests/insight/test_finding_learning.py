@@ -24,9 +24,12 @@ from learnt_runs import (
     text,
 )
 
-from glassgpt.insight.findings.learning import FINDERS, plateau, underfit_capacity
+from glassgpt.insight.findings.capacity import underfit_capacity
+from glassgpt.insight.findings.learning import FINDERS
 from glassgpt.insight.findings.losses import eval_noise_finding, init_loss, ppl_vs_loss
+from glassgpt.insight.findings.memorised import memorised_data
 from glassgpt.insight.findings.overfitting import overfitting
+from glassgpt.insight.findings.plateau import plateau
 from glassgpt.insight.findings.trend import still_improving
 from glassgpt.insight.history import Evaluation, History, Setup
 
@@ -113,6 +116,27 @@ def test_a_run_that_stopped_early_is_told_its_planned_end() -> None:
     assert "the planned 5,000 iterations" in one.advice
 
 
+def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
+    """A rate that comes down late bends the curve: what a power law says of later is worth nothing."""
+    at = np.arange(0, 2001, 50)
+    val = np.interp(at, [0, 200, 600, 1400, 2000], [6.0, 4.8, 4.0, 3.8, 3.3])
+    evals = [(int(i), None, float(value)) for i, value in zip(at, val, strict=True)]
+    one = found(still_improving(about(made_history(made_steps(range(0, 2001, 10)), evals, format=HF))))
+    assert (one.severity, one.advice) == ("info", "")
+    assert "No power law" in one.explanation
+
+
+def test_lines_without_numbers_are_not_iterations() -> None:
+    unnumbered = replace(gpu_run(), numbered=False)
+    said = text(overfitting(about(unnumbered)))
+    assert "for the last 65% of the run" in said
+    assert "iteration 1,750" not in said
+    assert "max_iters" not in said
+    for finder in FINDERS:
+        finding = finder(about(unnumbered))
+        assert finding is None or "1,750" not in text(finding)
+
+
 def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = noisy((2 + 9 * rows**-0.3).tolist(), 0.03)
@@ -195,6 +219,15 @@ def test_a_start_far_from_chance() -> None:
     assert "70% below" in below.title
 
 
+def test_a_start_above_any_chance() -> None:
+    history = replace(starting_at(130.6, 65), setup=Setup())
+    one = found(init_loss(about(history)))
+    assert one.severity == "warning"
+    assert "130.6000" in one.evidence
+    assert "13.8155" in one.evidence
+    assert init_loss(about(replace(history, format=HF))) is None  # its loss may be of anything
+
+
 def test_a_finetune_or_a_resume_may_start_low() -> None:
     low = starting_at(3.3, 50304)
     assert init_loss(about(replace(low, format=HF))) is None
@@ -216,6 +249,14 @@ def test_twenty_batches_cannot_tell_the_last_evaluations_apart() -> None:
     assert eval_noise_finding(about(gpu_run())) is None
 
 
+def test_a_clear_rise_is_no_noise() -> None:
+    rising = [2.6, 2.4, 2.3, 2.25, 2.2, 2.22, 2.24, 2.26, 2.28, 2.3, 2.32, 2.34]
+    for val, is_noise in ((rising[4:], False), (rising[:3:-1], True)):
+        evals = tuple(Evaluation(100 * i, 0, loss, stderr=0.014) for i, loss in enumerate([2.6, *val]))
+        history = replace(made_history(made_steps(range(1200)), format=HF), evals=evals)
+        assert (eval_noise_finding(about(history)) is not None) == is_noise
+
+
 def test_trainers_that_evaluate_the_same_tokens_have_no_such_noise() -> None:
     assert eval_noise_finding(about(replace(cpu_run(), format=GLASSGPT))) is None
 
@@ -227,6 +268,18 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     one = found(eval_noise_finding(about(history)))
     assert "standard error of 0.02" in one.evidence
     assert "32 times as many tokens" in one.advice  # (2 sqrt(2) 0.02 / 0.01)^2
+
+
+# --- by heart ---
+
+
+def test_a_training_loss_that_no_text_has() -> None:
+    losses = np.geomspace(10.97, 0.0052, 250).tolist()
+    history = made_history(made_steps(range(250), loss=losses))
+    assert "from 10.9700 to 0.0075" in found(memorised_data(about(history))).evidence
+    assert memorised_data(about(replace(history, format=HF))) is None
+    assert memorised_data(about(replace(history, evals=gpu_run().evals))) is None
+    assert memorised_data(about(made_history(made_steps(range(250), loss=falling(250))))) is None
 
 
 # --- perplexity ---

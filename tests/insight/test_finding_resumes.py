@@ -117,6 +117,15 @@ def test_a_rate_that_goes_back_up() -> None:
     assert horizon_changed(about(with_rates(1.0))) is None
 
 
+def test_lines_without_numbers_are_no_resume() -> None:
+    history = with_rates(1.8)
+    parts = (history.segments[0], replace(history.segments[1], resumed=False))
+    assert horizon_changed(about(replace(history, segments=parts))) is not None
+    assert horizon_changed(about(replace(history, segments=parts, numbered=False))) is None
+    others = replace(history, format=replace(GLASSGPT, name="litgpt"))
+    assert "lr_decay_iters" not in found(horizon_changed(about(others))).advice
+
+
 def test_a_warm_up_that_runs_twice() -> None:
     def rates(steps: Steps) -> np.ndarray:
         done = steps.iteration - np.where(steps.segment == 1, 3000, 0)
@@ -171,6 +180,14 @@ def test_schedules_that_fit_or_are_not_known() -> None:
         assert lr_schedule_mismatch(about(history)) is None
     glass = replace(planned(max_iters=2000, learning_rate=1e-3, lr_decay_iters=None), format=GLASSGPT)
     assert lr_schedule_mismatch(about(glass)) is None
+
+
+def test_a_loop_that_only_evaluates_has_no_schedule_of_train_py() -> None:
+    history = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
+    silent = replace(history, steps=made_steps([]), evals=gpu_run().evals)
+    assert lr_schedule_mismatch(about(silent)) is None
+    spoken = replace(silent, setup=replace(silent.setup, tokens_per_iteration=16_384))
+    assert lr_schedule_mismatch(about(spoken)) is not None
 
 
 def test_a_rate_column_tells_too() -> None:

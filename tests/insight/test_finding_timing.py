@@ -15,7 +15,10 @@ from glassgpt.insight.findings.evalcost import eval_spikes
 from glassgpt.insight.findings.pace import jitter, silent_spike, throughput_drift
 from glassgpt.insight.findings.startup import startup_compile
 from glassgpt.insight.findings.timing import FINDERS
-from glassgpt.insight.history import History, Segment, Setup
+from glassgpt.insight.history import Evaluation, Format, History, Segment, Setup
+
+MODDED = Format("modded-nanogpt", "modded-nanogpt", times_hold_eval=False, first_iteration=1)
+LLMC = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
 
 
 def spiky(**settings: int | bool) -> History:
@@ -52,6 +55,41 @@ def test_the_advice_is_to_raise_the_interval_and_lower_the_batches() -> None:
 
 def test_the_interval_is_read_from_the_evaluations_where_no_setting_says_it() -> None:
     assert "500 -> 2000" in found(eval_spikes(about(spiky()))).advice
+
+
+def test_an_excerpt_saves_what_a_long_run_would() -> None:
+    """Lines 490 to 610, evaluations at 500 and 600: no multiple of 400 among them, yet some would stay."""
+    at = range(490, 611, 10)
+    ms = [868_000.0 if i % 100 == 0 else 8_176.0 for i in at]
+    history = made_history(
+        made_steps(at, ms), [(500, 2.0, 2.0), (600, 2.0, 2.0)], segments=(Segment(False, False, 490),)
+    )
+    assert "100 -> 400 saves 38% of a run longer" in found(eval_spikes(about(history))).advice
+
+
+def test_an_interval_is_not_read_from_a_gap() -> None:
+    steps = made_steps([0, 10, 20, 5000], [30_000.0, 13.0, 13.0, 2_200.0])
+    history = made_history(steps, [(0, 4.0, 4.0), (5000, 1.0, 1.5)], quoted=True)
+    assert "20000" not in found(eval_spikes(about(history))).advice
+
+
+def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
+    ms = [20_000.0 if i % 250 == 0 else 340.0 for i in range(1001)]
+    evals = [(i, None, 4.0) for i in range(0, 1001, 250)]
+    format = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
+    finding = found(eval_spikes(about(made_history(made_steps(range(1001), ms), evals, format=format))))
+    assert "HellaSwag" in finding.explanation
+    assert "eval_iters" not in finding.advice
+    assert "every 1000 iterations instead of 250 saves up to 14%" in finding.advice  # 0.75 x 19.66 / 104.66
+
+
+def test_a_wider_interval_that_saves_nothing_is_not_advised() -> None:
+    history = replace(
+        ledger_run(eval=50.0, train=50.0), evals=tuple(Evaluation(at, 0, 2.0) for at in (0, 1000))
+    )
+    settings = {"eval_interval": 250, "max_iters": 1000}
+    history = replace(history, setup=Setup(settings=settings))
+    assert "eval_interval" not in found(eval_spikes(about(history))).advice
 
 
 def test_a_run_known_to_end_soon_keeps_an_evaluation() -> None:
@@ -157,6 +195,13 @@ def test_spikes_at_equal_distance_look_like_evaluations() -> None:
     assert "eval_interval" in finding.advice
 
 
+def test_a_second_compilation_is_start_up() -> None:
+    ms = [42_000.0, 10_763.0, *[150.0] * 100]
+    assert silent_spike(about(made_history(made_steps(range(1, 103), ms)))) is None
+    late = [42_000.0, *[150.0] * 20, 10_763.0, *[150.0] * 80]
+    assert silent_spike(about(made_history(made_steps(range(1, 103), late)))) is not None
+
+
 def test_irregular_spikes_are_stalls() -> None:
     times = even().steps.ms.copy()
     times[[50, 63, 171]] = 9000.0
@@ -199,7 +244,7 @@ def compiled_run(compiles: bool) -> History:
 
 
 def test_a_large_startup_comes_with_its_break_even() -> None:
-    finding = found(startup_compile(about(compiled_run(True))))
+    finding = found(startup_compile(about(replace(compiled_run(True), ended="finished"))))
     assert finding.severity == "advice"
     assert "32%" in finding.title
     assert "at least 6.04 ms faster; a steady one takes 12.9 ms" in finding.explanation  # 30.2 s / 5001
@@ -212,9 +257,29 @@ def test_each_process_starts_up() -> None:
     ms = [30100.0, *[100.0] * 49, 20100.0, *[100.0] * 49]
     steps = made_steps([*range(50), *range(40, 90)], ms, segment=[0] * 50 + [1] * 50)
     segments = (Segment(starts=True), Segment(starts=True, resumed=True))
-    finding = found(startup_compile(about(made_history(steps, segments=segments))))
+    finding = found(startup_compile(about(made_history(steps, segments=segments, ended="finished"))))
     assert "All 2 processes in this log together: 50 s" in finding.evidence
     assert "1 of the start-ups are restarts" in finding.advice
+
+
+def test_a_log_that_stops_is_not_the_run() -> None:
+    """14 lines of a run of 21,400: its start-up is most of the log, and nothing of the run."""
+    steps = made_steps(range(14), [23_000.0, *[500.0] * 13])
+    finding = found(startup_compile(about(made_history(steps, settings={"max_iters": 21_400}))))
+    assert (finding.severity, finding.advice) == ("info", "")
+    assert "0.2% of the run" in finding.title
+    unplanned = found(startup_compile(about(made_history(steps))))
+    assert (unplanned.severity, unplanned.advice) == ("info", "")
+    assert "of the time that this log shows" in unplanned.title
+
+
+def test_only_known_flags_are_advised() -> None:
+    steps = made_steps(range(1, 15), [23_000.0, *[500.0] * 13])
+    for format in (MODDED, LLMC):
+        finding = found(startup_compile(about(made_history(steps, format=format, ended="finished"))))
+        assert finding.severity == "advice"
+        assert "--compile" not in finding.advice
+    assert "torch.compile" not in finding.explanation
 
 
 def test_a_ledger_says_what_startup_took() -> None:
@@ -249,7 +314,12 @@ def test_logged_times_are_samples() -> None:
     [
         (80.5, "info", "a difference of 16 s (20%)", "before the first iteration"),
         (64.5, "info", "a difference of 74 ms", "both clocks agree"),
-        (50.0, "warning", "a difference of 14 s (29%)", "took 9.67 ms at most"),  # 12.88 - 14.43 s / 4500
+        (
+            50.0,
+            "warning",
+            "a difference of 14 s (29%)",
+            "on average no more than 9.67 ms",
+        ),  # 12.88 - 14.43 s / 4500
         (1.0, "warning", "a difference of 1m 03s", "faster than they say"),
     ],
 )
@@ -287,6 +357,16 @@ def test_growing_faster_is_no_complaint() -> None:
     assert finding.severity == "info"
     assert "faster" in finding.title
     assert finding.advice == ""
+
+
+def test_a_step_is_no_heat() -> None:
+    """Another program that begins, or a batch that grows; modded-nanogpt's does by schedule."""
+    history = made_history(made_steps(range(480), [200.0] * 240 + [260.0] * 240))
+    finding = found(throughput_drift(about(history)))
+    assert "30% slower" in finding.title
+    assert "at once, near iteration 2" in finding.explanation
+    assert "heat" not in finding.explanation
+    assert throughput_drift(about(replace(history, format=MODDED))) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])

@@ -47,6 +47,53 @@ def test_all_problems_at_once() -> None:
     assert "--a.dtype needs a value" in text
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "n_layer=-5",
+        "n_layer=0",
+        "batch_size=-12",
+        "vocab_size=-3",
+        "vocab_size=0",
+        "gradient_accumulation_steps=0",
+        "learning_rate=-1e-3",
+        "eval_iters=0",
+        "max_iters=-1",
+        "world_size=0",
+        "batch_tokens=-1k",
+        "n_layer=9999999999999999",
+        "parameters=9999999T",
+    ],
+)
+def test_sizes_are_positive(flag: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_given([f"--b.{flag}"], runs=2)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"--b.{flag} ")
+
+
+def test_a_size_without_end() -> None:
+    with pytest.raises(UserError, match=r"--a\.parameters is not a finite number"):
+        read_given([f"--a.parameters={'9' * 400}k"], runs=1)
+
+
+def test_what_may_be_nothing_may_be() -> None:
+    (given,) = read_given(["--a.dropout=0", "--a.weight_decay=0", "--a.warmup_iters=0", "--a.seed=0"], runs=1)
+    assert set(given.flags.values()) == {0}
+
+
+def test_settings_that_do_not_fit_our_own_model_are_still_a_logs() -> None:
+    (given,) = read_given(["--a.n_embd=100", "--a.n_head=7", "--a.min_lr=1"], runs=1)
+    assert given.flags == {"n_embd": 100, "n_head": 7, "min_lr": 1.0}
+
+
+def test_a_config_file_with_a_negative_size(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("n_layer = -3\n")
+    with pytest.raises(UserError, match="n_layer=-3 must be greater than 0"):
+        read_given([f"--a.config={path}"], runs=1)
+
+
 def test_a_name_like_none_says_what_there_is() -> None:
     with pytest.raises(UserError, match="it takes the settings of `glass train`"):
         read_given(["--a.zzzzqqq=1"], runs=1)

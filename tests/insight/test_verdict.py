@@ -10,11 +10,10 @@ from histories import made_history, made_steps
 from hypothesis import given, settings
 from learnt_runs import any_history
 
-from glassgpt.insight.endings import Ended
 from glassgpt.insight.explain import explain
 from glassgpt.insight.facts import Facts, facts_of
 from glassgpt.insight.findings.finding import Finding, Severity
-from glassgpt.insight.history import History
+from glassgpt.insight.history import Ended, History
 from glassgpt.insight.verdict import verdict_on
 
 NOTHING = "Nothing is wrong with this run, as far as its log tells."
@@ -99,12 +98,22 @@ def test_a_run_without_an_iteration() -> None:
         assert "iteration" in text
 
 
+def test_a_single_line_went_nowhere() -> None:
+    text = " ".join(explain(made_history(made_steps([11], loss=[4.0948]))).verdict)
+    assert "The only training loss in this log is 4.0948." in text
+
+
+def test_losses_of_any_size_stay_short() -> None:
+    text = " ".join(explain(made_history(made_steps([0, 10], loss=[1e30, 2.5]))).verdict)
+    assert "went from 1e+30 to 2.5000" in text
+
+
 def test_lines_without_numbers() -> None:
     history = replace(run(), numbered=False)
     assert "100 lines about iterations, without their numbers" in " ".join(explain(history).verdict)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_history())
 def test_any_history_has_sentences(history: History) -> None:
     sentences = verdict_on(history, facts_of(history), [])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt import figures
 from glassgpt.insight.compare.progress import AXES, Axis, Progress
 from glassgpt.words import say
 
@@ -121,3 +122,11 @@ def _first_below(curve: Progress, axis: Axis, target: float) -> float | None:
     high, low = float(curve.losses[index - 1]), float(curve.losses[index])
     share = (high - target) / (high - low)
     return float(places[index - 1] + share * (places[index] - places[index - 1]))
+
+
+def axis_text(axis: Axis, at: float) -> str:
+    if axis == "iterations":
+        return figures.whole(at)
+    if axis == "tokens":
+        return figures.count(at)
+    return figures.duration(at) if axis == "time" else figures.work(at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt import figures
-from glassgpt.insight.compare.alignment import Alignment
+from glassgpt.insight.compare.alignment import Alignment, axis_text
 from glassgpt.insight.compare.conclusion import Conclusion
 from glassgpt.insight.compare.derived import positive
 from glassgpt.insight.compare.differences import HARDWARE, Difference
@@ -225,35 +225,38 @@ def _at_equal(axis: Axis, better: Side, worse: Side, gap: float, alignment: Alig
         "worse": worse.label,
         "ahead": figures.difference(ahead),
         "gap": figures.difference(gap),
-        "at": figures.whole(point.at) if axis == "iterations" else figures.count(point.at),
+        "at": axis_text(axis, point.at),
     }
     runs = (better.label, worse.label)
-    if axis == "iterations":
-        if ahead >= _MOST * gap:
-            claim = say(
-                "More iterations are not the reason: after {at} each, {better} is ahead by {ahead}, against "
-                "{gap} at the best of both.",
-                **values,
-            )
-            return Conclusion("iterations-not-cause", runs, claim)
-        if right.high <= left.low:
-            claim = say(
-                "The number of iterations is a reason: after {at} each, {worse} is not behind.",
-                **values,
-            )
-            return Conclusion("iterations-cause", runs, claim)
-        return None
     if ahead >= _MOST * gap:
+        return _no_reason(axis, runs, values)
+    if right.high <= left.low:
+        return _a_reason(axis, runs, values)
+    return None
+
+
+def _no_reason(axis: Axis, runs: tuple[str, str], values: dict[str, str]) -> Conclusion:
+    if axis == "iterations":
         claim = say(
-            "Having seen more tokens is not the reason: after {at} each, {better} is ahead by {ahead}, "
-            "against {gap} at the best of both.",
+            "More iterations are not the reason: after {at} each, {better} is ahead by {ahead}, against "
+            "{gap} at the best of both.",
             **values,
         )
-        return Conclusion("tokens-not-cause", runs, claim)
-    if right.high <= left.low:
-        claim = say("Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values)
-        return Conclusion("tokens-cause", runs, claim)
-    return None
+        return Conclusion("iterations-not-cause", runs, claim)
+    claim = say(
+        "Having seen more tokens is not the reason: after {at} each, {better} is ahead by {ahead}, "
+        "against {gap} at the best of both.",
+        **values,
+    )
+    return Conclusion("tokens-not-cause", runs, claim)
+
+
+def _a_reason(axis: Axis, runs: tuple[str, str], values: dict[str, str]) -> Conclusion:
+    if axis == "iterations":
+        claim = say("The number of iterations is a reason: after {at} each, {worse} is not behind.", **values)
+        return Conclusion("iterations-cause", runs, claim)
+    claim = say("Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values)
+    return Conclusion("tokens-cause", runs, claim)
 
 
 # --- what is not the cause ---

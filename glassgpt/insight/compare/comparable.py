@@ -91,7 +91,7 @@ def _other_metric(first: Side, other: Side) -> str | None:
 
 def vocabulary(history: History) -> int | None:
     said = history.setup.settings.get("vocab_size") or history.setup.data.get("vocab_size")
-    return said if isinstance(said, int) else None
+    return said if isinstance(said, int) and 1 < said < 10**15 else None
 
 
 def _other_tokens(first: Side, other: Side) -> str | None:

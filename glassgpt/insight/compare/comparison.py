@@ -1,15 +1,19 @@
 """`glass compare A B`: everything that was found out about runs side by side.
 
-comparison = compare([(history_a, facts_a), (history_b, facts_b)])
-comparison.as_dict()        # the JSON
+    comparison = compare([(history_a, facts_a), (history_b, facts_b)])
+    comparison.as_dict()        # the JSON
+
+A NaN in it becomes a word where it is printed, by journal.plain.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from glassgpt import figures
 from glassgpt.account.hardware import Card
 from glassgpt.errors import UserError
 from glassgpt.insight.compare.alignment import Alignment, Reached, Reading, align_all, reached
@@ -21,7 +25,7 @@ from glassgpt.insight.compare.quality import conclude_quality
 from glassgpt.insight.compare.side import Measure, Side, make_sides
 from glassgpt.insight.compare.speed import conclude_speed
 from glassgpt.insight.facts import Facts
-from glassgpt.insight.history import History
+from glassgpt.insight.history import History, Ints
 from glassgpt.words import say
 
 
@@ -40,25 +44,27 @@ class Comparison:
         return all(one.how in ("same", "assumed") for one in self.comparability)
 
     def as_dict(self) -> dict[str, object]:
-        """Numbers that are none become "nan", "inf", "-inf", as in the journal."""
-        document = {
+        return {
             "runs": [_run(side) for side in self.sides],
             "differences": [_difference(one) for one in self.differences],
             "derived": _derived(self.sides),
             "losses": _losses(self),
             "verdict": [conclusion.as_dict() for conclusion in self.verdict],
         }
-        return {name: _plain(part) for name, part in document.items()}
 
 
 def compare(runs: Sequence[tuple[History, Facts]], card: Card | None = None) -> Comparison:
     """`card`: what MFU is measured against, for all of them."""
     if len(runs) < 2:
         raise UserError("glass compare needs at least two runs or logs: glass compare A B")
-    sides, measure = make_sides(runs, card)
+    with np.errstate(all="ignore"):  # logs say times and losses of 1e308; what overflows is left out
+        return _compared(*make_sides(runs, card))
+
+
+def _compared(sides: Sequence[Side], measure: Measure) -> Comparison:
     first, *others = sides
     comparability = [comparable(first, other) for other in others]
-    verdict = [conclusion for side in sides if (conclusion := _conclude_nan(side)) is not None]
+    verdict = [one for side in sides for one in (_several_runs(side), _not_finite(side)) if one is not None]
     for other, how in zip(others, comparability, strict=True):
         pair = find_differences([first.history, other.history])
         verdict += conclude_speed(first, other, pair)
@@ -70,22 +76,49 @@ def compare(runs: Sequence[tuple[History, Facts]], card: Card | None = None) -> 
         comparability=tuple(comparability),
         aligned=_aligned(sides, comparability),
         reached=_reached(sides, comparability),
-        verdict=tuple(
-            dict.fromkeys(verdict)
-        ),  # what concerns the first run alone is found once for each pair
+        # What concerns the first run alone is found once for each pair.
+        verdict=tuple(dict.fromkeys(verdict)),
     )
 
 
-def _conclude_nan(side: Side) -> Conclusion | None:
-    at = side.facts.nan_step
-    if at is None:
+def _several_runs(side: Side) -> Conclusion | None:
+    if side.runs_in_log < 2:
         return None
     claim = say(
-        "The loss of {run} is not a number from iteration {at} on; only what came before counts.",
+        "The log of {run} holds {runs} runs; {run} is the last of them.",
         run=side.label,
-        at=f"{at:,}",
+        runs=side.runs_in_log,
     )
+    return Conclusion("several-runs", (side.label,), claim)
+
+
+def _not_finite(side: Side) -> Conclusion | None:
+    """Of the losses that led to the last weights, those that are no numbers."""
+    course, steps = side.course, side.history.steps
+    said = np.flatnonzero(steps.has_loss[course.rows])
+    bad = said[~np.isfinite(course.loss[said])]
+    if not len(bad) or not side.history.numbered:
+        return None
+    if bad[-1] == said[-1]:
+        claim = say(
+            "The loss of {run} is not a number from iteration {at} on; only what came before counts.",
+            run=side.label,
+            at=figures.whole(int(course.iteration[bad[_last_stretch(said, bad)]])),
+        )
+    else:
+        claim = say(
+            "The loss of {run} was not a number at iteration {at}; it recovered, and finite losses count.",
+            run=side.label,
+            at=figures.whole(int(course.iteration[bad[0]])),
+        )
     return Conclusion("not-finite", (side.label,), claim)
+
+
+def _last_stretch(said: Ints, bad: Ints) -> int:
+    """Where in `bad` the stretch begins that nothing finite interrupts."""
+    place = np.searchsorted(said, bad)
+    breaks = np.flatnonzero(np.diff(place) > 1)
+    return int(breaks[-1]) + 1 if len(breaks) else 0
 
 
 def _aligned(sides: Sequence[Side], comparability: Sequence[Comparability]) -> dict[Axis, Alignment]:
@@ -102,14 +135,6 @@ def _reached(sides: Sequence[Side], comparability: Sequence[Comparability]) -> R
 
 
 # --- JSON ---
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _run(side: Side) -> dict[str, object]:

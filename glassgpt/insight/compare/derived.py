@@ -9,12 +9,16 @@ from typing import Literal
 
 from glassgpt.account import flops
 from glassgpt.account.hardware import Card
-from glassgpt.insight.facts import Facts
+from glassgpt.insight.facts import Facts, parameters_without_positions
 from glassgpt.insight.history import History
 from glassgpt.insight.inference import (
+    MAX_ERROR,
+    Inference,
     attention_flops,
+    contradicting_parameters,
     counts_as_nanogpt,
-    inferred_flops_per_token,
+    devices,
+    infer_from,
     parameters_behind,
     stated_peak,
 )
@@ -22,7 +26,8 @@ from glassgpt.insight.inference import (
 Source = Literal["stated", "shape", "inferred"]
 PeakSource = Literal["card", "common", "own"]
 
-_CONTRADICTION = 0.05  # further apart than rounding and conventions explain
+_CLOSE = 0.07  # of the FLOPs per token: near enough that the more exact of two figures may stand for both
+_LARGEST = 10**15  # a setting beyond is no size of anything, and its products are no floats
 _GPT2_SHAPED = (
     "nanogpt",
     "build-nanogpt",
@@ -67,48 +72,52 @@ class Derived:
 
 def derive(history: History, facts: Facts, peak: Peak | None) -> Derived:
     tokens = tokens_per_iteration(history, facts)
-    size = model_size(history, facts)
+    size = model_size(history, facts, tokens)
     iterations = facts.last_iteration
-    seen = iterations * tokens if iterations is not None and tokens else None
-    rate = facts.tokens_per_s
-    if rate is None and tokens and facts.steady_ms:
-        rate = tokens / facts.steady_ms * 1000
+    seen = iterations * tokens if iterations is not None and iterations >= 0 and tokens else None
+    steady_ms = usable(facts.steady_ms)
+    rate = usable(facts.tokens_per_s) or (usable(tokens / steady_ms * 1000) if tokens and steady_ms else None)
     achieved = _achieved(history, facts, size, rate)
-    devices = history.setup.world_size or 1
     return Derived(
         size=size,
         tokens_per_iteration=tokens,
         iterations=iterations,
         tokens_seen=seen,
-        total_flops=_product(seen, size.flops_per_token),
-        steady_ms=facts.steady_ms,
+        total_flops=seen * size.flops_per_token if seen is not None and size.flops_per_token else None,
+        steady_ms=steady_ms,
         tokens_per_s=rate,
         achieved_tflops=achieved,
         peak=peak,
-        mfu=100 * achieved * 1e12 / (peak.flops * devices) if achieved and peak else None,
-        overhead_share=facts.overhead_share,
-        time_s=facts.estimated_total_s,
+        mfu=100 * achieved * 1e12 / (peak.flops * devices(history)) if achieved and peak else None,
+        overhead_share=_share(facts.overhead_share),
+        time_s=usable(facts.estimated_total_s),
     )
 
 
-def _product(left: float | None, right: float | None) -> float | None:
-    return None if left is None or right is None else left * right
+def usable(value: float | None) -> float | None:
+    """A quantity that can be divided by and written down: neither 0 nor negative, neither NaN nor endless."""
+    return value if value is not None and 1e-300 < value < 1e30 else None
+
+
+def _share(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= 1 else None
 
 
 def _achieved(history: History, facts: Facts, size: Size, rate: float | None) -> float | None:
     if size.flops_per_token and rate:
-        return size.flops_per_token * rate / 1e12
-    peak = stated_peak(history)
-    if facts.mfu_reported_steady and peak:
-        return facts.mfu_reported_steady / 100 * peak * (history.setup.world_size or 1) / 1e12
-    return facts.achieved_tflops
+        return usable(size.flops_per_token * rate / 1e12)
+    peak, mfu = stated_peak(history), usable(facts.mfu_reported_steady)
+    if mfu and peak:
+        return usable(mfu / 100 * peak * devices(history) / 1e12)
+    return usable(facts.achieved_tflops)
 
 
 def tokens_per_iteration(history: History, facts: Facts) -> int | None:
+    """As facts has it; else of any trainer whose iterations are whole batches, by its settings."""
     if facts.tokens_per_iteration:
-        return facts.tokens_per_iteration
-    if history.setup.tokens_per_iteration:
-        return history.setup.tokens_per_iteration
+        return facts.tokens_per_iteration if 0 < facts.tokens_per_iteration < _LARGEST else None
+    if history.format.name == "litgpt":  # an iteration is a micro-batch
+        return None
     total = positive(history, "batch_tokens")
     if total:
         return total
@@ -120,61 +129,58 @@ def tokens_per_iteration(history: History, facts: Facts) -> int | None:
 def positive(history: History, name: str) -> int | None:
     """A setting that is a count."""
     value = history.setup.settings.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST else None
 
 
 # --- how large the model is ---
 
 
-def model_size(history: History, facts: Facts) -> Size:
+def model_size(history: History, facts: Facts, tokens: int | None) -> Size:
     """Parameters and FLOPs per token. What the log's MFU and times imply decides where a stated size is
     rounded or wrong; what the log says about FLOPs itself comes first."""
-    stated = history.setup.parameters
-    shaped = _parameters_of_shape(history)
-    inferred = inferred_flops_per_token(history, facts)
+    stated, shaped = _stated_parameters(history, facts), _parameters_of_shape(history)
     claimed = shaped or stated
-    attention = attention_flops(history)
-    by_claim = 6.0 * claimed + attention if claimed and attention else None
-    if by_claim and not counts_as_nanogpt(history):
-        inferred = None  # by another formula; only figures by one compare
-    contradicted = by_claim is not None and inferred is not None and _contradict(history, by_claim, inferred)
-    if contradicted and inferred is not None:
-        hidden = parameters_behind(inferred, history)
-        return Size(hidden, "inferred", claimed, inferred, "inferred", contradicted=True)
-    value, source = _flops(history, facts, shaped, by_claim, inferred)
-    parameters: int | None = stated or shaped or facts.parameters
-    parameters_source: Source | None = "stated" if stated else "shape" if shaped else None
-    if parameters is None and inferred is not None:
-        parameters, parameters_source = parameters_behind(inferred, history), "inferred"
-    if parameters is not None and parameters_source is None:
-        parameters_source = "stated"
-    return Size(parameters, parameters_source if parameters else None, stated, value, source)
+    found = infer_from(history, tokens)
+    if found is not None and not found.error <= MAX_ERROR:
+        found = None
+    hidden = contradicting_parameters(history, claimed, found) if found else None
+    if found and hidden:
+        return Size(hidden, "inferred", claimed, found.flops_per_token, "inferred", contradicted=True)
+    value, source = _flops(history, facts, claimed, shaped is not None, found)
+    if stated or shaped:
+        return Size(stated or shaped, "stated" if stated else "shape", stated, value, source)
+    implied = parameters_behind(found.flops_per_token, history) if found else None
+    return Size(implied, "inferred" if implied else None, None, value, source)
+
+
+def _stated_parameters(history: History, facts: Facts) -> int | None:
+    """Without positions, where the log tells them apart."""
+    counted = parameters_without_positions(history) or facts.parameters
+    return counted if counted and 0 < counted < _LARGEST else None
 
 
 def _flops(
-    history: History, facts: Facts, shaped: int | None, by_claim: float | None, inferred: float | None
+    history: History, facts: Facts, claimed: int | None, exact: bool, found: Inference | None
 ) -> tuple[float | None, Source | None]:
-    if history.setup.flops_per_token:
-        return history.setup.flops_per_token, "stated"
-    if shaped and by_claim:
+    said = usable(history.setup.flops_per_token)
+    if said:
+        return said, "stated"
+    attention = attention_flops(history)
+    by_claim = 6.0 * claimed + attention if claimed and attention else None
+    if by_claim and exact:
         return by_claim, "shape"
-    if inferred is not None and not _is_multiple(history, by_claim, inferred):
+    inferred = usable(found.flops_per_token) if found else None
+    if inferred and (by_claim is None or _agree(history, by_claim, inferred)):
         return inferred, "inferred"
     if by_claim:
         return by_claim, "stated"
-    return (facts.flops_per_token, "stated") if facts.flops_per_token else (None, None)
+    other = usable(facts.flops_per_token)
+    return other, "stated" if other else None
 
 
-def _contradict(history: History, claimed: float, inferred: float) -> bool:
-    return abs(claimed / inferred - 1) > _CONTRADICTION and not _is_multiple(history, claimed, inferred)
-
-
-def _is_multiple(history: History, claimed: float | None, inferred: float) -> bool:
-    """Several devices that the log does not mention make the MFU of one look like a smaller model."""
-    if claimed is None or history.setup.world_size is not None:
-        return False
-    ratio = claimed / inferred
-    return round(ratio) >= 2 and abs(ratio / round(ratio) - 1) < 0.03
+def _agree(history: History, claimed: float, inferred: float) -> bool:
+    """Only figures by one formula do."""
+    return counts_as_nanogpt(history) and abs(claimed / inferred - 1) <= _CLOSE
 
 
 def _parameters_of_shape(history: History) -> int | None:
@@ -184,7 +190,7 @@ def _parameters_of_shape(history: History) -> int | None:
     if history.format.name not in _GPT2_SHAPED or not isinstance(vocabulary, int):
         return None
     block_size, n_layer, n_embd = sides["block_size"], sides["n_layer"], sides["n_embd"]
-    if not (block_size and n_layer and n_embd):
+    if not (block_size and n_layer and n_embd and 0 < vocabulary < _LARGEST):
         return None
     settings = history.setup.settings
     return flops.parameters(

@@ -54,6 +54,7 @@ _BOOKKEEPING = (
 HARDWARE = ("device", "device_name", "device.name", "device.type", "dtype", "world_size", "cpu.model")
 _VERSIONS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")
 _CODE = ("glassgpt_commit", "commit", "code", "trainer")
+_EXACT = 2**53
 _FLEETING = ("memory.available", "available")  # of the moment, not of the machine
 
 
@@ -92,7 +93,9 @@ def _comparable(value: Plain) -> object:
         text = value.strip().lower()
         words: dict[str, object] = {"on": 1.0, "true": 1.0, "off": 0.0, "false": 0.0, "cuda:0": "cuda"}
         return words.get(text, text)
-    return float(value) if isinstance(value, bool | int | float) else value
+    if isinstance(value, int) and abs(value) > _EXACT:  # as a float it would be another, or none
+        return value
+    return float(value) if isinstance(value, int | float) else value
 
 
 def _decides(group: Group, name: str) -> Decides:

@@ -1,74 +1,16 @@
-"""By how much a loss would differ if only other tokens had been evaluated."""
+"""What the noise of evaluating means for two losses, in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
+from glassgpt import figures
+from glassgpt.insight.compare.conclusion import Conclusion
+from glassgpt.insight.compare.side import Side
+from glassgpt.insight.noise import Noise
+from glassgpt.words import say
 
-from glassgpt.insight.compare.derived import positive
-from glassgpt.insight.compare.progress import Progress
-from glassgpt.insight.curve import scatter
-from glassgpt.insight.history import History
-
-NoiseSource = Literal["stderr", "tokens", "scatter"]
-
-
-@dataclass(frozen=True)
-class Noise:
-    """About one standard deviation of one evaluation. Other seeds add theirs, which one run cannot show."""
-
-    value: float
-    source: NoiseSource
-    tokens: int | None = None
-
-
-def validation_noise(history: History, progress: Progress) -> Noise | None:
-    if not len(progress):
-        return None
-    errors = [done.stderr for done in history.evals if done.stderr is not None and math.isfinite(done.stderr)]
-    if errors:
-        return Noise(float(np.median(errors)), "stderr")
-    tokens = evaluated_tokens(history)
-    if tokens:
-        # The losses of single tokens vary about as much as they are large.
-        return Noise(float(progress.losses.min()) / math.sqrt(tokens), "tokens", tokens)
-    return repeated_noise(progress)
-
-
-def same_tokens(histories: Sequence[History]) -> bool:
-    """Whether all evaluate the very same tokens every time, as GlassGPT does. Then what is special about
-    these is in all of the losses, and their differences are surer than each loss by itself."""
-    hashes = {history.setup.data.get("hash") for history in histories}
-    evaluated = {evaluated_tokens(history) for history in histories}
-    ours = all(history.format.name == "glassgpt" for history in histories)
-    return ours and len(hashes) == 1 and None not in hashes and len(evaluated) == 1 and None not in evaluated
-
-
-def repeated_noise(progress: Progress) -> Noise | None:
-    """Of losses on the same tokens: how they scatter from one evaluation to the next."""
-    later = scatter(progress.losses[len(progress) // 3 :])
-    return Noise(later, "scatter") if later else None
-
-
-def training_noise(progress: Progress) -> Noise | None:
-    return None if progress.scatter is None else Noise(progress.scatter, "scatter")
-
-
-def evaluated_tokens(history: History) -> int | None:
-    """Per evaluation and split, as the log says or as eval_iters x batch_size x block_size."""
-    said = [done.tokens for done in history.evals if done.tokens]
-    if said:
-        return int(np.median(said))
-    total = positive(history, "eval_tokens")
-    if total:
-        return total
-    sides = [positive(history, name) for name in ("eval_iters", "batch_size", "block_size")]
-    known = [side for side in sides if side]
-    return math.prod(known) if len(known) == 3 else None
+SIGMAS = 2.0  # from which on a difference counts
 
 
 def together(left: Noise | None, right: Noise | None) -> float | None:
@@ -76,3 +18,55 @@ def together(left: Noise | None, right: Noise | None) -> float | None:
     if left is None or right is None:
         return None
     return math.hypot(left.value, right.value)
+
+
+def noise_conclusion(first: Side, other: Side) -> Conclusion:
+    runs = (first.label, other.label)
+    details = tuple(_noise_line(side.label, side.noise) for side in (first, other))
+    spread = together(first.noise, other.noise)
+    if first.shared_tokens:
+        return _shared_noise(runs, spread)
+    if spread is None:
+        claim = say("How large the noise of these losses is cannot be told.")
+        return Conclusion("noise", runs, claim, details)
+    claim = say(
+        "Differences in loss below {limit} mean nothing here.", limit=figures.difference(SIGMAS * spread)
+    )
+    seeds = say("That is the noise of evaluating. Another seed adds its own, which one run cannot show.")
+    return Conclusion("noise", runs, claim, (*details, seeds))
+
+
+def _shared_noise(runs: tuple[str, str], spread: float | None) -> Conclusion:
+    claim = say("Both evaluate the same tokens, so their difference is surer than each loss by itself.")
+    seeds = say("Another seed adds its own noise, which one run cannot show.")
+    if spread is None:
+        return Conclusion("noise", runs, claim, (seeds,))
+    limit = say(
+        "By the scatter of the losses, differences below {limit} mean nothing.",
+        limit=figures.difference(SIGMAS * spread),
+    )
+    return Conclusion("noise", runs, claim, (limit, seeds))
+
+
+def _noise_line(label: str, noise: Noise | None) -> str:
+    if noise is None:
+        return say("{run} says neither how many tokens it evaluates nor how sure that is.", run=label)
+    value = figures.difference(noise.value)
+    if noise.source == "stderr":
+        return say("{run}: ±{noise}, as its log says.", run=label, noise=value)
+    if noise.source == "batches":
+        return say(
+            "{run}: about ±{noise}; single batches scatter by {batch}, and it evaluates {batches} of them.",
+            run=label,
+            noise=value,
+            batch=figures.difference(noise.of_batch or 0.0),
+            batches=figures.whole(noise.batches or 0),
+        )
+    if noise.source == "tokens":
+        return say(
+            "{run}: about ±{noise}, from the {tokens} tokens that it evaluates.",
+            run=label,
+            noise=value,
+            tokens=figures.count(noise.tokens or 0),
+        )
+    return say("{run}: about ±{noise}, by the scatter of its losses.", run=label, noise=value)

@@ -7,13 +7,15 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.insight.compare.derived import Derived
+from glassgpt.insight.compare.derived import Derived, usable
+from glassgpt.insight.course import Course
 from glassgpt.insight.facts import Facts
-from glassgpt.insight.history import Bools, Floats, History, Ints
+from glassgpt.insight.history import Floats, History, Ints
 
 Axis = Literal["iterations", "tokens", "time", "flops"]
 AXES: tuple[Axis, ...] = ("iterations", "tokens", "time", "flops")
 
+_ENDLESS = 1e12  # seconds; what adds up to more was not measured
 _BUCKETS = 60  # points of a curve made of training losses
 
 
@@ -30,45 +32,29 @@ class Progress:
         return len(self.losses)
 
 
-def validation_progress(history: History, facts: Facts, derived: Derived) -> Progress:
-    """The evaluations that the run ended up with: what a resume or restart made void is left out."""
-    numbered = [
-        (done.iteration, done.val_loss, done.segment)
-        for done in history.evals
-        if done.iteration is not None and done.val_loss is not None and np.isfinite(done.val_loss)
-    ]
-    iterations = np.array([row[0] for row in numbered], dtype=np.int64)
-    losses = np.array([row[1] for row in numbered], dtype=np.float64)
-    segments = np.array([row[2] for row in numbered], dtype=np.int64)
-    kept = _lasting(iterations)
-    return _progress(history, facts, derived, iterations[kept], losses[kept], segments[kept])
+def validation_progress(history: History, course: Course, facts: Facts, derived: Derived) -> Progress:
+    """The evaluations that the run ended up with: what a resume made void is left out."""
+    iterations = np.array([done.iteration for done in course.evals], dtype=np.int64)
+    losses = np.array([done.val_loss for done in course.evals], dtype=np.float64)
+    segments = np.array([done.segment for done in course.evals], dtype=np.int64)
+    return _progress(history, facts, derived, iterations, losses, segments)
 
 
-def training_progress(history: History, facts: Facts, derived: Derived) -> Progress:
+def training_progress(history: History, course: Course, facts: Facts, derived: Derived) -> Progress:
     """Training losses, averaged over stretches of the run: one batch by itself says little."""
     steps = history.steps
-    kept = np.flatnonzero(_lasting(steps.iteration) & history.numbered)
-    kept = kept[steps.has_loss[kept] & np.isfinite(steps.loss[kept])]
+    kept = course.rows[np.isfinite(course.loss) & history.numbered]
     parts = [part for part in np.array_split(kept, min(_BUCKETS, len(kept) // 5 or 1)) if len(part)]
     iterations = np.array([round(float(np.mean(steps.iteration[part]))) for part in parts], dtype=np.int64)
     losses = np.array([float(np.mean(steps.loss[part])) for part in parts], dtype=np.float64)
     segments = np.array([steps.segment[part[-1]] for part in parts], dtype=np.int64)
-    progress = _progress(history, facts, derived, iterations, losses, segments)
+    finite = np.isfinite(losses)
+    progress = _progress(history, facts, derived, iterations[finite], losses[finite], segments[finite])
     last = parts[-1] if parts else np.array([], dtype=np.int64)
     if len(last) < 3:
         return progress
-    scatter = float(np.std(steps.loss[last], ddof=1)) / float(np.sqrt(len(last)))
+    scatter = usable(float(np.std(steps.loss[last], ddof=1)) / float(np.sqrt(len(last))))
     return Progress(progress.losses, progress.iterations, progress.along, scatter)
-
-
-def _lasting(iterations: Ints) -> Bools:
-    """True where nothing later has the same iteration or an earlier one."""
-    if not len(iterations):
-        return np.zeros(0, dtype=bool)
-    later = np.full(len(iterations), np.iinfo(np.int64).max)
-    later[:-1] = np.minimum.accumulate(iterations[::-1])[::-1][1:]
-    kept: Bools = iterations < later
-    return kept
 
 
 def _progress(
@@ -81,17 +67,17 @@ def _progress(
         if flops:
             along["flops"] = along["tokens"] * flops
     seconds = _seconds_at(history, facts, segments, iterations)
-    if seconds is not None:
+    if seconds is not None and (seconds < _ENDLESS).all() and (np.diff(seconds) >= 0).all():
         along["time"] = seconds
     return Progress(losses, iterations, along)
 
 
 def _seconds_at(history: History, facts: Facts, segments: Ints, iterations: Ints) -> Floats | None:
     """Seconds from the start of the log to those iterations: logged times, the unlogged ones at the usual."""
-    steps, steady = history.steps, facts.steady_ms
+    steps, steady = history.steps, usable(facts.steady_ms)
     if steady is None or not len(steps) or not len(iterations) or not _begins_at_the_start(history):
         return None
-    ms = np.where(np.isfinite(steps.ms), steps.ms, steady)
+    ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady)
     gaps = np.diff(steps.iteration)
     unlogged = np.where(steps.segment[1:] == steps.segment[:-1], np.maximum(gaps - 1, 0), 0)
     ms[1:] += unlogged * steady

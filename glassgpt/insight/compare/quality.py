@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from glassgpt import figures
-from glassgpt.insight.compare.alignment import Alignment, Reached, Reading, align_all, reached
+from glassgpt.insight.compare.alignment import Alignment, Reached, Reading, align_all, axis_text, reached
 from glassgpt.insight.compare.causes import explain_better, explain_by_amount
 from glassgpt.insight.compare.comparable import Comparability, bits_per_byte
 from glassgpt.insight.compare.conclusion import Conclusion
 from glassgpt.insight.compare.differences import Difference
-from glassgpt.insight.compare.noise import Noise, together
+from glassgpt.insight.compare.noise import SIGMAS, noise_conclusion, together
 from glassgpt.insight.compare.progress import AXES, Axis
 from glassgpt.insight.compare.side import Measure, Side
 from glassgpt.words import say
 
-_SIGMAS = 2.0
 _WIDE = 0.1
 _PAST_BEST = 0.005  # of the best: where the noise is not known
 
@@ -81,7 +82,7 @@ def _better(
     spread = together(first.noise, other.noise)
     past = [late for side in (first, other) if measure == "validation" and (late := past_best(side))]
     noise = noise_conclusion(first, other)
-    if gap <= (_SIGMAS * spread if spread else 1e-9):
+    if gap <= (SIGMAS * spread if spread else 1e-9):
         return [_level(first, other, gap, spread), *past, *_equal_points(first, other, aligned), noise]
     equal = [*past, *_equal_points(first, other, aligned)]
     equal += _reached(first, other, reached([first.progress, other.progress]))
@@ -118,11 +119,12 @@ def _best_claim(better: Side, worse: Side, gap: float, spread: float | None) -> 
 
 def _level(first: Side, other: Side, gap: float, spread: float | None) -> Conclusion:
     runs = (first.label, other.label)
-    if spread is None:
+    if not spread or not gap:
         claim = say("{a} and {b} have the same best loss.", a=first.label, b=other.label)
         return Conclusion("equally-good", runs, claim)
     claim = say(
-        "{a} and {b} cannot be told apart: their best losses differ by {gap}, the noise of which is {noise}.",
+        "{a} and {b} cannot be told apart: their best losses differ by {gap}, and the noise of that "
+        "difference is {noise}.",
         a=first.label,
         b=other.label,
         gap=figures.difference(gap),
@@ -135,7 +137,7 @@ def past_best(side: Side) -> Conclusion | None:
     """The last loss is not the best one: comparing ends would compare the wrong thing."""
     if side.best is None or side.last is None:
         return None
-    limit = _SIGMAS * 1.4142 * side.noise.value if side.noise else _PAST_BEST * side.best[0]
+    limit = SIGMAS * math.sqrt(2) * side.noise.value if side.noise else _PAST_BEST * side.best[0]
     rise = side.last[0] - side.best[0]
     if rise <= max(limit, 1e-9):
         return None
@@ -172,7 +174,7 @@ def _open(better: Side, worse: Side, aligned: dict[Axis, Alignment]) -> Conclusi
     own, its = readings[worse.label], readings[better.label]
     if own is None or its is None or points[-1].at != worse.best[1] or not 0 < worse.best[1] < better.best[1]:
         return None
-    if own.loss - its.loss > _SIGMAS * (together(better.noise, worse.noise) or 0.0):
+    if own.loss - its.loss > SIGMAS * (together(better.noise, worse.noise) or 0.0):
         return None
     claim = say(
         "Which of {better} and {worse} is better is open: the evaluations of {worse} end at iteration {at}, "
@@ -252,14 +254,6 @@ def _equal_point(first: Side, other: Side, alignment: Alignment) -> str | None:
     return say("Equal arithmetic ({at}): {a} {a_loss}, {b} {b_loss}.", **values)
 
 
-def axis_text(axis: Axis, at: float) -> str:
-    if axis == "iterations":
-        return figures.whole(at)
-    if axis == "tokens":
-        return figures.count(at)
-    return figures.duration(at) if axis == "time" else figures.work(at)
-
-
 def _reached(first: Side, other: Side, common: Reached | None) -> list[Conclusion]:
     """Time is what people wait for: who had the loss that both reached, first."""
     if common is None:
@@ -277,50 +271,3 @@ def _reached(first: Side, other: Side, common: Reached | None) -> list[Conclusio
         late_time=figures.duration(max(left, right)),
     )
     return [Conclusion("reached-first", (early.label, late.label), claim)]
-
-
-# --- noise ---
-
-
-def noise_conclusion(first: Side, other: Side) -> Conclusion:
-    runs = (first.label, other.label)
-    details = tuple(_noise_line(side.label, side.noise) for side in (first, other))
-    spread = together(first.noise, other.noise)
-    if first.shared_tokens:
-        return _shared_noise(runs, spread)
-    if spread is None:
-        claim = say("How large the noise of these losses is cannot be told.")
-        return Conclusion("noise", runs, claim, details)
-    claim = say(
-        "Differences in loss below {limit} mean nothing here.", limit=figures.difference(_SIGMAS * spread)
-    )
-    seeds = say("That is the noise of evaluating. Another seed adds its own, which one run cannot show.")
-    return Conclusion("noise", runs, claim, (*details, seeds))
-
-
-def _shared_noise(runs: tuple[str, str], spread: float | None) -> Conclusion:
-    claim = say("Both evaluate the same tokens, so their difference is surer than each loss by itself.")
-    seeds = say("Another seed adds its own noise, which one run cannot show.")
-    if spread is None:
-        return Conclusion("noise", runs, claim, (seeds,))
-    limit = say(
-        "By the scatter of the losses, differences below {limit} mean nothing.",
-        limit=figures.difference(_SIGMAS * spread),
-    )
-    return Conclusion("noise", runs, claim, (limit, seeds))
-
-
-def _noise_line(label: str, noise: Noise | None) -> str:
-    if noise is None:
-        return say("{run} says neither how many tokens it evaluates nor how sure that is.", run=label)
-    value = figures.difference(noise.value)
-    if noise.source == "stderr":
-        return say("{run}: ±{noise}, as its log says.", run=label, noise=value)
-    if noise.source == "tokens":
-        return say(
-            "{run}: about ±{noise}, from the {tokens} tokens that it evaluates.",
-            run=label,
-            noise=value,
-            tokens=figures.count(noise.tokens or 0),
-        )
-    return say("{run}: about ±{noise}, by the scatter of its losses.", run=label, noise=value)

@@ -9,16 +9,18 @@ from typing import Literal
 
 from glassgpt.account.hardware import Card
 from glassgpt.insight.compare.derived import Derived, derive, peaks
-from glassgpt.insight.compare.noise import (
-    Noise,
-    repeated_noise,
-    same_tokens,
-    training_noise,
-    validation_noise,
-)
+from glassgpt.insight.compare.last_run import last_run, runs_in
 from glassgpt.insight.compare.progress import Progress, training_progress, validation_progress
+from glassgpt.insight.course import Course, course_of
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.history import History
+from glassgpt.insight.noise import (
+    Noise,
+    evaluated_tokens,
+    evaluates_same_tokens,
+    evaluation_noise,
+    scatter_noise,
+)
 
 Measure = Literal["validation", "training"]
 
@@ -26,12 +28,14 @@ Measure = Literal["validation", "training"]
 @dataclass(frozen=True)
 class Side:
     label: str  # "A", as in the flags --a.n_layer=12
-    history: History
+    history: History  # of the last run in the log
     facts: Facts
+    course: Course
     derived: Derived
     progress: Progress
     noise: Noise | None
     shared_tokens: bool = False  # all of the runs are evaluated on the same ones
+    runs_in_log: int = 1
 
     @property
     def best(self) -> tuple[float, int] | None:
@@ -57,35 +61,49 @@ def label_of(index: int) -> str:
 def make_sides(runs: Sequence[tuple[History, Facts]], card: Card | None) -> tuple[list[Side], Measure]:
     """All measured alike: by validation losses where every run has them, else by training losses if those are
     what every run has."""
-    histories = [history for history, _ in runs]
+    counts = [runs_in(history) for history, _ in runs]
+    lasts = [last_run(history, facts) for history, facts in runs]
+    histories = [history for history, _ in lasts]
+    courses = [course_of(history) for history in histories]
     derived = [
         derive(history, facts, peak)
-        for (history, facts), peak in zip(runs, peaks(histories, card), strict=True)
+        for (history, facts), peak in zip(lasts, peaks(histories, card), strict=True)
     ]
-    validation = [
-        validation_progress(history, facts, more)
-        for (history, facts), more in zip(runs, derived, strict=True)
-    ]
-    measure: Measure = "validation"
-    progress = validation
-    if not all(len(curve) for curve in validation):
-        training = [
-            training_progress(history, facts, more)
-            for (history, facts), more in zip(runs, derived, strict=True)
-        ]
-        if all(len(curve) for curve in training):
-            measure, progress = "training", training
-    shared = measure == "validation" and same_tokens(histories)
+    measure, curves = _curves(lasts, courses, derived)
+    shared = measure == "validation" and _same_tokens(histories)
     sides = []
-    for index, (history, facts) in enumerate(runs):
-        curve = progress[index]
-        noise = repeated_noise(curve) if shared else _noise(history, curve, measure)
-        sides.append(Side(label_of(index), history, facts, derived[index], curve, noise, shared))
+    for index, (history, facts) in enumerate(lasts):
+        curve, course = curves[index], courses[index]
+        noise = scatter_noise(curve.losses) if shared else _noise(history, course, curve, measure)
+        label = label_of(index)
+        sides.append(Side(label, history, facts, course, derived[index], curve, noise, shared, counts[index]))
     return sides, measure
 
 
-def _noise(history: History, curve: Progress, measure: Measure) -> Noise | None:
-    return validation_noise(history, curve) if measure == "validation" else training_noise(curve)
+def _curves(
+    runs: Sequence[tuple[History, Facts]], courses: Sequence[Course], derived: Sequence[Derived]
+) -> tuple[Measure, list[Progress]]:
+    parts = [(*run, course, more) for run, course, more in zip(runs, courses, derived, strict=True)]
+    validation = [validation_progress(history, course, facts, more) for history, facts, course, more in parts]
+    if all(len(curve) for curve in validation):
+        return "validation", validation
+    training = [training_progress(history, course, facts, more) for history, facts, course, more in parts]
+    return ("training", training) if all(len(curve) for curve in training) else ("validation", validation)
+
+
+def _same_tokens(histories: Sequence[History]) -> bool:
+    """Whether all evaluate the very same tokens every time, as GlassGPT does. Then what is special about
+    these is in all of the losses, and their differences are surer than each loss by itself."""
+    hashes = {str(history.setup.data.get("hash") or "") for history in histories}
+    evaluated = {evaluated_tokens(history) for history in histories}
+    ours = all(evaluates_same_tokens(history) for history in histories)
+    return ours and len(hashes) == 1 and "" not in hashes and len(evaluated) == 1 and None not in evaluated
+
+
+def _noise(history: History, course: Course, curve: Progress, measure: Measure) -> Noise | None:
+    if measure == "training":
+        return None if curve.scatter is None else Noise(curve.scatter, "scatter")
+    return evaluation_noise(history, course.evals, course.losses()[1])
 
 
 def ratio(over: float | None, under: float | None) -> float | None:

@@ -84,8 +84,8 @@ def _rest(case: Case, estimated_s: float, wall_s: float) -> str:
     if wall_s - estimated_s <= SLACK * wall_s:
         return say("Here both clocks agree.")
     return say(
-        "The rest of the wall time is imports, data and model set-up before the first iteration, and "
-        "whatever slowed iterations that were not logged: those took {room} at most, on average.",
+        "The rest of the wall time went before the first iteration (imports, data, model set-up) or into "
+        "iterations that were not logged: on average no more than {room} each.",
         room=milliseconds(_room_ms(case, estimated_s, wall_s)),
     )
 
@@ -95,7 +95,7 @@ def _too_long(case: Case, estimated_s: float, wall_s: float) -> str:
     if room_ms <= 0:
         return say("The logged times hold more than one iteration each: the run was faster than they say.")
     return say(
-        "The logged times hold waiting for the iterations before: those that were not logged took {room} "
-        "at most, on average.",
+        "The logged times hold waiting for the iterations before: those that were not logged took on "
+        "average no more than {room} each.",
         room=milliseconds(room_ms),
     )

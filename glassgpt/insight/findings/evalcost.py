@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import duration, milliseconds, percent, times
+from glassgpt.insight.course import planned_end, whole_setting
+from glassgpt.insight.curve import error_of_median
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.history import Bools, Floats, History
+from glassgpt.insight.history import Bools, History
 from glassgpt.words import say
 
 ADVICE_FROM = 0.05  # of the run
 LEDGER_FROM = 0.15  # of a run by GlassGPT, whose evaluation is part of its promise
 FEWEST_BATCHES = 20  # per evaluation, to advise
+WORTH_ADVISING = 0.001  # of the run: what is shown as more than 0.0%
 SPIKE_FROM = 1.5  # times a steady iteration; less than that nobody sees
 
 Place = tuple[int, int]  # segment, iteration
@@ -29,24 +32,27 @@ class EvalCost:
     eval_ms: float  # of one evaluation, with its save where that cannot be told apart
     save_ms: float | None  # of one save, where it can be told apart
     run_ms: float
+    is_excerpt: bool  # it does not show how much training there is to each evaluation
 
     @property
     def total_ms(self) -> float:
         return len(self.places) * self.eval_ms + self.saves * (self.save_ms or 0)
 
-    @property
-    def is_excerpt(self) -> bool:
-        """One evaluation alone does not show how much training there is to each."""
-        return len(self.places) < 2
-
     def saved_by_interval(self, interval: int) -> float:
         """The share of the run that evaluating only at multiples of `interval` saves."""
-        kept = sum(iteration % interval == 0 for _, iteration in self.places)
-        return (1 - kept / len(self.places)) * self.total_ms / self.run_ms
+        at = [iteration for _, iteration in self.places]
+        return share_not_kept(at, interval) * self.total_ms / self.run_ms
 
     def saved_by_batches(self) -> float:
         """The share of the run that a quarter of the batches per evaluation saves."""
         return 0.75 * len(self.places) * self.eval_ms / self.run_ms
+
+
+def share_not_kept(at: list[int], interval: int) -> float:
+    """Of these evaluations, those that are not at multiples of `interval`. The last one is made anyway."""
+    last, each = max(at), set(at)
+    kept = sum(iteration % interval == 0 or iteration == last for iteration in each)
+    return 1 - kept / len(each)
 
 
 def eval_spikes(case: Case) -> Finding | None:
@@ -60,7 +66,8 @@ def eval_spikes(case: Case) -> Finding | None:
         "eval-spikes",
         "advice" if share >= ADVICE_FROM and not cost.is_excerpt else "info",
         say(
-            "Iterations that evaluate take {ratio} times as long", ratio=times(cost.spike_ms / cost.steady_ms)
+            "Iterations that evaluate take {ratio} times as long as others",
+            ratio=times(cost.spike_ms / cost.steady_ms),
         ),
         _evidence(cost, share),
         _explanation(case.history, cost),
@@ -87,7 +94,16 @@ def _eval_cost(case: Case) -> EvalCost | None:
     run_ms = 1000 * total_s + hidden_ms
     if not math.isfinite(run_ms + overhead):
         return None
-    return EvalCost(tuple(sorted(places)), len(saved), overhead + steady, steady, eval_ms, save_ms, run_ms)
+    return EvalCost(
+        places=tuple(sorted(places)),
+        saves=len(saved),
+        spike_ms=overhead + steady,
+        steady_ms=steady,
+        eval_ms=eval_ms,
+        save_ms=save_ms,
+        run_ms=run_ms,
+        is_excerpt=len(places) < 2 or eval_interval(case) is None,
+    )
 
 
 def _places(history: History, rows: Bools) -> list[Place]:
@@ -106,16 +122,12 @@ def _told_apart(
     saving, only = times_ms[with_save], times_ms[~with_save]
     if len(saving) < 2 or len(only) < 2:
         return overhead, None
-    difference = float(np.median(saving) - np.median(only))
-    if difference <= max(3 * math.hypot(_median_error(saving), _median_error(only)), 0.02 * overhead):
+    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
+        difference = float(np.median(saving) - np.median(only))
+        error = math.hypot(error_of_median(saving), error_of_median(only))
+    if not math.isfinite(difference) or difference <= max(3 * error, 0.02 * overhead):
         return overhead, None
     return float(np.median(only)) - steady, difference
-
-
-def _median_error(values: Floats) -> float:
-    """The standard error of a median, from a spread that outliers do not move."""
-    spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    return 1.2533 * spread / math.sqrt(len(values))
 
 
 def _evidence(cost: EvalCost, share: float) -> str:
@@ -150,7 +162,13 @@ def _evidence(cost: EvalCost, share: float) -> str:
 
 def _explanation(history: History, cost: EvalCost) -> str:
     title = history.format.title
-    if not cost.saves:
+    if history.format.name == "build-nanogpt":
+        cause = say(
+            "{trainer} evaluates with its clock running: these times hold the validation, and where the "
+            "script has them also HellaSwag's 10,042 questions, the samples and the checkpoint.",
+            trainer=title,
+        )
+    elif not cost.saves:
         cause = say(
             "{trainer} evaluates with its clock running, so these times hold the evaluation.", trainer=title
         )
@@ -164,35 +182,61 @@ def _explanation(history: History, cost: EvalCost) -> str:
 
 
 def _advice(case: Case, cost: EvalCost) -> str:
+    if case.history.format.name == "build-nanogpt":
+        return _rarer_advice(case, cost)
     said = [_interval_advice(case, cost), _batches_advice(case, cost)]
     return " ".join(sentence for sentence in said if sentence)
+
+
+def _rarer_advice(case: Case, cost: EvalCost) -> str:
+    """build-nanogpt has its intervals in the code, and most of the time is HellaSwag's."""
+    interval = eval_interval(case)
+    if not interval:
+        return ""
+    return say(
+        "Make HellaSwag and the samples rarer: every {new} iterations instead of {old} saves up to {share}.",
+        old=interval,
+        new=4 * interval,
+        share=percent(_saved_in_the_long_run(cost, interval, 4 * interval)),
+    )
+
+
+def _saved_in_the_long_run(cost: EvalCost, interval: int, wider: int) -> float:
+    """So much of every `interval` iterations is evaluation, and so much less of it there would be."""
+    often = cost.eval_ms / (interval * cost.steady_ms + cost.eval_ms)
+    return (1 - interval / wider) * often
 
 
 def _interval_advice(case: Case, cost: EvalCost) -> str:
     interval = eval_interval(case)
     wider = _wider(case, interval) if interval else None
     if not interval:
-        return say("A doubled eval_interval halves what evaluations cost.")
+        return "" if case.history.quoted else say("A doubled eval_interval halves what evaluations cost.")
     if not wider:
         return ""
     values = {"old": str(interval), "new": str(wider)}
-    if cost.is_excerpt or wider > (case.facts.last_iteration or 0):
-        # This log is too short to show it: so much of every `interval` iterations is evaluation.
-        often = cost.eval_ms / (interval * cost.steady_ms + cost.eval_ms)
-        values["share"] = percent((1 - interval / wider) * often)
+    # A log too short to show it, or one that begins on the way, says nothing about where evaluations lie.
+    if cost.is_excerpt or not _from_the_start(case) or wider > (case.facts.last_iteration or 0):
+        saving = _saved_in_the_long_run(cost, interval, wider)
         return say(
-            "Raise eval_interval: {old} -> {new} saves {share} of a run longer than this log.", **values
+            "Raise eval_interval: {old} -> {new} saves {share} of a run longer than this log.",
+            share=percent(saving),
+            **values,
         )
     saving = cost.saved_by_interval(wider)
-    if saving <= 0:
+    if saving < WORTH_ADVISING:
         return ""
     return say(
         "Raise eval_interval: {old} -> {new} saves {share} of the run.", share=percent(saving), **values
     )
 
 
+def _from_the_start(case: Case) -> bool:
+    return bool(case.history.segments) and case.history.segments[0].starts
+
+
 def _batches_advice(case: Case, cost: EvalCost) -> str:
-    batches = case.history.setup.settings.get("eval_iters")
+    batches = whole_setting(case.history, "eval_iters")
     if cost.is_excerpt:
         saving = say(
             "A quarter of eval_iters makes each evaluation up to {time} shorter.",
@@ -200,8 +244,13 @@ def _batches_advice(case: Case, cost: EvalCost) -> str:
         )
         return f"{saving} {_noise_warning()}"
     is_mixed = cost.saves > 0 and cost.save_ms is None  # then part of the cost may be the checkpoints'
-    share = percent(cost.saved_by_batches())
-    if not isinstance(batches, int):
+    interval = eval_interval(case)
+    share = percent(
+        cost.saved_by_batches()
+        if _from_the_start(case) or not interval
+        else _saved_in_the_long_run(cost, interval, 4 * interval)
+    )
+    if batches is None:
         if is_mixed:
             saving = say(
                 "A quarter of eval_iters saves up to {share} (less what the saving takes).", share=share
@@ -227,17 +276,26 @@ def _noise_warning() -> str:
 
 def eval_interval(case: Case) -> int | None:
     """As set, else the usual distance of two evaluations."""
-    told = case.history.setup.settings.get("eval_interval")
-    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
+    told = whole_setting(case.history, "eval_interval")
+    if told:
         return told
-    distances = np.diff(np.unique(np.array(case.facts.eval_steps or [], dtype=np.int64)))
-    return int(np.median(distances)) if len(distances) else None
+    at = np.unique(np.array(case.facts.eval_steps or [], dtype=np.int64))
+    distances = np.diff(at)
+    if not len(distances) or (len(distances) == 1 and not _is_without_gap(case, int(at[0]), int(at[1]))):
+        return None
+    return int(np.median(distances))
+
+
+def _is_without_gap(case: Case, start: int, end: int) -> bool:
+    """Whether the log has most lines between two evaluations; else there may have been others."""
+    at, every = case.history.steps.iteration, case.facts.log_interval or 1
+    return 2 * int(np.count_nonzero((at > start) & (at <= end))) * every >= end - start
 
 
 def _wider(case: Case, interval: int) -> int | None:
     """Four times the interval, or twice; a run whose length is known keeps an evaluation on its way."""
-    ends = case.history.setup.planned_iterations or case.history.setup.settings.get("max_iters")
-    if not isinstance(ends, int):
+    ends = planned_end(case.history)
+    if ends is None:
         return 4 * interval
     return next((factor * interval for factor in (4, 2) if factor * interval <= ends), None)
 
@@ -245,7 +303,7 @@ def _wider(case: Case, interval: int) -> int | None:
 def _from_ledger(case: Case) -> Finding | None:
     """GlassGPT keeps evaluation out of its step times; the ledger says what it took."""
     ledger = case.history.ledger or {}
-    wall_s, eval_s = math.fsum(ledger.values()), ledger.get("eval", 0.0)
+    wall_s, eval_s = sum(ledger.values()), ledger.get("eval", 0.0)
     if not (math.isfinite(wall_s) and wall_s > 0 and eval_s >= LEDGER_FROM * wall_s):
         return None
     share = eval_s / wall_s
@@ -268,18 +326,17 @@ def _from_ledger(case: Case) -> Finding | None:
 def _ledger_advice(case: Case, share: float) -> str:
     interval = eval_interval(case)
     wider = _wider(case, interval) if interval else None
-    at = {done.iteration for done in case.history.evals if done.iteration is not None}
+    at = [done.iteration for done in case.history.evals if done.iteration is not None]
     said = [say("A quarter of eval_tokens saves {share} of the run.", share=percent(0.75 * share))]
-    if interval and wider and at:
-        kept = sum(iteration % wider == 0 or iteration == max(at) for iteration in at)
-        saving = percent(share * (1 - kept / len(at)))
+    saving = share * share_not_kept(at, wider) if wider and at else 0.0
+    if saving >= WORTH_ADVISING:
         said.insert(
             0,
             say(
                 "Raise eval_interval: {old} -> {new} saves {share} of the run.",
-                old=interval,
-                new=wider,
-                share=saving,
+                old=str(interval),
+                new=str(wider),
+                share=percent(saving),
             ),
         )
     return " ".join(said)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from glassgpt.account.hardware import Card
+from glassgpt.insight.course import Course, EvalNoise, course_of, eval_noise
 from glassgpt.insight.facts import Facts
+from glassgpt.insight.findings.rise import Rise, rise_of
+from glassgpt.insight.findings.work import Work, work_of
 from glassgpt.insight.history import History
 
 Severity = Literal["info", "advice", "warning", "problem"]
@@ -25,11 +29,28 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a finding may look at."""
+    """What a finding may look at. What several of them ask for is worked out once."""
 
     history: History
     facts: Facts
     card: Card | None = None  # --gpu
+
+    @cached_property
+    def course(self) -> Course:
+        return course_of(self.history)
+
+    @cached_property
+    def noise(self) -> EvalNoise | None:
+        """Of one evaluation."""
+        return eval_noise(self.history, self.course)
+
+    @cached_property
+    def rise(self) -> Rise | None:
+        return rise_of(self.course)
+
+    @cached_property
+    def work(self) -> Work | None:
+        return work_of(self.history, self.facts)
 
 
 Finder = Callable[[Case], Finding | None]

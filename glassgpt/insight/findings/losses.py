@@ -7,18 +7,18 @@ import math
 import numpy as np
 
 from glassgpt.figures import difference, loss, percent, whole
-from glassgpt.insight.course import Course, EvalNoise, course_of, eval_noise, metric_name, setting
+from glassgpt.insight.course import Course, EvalNoise, metric_name, setting
 from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.overfitting import past_its_best
 from glassgpt.insight.history import History
 from glassgpt.words import say
 
 CHANCE_OFF = 0.15  # a fresh model starts within this of ln V
 GPT2_VOCABULARY = 50_257  # the largest in common use here; a loss far above its ln is none
-FINETUNERS = (
-    "hf-trainer",
-    "litgpt",
-    "llm.c",
-)  # mostly start from trained weights, and do not say so in their lines
+LARGEST_VOCABULARY = 1_000_000  # none in use is larger
+FINETUNERS = ("hf-trainer", "litgpt", "llm.c")  # mostly start from trained weights, and do not say so
+OF_NEXT_TOKENS = ("nanogpt", "build-nanogpt", "glassgpt", "llm.c", "nanochat")
+FAR_ABOVE = 1.5  # times the largest chance: a deliberate large initialisation stays below that
 CERTAIN = 2.0  # standard errors
 WORTH_SEEING = 0.01  # of the loss: nobody chooses between runs by less
 
@@ -30,8 +30,10 @@ def init_loss(case: Case) -> Finding | None:
     history = case.history
     vocabulary = setting(history, "vocab_size")
     first = _first_loss(history)
-    if not vocabulary or vocabulary < 2 or first is None:
+    if first is None:
         return None
+    if not vocabulary or vocabulary < 2:
+        return _above_any_chance(history, first)
     chance = math.log(vocabulary)
     off = first / chance - 1
     if abs(off) <= CHANCE_OFF or (off < 0 and history.format.name in FINETUNERS):
@@ -44,22 +46,45 @@ def init_loss(case: Case) -> Finding | None:
         chance=loss(chance),
     )
     if off > 0:
-        return Finding(
-            "init-loss",
-            "warning",
-            say("The run starts {off} above the loss of guessing", off=percent(off)),
-            evidence,
-            say(
-                "A fresh model knows nothing, so it should guess evenly. A higher loss means that it starts "
-                "sure of wrong answers: the initial weights are too large, or the labels do not belong to "
-                "the inputs."
-            ),
-            say(
-                "Initialise with a standard deviation of 0.02, and less on the layers that add to the "
-                "residual stream. That takes off {gain} before the first update.",
-                gain=difference(first - chance),
-            ),
-        )
+        title = say("The run starts {off} above the loss of guessing", off=percent(off))
+        return _starts_high(title, evidence, first - chance)
+    return _starts_low(off, evidence)
+
+
+def _above_any_chance(history: History, first: float) -> Finding | None:
+    """Whatever the vocabulary is: none is so large."""
+    chance = math.log(LARGEST_VOCABULARY)
+    if first <= FAR_ABOVE * chance or history.format.name not in OF_NEXT_TOKENS:
+        return None
+    evidence = say(
+        "The first loss is {first}; guessing evenly has ln(vocabulary), and that is {chance} even for "
+        "{vocabulary} tokens.",
+        first=loss(first),
+        chance=loss(chance),
+        vocabulary=whole(LARGEST_VOCABULARY),
+    )
+    return _starts_high(say("The run starts above the loss of any guessing"), evidence, first - chance)
+
+
+def _starts_high(title: str, evidence: str, gain: float) -> Finding:
+    return Finding(
+        "init-loss",
+        "warning",
+        title,
+        evidence,
+        say(
+            "A fresh model knows nothing, so it should guess evenly. A higher loss means that it starts sure "
+            "of wrong answers: the initial weights are too large, or the labels do not belong to the inputs."
+        ),
+        say(
+            "Initialise with a standard deviation of 0.02, and less on the layers that add to the residual "
+            "stream. That takes off {gain} before the first update.",
+            gain=difference(gain),
+        ),
+    )
+
+
+def _starts_low(off: float, evidence: str) -> Finding:
     return Finding(
         "init-loss",
         "info",
@@ -92,15 +117,13 @@ def _first_loss(history: History) -> float | None:
 
 
 def eval_noise_finding(case: Case) -> Finding | None:
-    history = case.history
-    course = course_of(history)
-    noise = eval_noise(history, course)
-    _, values = course.val_points()
+    history, noise = case.history, case.noise
+    _, values = case.course.val_points()
     recent = values[-max(4, len(values) // 3) :]
-    if noise is None or len(recent) < 4 or (noise.source == "scatter" and history.format.name != "nanogpt"):
-        return (
-            None  # the others evaluate the same tokens every time, so their scatter is not the evaluation's
-        )
+    if noise is None or len(recent) < 4 or past_its_best(case):  # past it, a rise of many is no noise
+        return None
+    if noise.source == "scatter" and history.format.name != "nanogpt":
+        return None  # the others evaluate the same tokens every time: their scatter is not the evaluation's
     steps = np.abs(np.diff(recent))
     usual = float(np.median(steps))
     visible = CERTAIN * math.sqrt(2) * noise.value
@@ -118,7 +141,7 @@ def eval_noise_finding(case: Case) -> Finding | None:
             "luck as progress, and so is the choice of the best one.",
             visible=difference(visible),
         ),
-        _noise_advice(history, course, noise, more),
+        _noise_advice(noise, more),
     )
 
 
@@ -151,7 +174,7 @@ def _noise_evidence(history: History, noise: EvalNoise, usual: float, visible: f
     return " ".join(said)
 
 
-def _noise_advice(history: History, course: Course, noise: EvalNoise, more: float) -> str:
+def _noise_advice(noise: EvalNoise, more: float) -> str:
     if noise.batches:
         wanted = math.ceil(noise.batches * more - 1e-6)
         return say(
@@ -170,9 +193,8 @@ def _noise_advice(history: History, course: Course, noise: EvalNoise, more: floa
 
 
 def ppl_vs_loss(case: Case) -> Finding | None:
-    history = case.history
-    course = course_of(history)
-    if history.val_metric != "loss":
+    history, course = case.history, case.course
+    if history.val_metric != "loss" or not history.numbered:
         return None
     vocabulary = setting(history, "vocab_size")
     limit = 1.5 * math.log(vocabulary) if vocabulary and vocabulary > 1 else 1.2 * math.log(GPT2_VOCABULARY)

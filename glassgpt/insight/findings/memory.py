@@ -20,11 +20,11 @@ USABLE = 0.95  # of the card: the driver's context and the gaps between blocks t
 # attention (Korthikanti et al. 2022: 34 without the attention scores).
 KEPT_PER_CHANNEL = 34
 LOGIT_BYTES = 10  # per token and vocabulary entry: the logits, their float32 copy, its gradient
-MASTERS_IN_FLOAT32 = (
-    "nanogpt",
-    "build-nanogpt",
-    "glassgpt",
-)  # their weights and moments are 32-bit throughout
+MASTERS_IN_FLOAT32 = ("nanogpt", "build-nanogpt", "glassgpt")  # weights and moments are 32-bit throughout
+
+SHARDS = 0.7  # of a card, for its part of the model: activations and gathered layers need the rest
+LARGEST_BATCH = 1e5  # whose divisors are looked for
+LARGEST_SIDE = 1e8  # of a model: a larger number in a log is an error
 
 _SIZE = r"([\d.]+)\s*([KMGT]i?B|bytes)"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
@@ -90,16 +90,22 @@ def need_of(history: History, message: Message) -> Need:
     # Smaller micro-batches mean accumulation, so gradients are there during the forward pass as well.
     fixed = float(parameters) * (ADAMW_BYTES + (CAST_BYTES if narrow else 0))
     kept = [_kept_per_sequence(history, narrow)]
-    batch = setting(history, "batch_size")
+    batch = _sane(history, "batch_size")
     if batch and message.allocated:  # it failed on the way, so a sequence needs at least this
         kept.append((message.allocated - fixed) / batch)
     known = [value for value in kept if value is not None and value > 0]
     return Need(parameters, fixed, max(known, default=None))
 
 
+def _sane(history: History, name: str) -> float | None:
+    """A side of the model, if it is one that a model can have."""
+    value = setting(history, name)
+    return value if value is not None and 0 < value <= LARGEST_SIDE else None
+
+
 def _kept_per_sequence(history: History, narrow: bool) -> float | None:
-    layers, width = setting(history, "n_layer"), setting(history, "n_embd")
-    context, vocabulary = setting(history, "block_size"), setting(history, "vocab_size") or 0.0
+    layers, width = _sane(history, "n_layer"), _sane(history, "n_embd")
+    context, vocabulary = _sane(history, "block_size"), _sane(history, "vocab_size") or 0.0
     if not layers or not width or not context:
         return None
     return context * (KEPT_PER_CHANNEL * (1 if narrow else 2) * layers * width + LOGIT_BYTES * vocabulary)
@@ -130,6 +136,11 @@ def oom(case: Case) -> Finding | None:
 
 
 def _evidence(message: Message, need: Need, capacity: float | None, history: History) -> str:
+    said = [*_message_evidence(message), *_need_evidence(need, capacity, _sane(history, "batch_size"))]
+    return " ".join(said) or say("The log says that memory ran out, and not how much there was.")
+
+
+def _message_evidence(message: Message) -> list[str]:
     said = []
     if message.tried:
         said.append(say("It asked for {tried} more.", tried=size(message.tried)))
@@ -143,6 +154,11 @@ def _evidence(message: Message, need: Need, capacity: float | None, history: His
         )
     if message.free is not None:
         said.append(say("{free} was free.", free=size(message.free)))
+    return said
+
+
+def _need_evidence(need: Need, capacity: float | None, batch: float | None) -> list[str]:
+    said = []
     if need.fixed and need.parameters:
         values = {
             "parameters": count(need.parameters),
@@ -161,7 +177,6 @@ def _evidence(message: Message, need: Need, capacity: float | None, history: His
                 "{parameters} parameters need {fixed} whatever the batch ({bytes} bytes each).", **values
             )
         )
-    batch = setting(history, "batch_size")
     if need.per_sequence and batch:
         said.append(
             say(
@@ -170,7 +185,7 @@ def _evidence(message: Message, need: Need, capacity: float | None, history: His
                 each=size(need.per_sequence),
             )
         )
-    return " ".join(said) or say("The log says that memory ran out, and not how much there was.")
+    return said
 
 
 def _explanation(message: Message, need: Need, capacity: float | None) -> str:
@@ -209,10 +224,12 @@ def _advice(history: History, message: Message, need: Need, capacity: float | No
             )
         )
     room = USABLE * capacity - need.fixed if capacity and need.fixed else None
-    batch = setting(history, "batch_size")
+    batch = _sane(history, "batch_size")
     if room is not None and room < (need.per_sequence or 0):
         said.append(_smaller_model(history, need, capacity or 0.0))
-    elif room and need.per_sequence and batch and batch > 1 and takes_nanogpt_settings(history):
+    elif (
+        room and need.per_sequence and batch and 1 < batch < LARGEST_BATCH and takes_nanogpt_settings(history)
+    ):
         said.append(_smaller_batch(history, int(batch), int(room / need.per_sequence)))
     else:
         said.append(
@@ -226,7 +243,7 @@ def _advice(history: History, message: Message, need: Need, capacity: float | No
 
 def _smaller_batch(history: History, batch: int, most: int) -> str:
     """The largest divisor of the batch that fits, and is smaller than what failed."""
-    fits = max(part for part in range(1, batch) if batch % part == 0 and (part <= most or part == 1))
+    fits = max(part for part in range(1, min(batch, max(most, 1) + 1)) if batch % part == 0)
     steps = setting(history, "gradient_accumulation_steps") or 1
     return say(
         "batch_size={old} -> {new} should fit, and gradient_accumulation_steps={before} -> {after} keeps the "
@@ -251,9 +268,9 @@ def _smaller_model(history: History, need: Need, capacity: float) -> str:
     layers = _layers_that_fit(history, capacity, bytes_each)
     if layers:
         said.append(
-            say("n_layer={old} -> {new} would fit so.", old=int(setting(history, "n_layer") or 0), new=layers)
+            say("n_layer={old} -> {new} would fit so.", old=int(_sane(history, "n_layer") or 0), new=layers)
         )
-    cards = math.ceil((need.fixed or 0.0) / (0.7 * capacity)) if capacity else 0
+    cards = math.ceil((need.fixed or 0.0) / (SHARDS * capacity)) if capacity else 0
     if cards > 1:
         said.append(
             say(
@@ -266,8 +283,8 @@ def _smaller_model(history: History, need: Need, capacity: float) -> str:
 
 
 def _layers_that_fit(history: History, capacity: float, bytes_each: float) -> int | None:
-    layers, width, context = (setting(history, name) for name in ("n_layer", "n_embd", "block_size"))
-    vocabulary = setting(history, "vocab_size")
+    layers, width, context = (_sane(history, name) for name in ("n_layer", "n_embd", "block_size"))
+    vocabulary = _sane(history, "vocab_size")
     if not layers or not width or not context or not vocabulary or layers > 1000:
         return None
     narrow = history.setup.settings.get("dtype") != "float32"

@@ -8,19 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import difference, duration, loss, percent, whole
-from glassgpt.insight.course import (
-    Course,
-    course_of,
-    eval_noise,
-    metric_name,
-    seconds_between,
-    takes_nanogpt_settings,
-)
+from glassgpt.insight.course import Course, metric_name, takes_nanogpt_settings
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.history import History
+from glassgpt.insight.findings.waste import time_after
 from glassgpt.words import say
 
 UNKNOWN_NOISE = 0.01  # of the loss, where nothing tells how noisy an evaluation is
+CERTAIN = 3.0  # standard errors of a difference
+VISIBLE = 0.01  # of the loss: less is no reason to stop
+ONE_ALONE = 0.03  # of the loss, where only one evaluation came after the best
+MUCH_WORSE = 0.02  # of the loss: then the last weights are not worth keeping
 
 
 @dataclass(frozen=True)
@@ -39,68 +36,75 @@ class Past:
 
 
 def overfitting(case: Case) -> Finding | None:
-    course = course_of(case.history)
-    past = past_its_best(case.history, course)
-    if past is None:
+    past = past_its_best(case)
+    fell = _train_loss_fell(case.course, past) if past else None
+    if past is None or fell is None:
         return None
-    falling = _train_loss_fell(course, past)
-    if falling is None:
-        return None
-    worse = past.end - past.best
-    metric = metric_name(case.history)
-    evidence = [
-        say(
-            "Best {metric} {best} at iteration {at}, at the end {end} at iteration {last}: {worse} worse.",
-            metric=metric,
-            best=loss(past.best),
-            at=whole(past.best_at),
-            end=loss(past.end),
-            last=whole(past.end_at),
-            worse=difference(worse),
-        ),
-        say(
-            "The training loss fell from {then} to {now} meanwhile.",
-            then=loss(falling[0]),
-            now=loss(falling[1]),
-        ),
-        say("{share} of the iterations came after the best.", share=percent(past.share)),
-    ]
-    saved = time_after(case, course, past.best_at, past.end_at)
-    if saved:
-        evidence.append(
-            say("They took {time}, {share} of the time.", time=duration(saved[0]), share=percent(saved[1]))
-        )
+    saved = time_after(case, past.best_at, past.end_at)
     return Finding(
         "overfitting",
-        "warning" if worse > 0.02 * past.best else "advice",
-        say("The model overfits since iteration {at}", at=whole(past.best_at)),
-        " ".join(evidence),
+        "warning" if past.end - past.best > MUCH_WORSE * past.best else "advice",
+        say("The model has overfitted since iteration {at}", at=whole(past.best_at))
+        if case.history.numbered
+        else say("The model has overfitted for the last {share} of the run", share=percent(past.share)),
+        _evidence(case, past, fell, saved),
         say(
             "Past its best the model learns the training text by heart: it gets better there and worse on "
             "text it has not seen. The last loss is not what this run achieved."
         ),
-        _overfitting_advice(case.history, course, past, saved),
+        _advice(case, past, saved),
     )
 
 
-def past_its_best(history: History, course: Course) -> Past | None:
-    at, values = course.val_points()
+def is_overfitted(case: Case) -> bool:
+    past = past_its_best(case)
+    return past is not None and _train_loss_fell(case.course, past) is not None
+
+
+def _evidence(case: Case, past: Past, fell: tuple[float, float], saved: tuple[float, float] | None) -> str:
+    values = {
+        "metric": metric_name(case.history),
+        "best": loss(past.best),
+        "end": loss(past.end),
+        "worse": difference(past.end - past.best),
+    }
+    said = [
+        say(
+            "Best {metric} {best} at iteration {at}, at the end {end} at iteration {last}: {worse} worse.",
+            at=whole(past.best_at),
+            last=whole(past.end_at),
+            **values,
+        )
+        if case.history.numbered
+        else say("Best {metric} {best}, at the end {end}: {worse} worse.", **values),
+        say("The training loss fell from {then} to {now} meanwhile.", then=loss(fell[0]), now=loss(fell[1])),
+        say("{share} of the iterations came after the best.", share=percent(past.share)),
+    ]
+    if saved:
+        said.append(
+            say("They took {time}, {share} of the time.", time=duration(saved[0]), share=percent(saved[1]))
+        )
+    return " ".join(said)
+
+
+def past_its_best(case: Case) -> Past | None:
+    at, values = case.course.val_points()
     if len(values) < 3:
         return None
     best, last = int(np.argmin(values)), len(values) - 1
     after = last - best
-    noise = eval_noise(history, course)
-    floor = 3 * math.sqrt(2) * noise.value if noise else UNKNOWN_NOISE * float(values[best])
+    lowest, noise = float(values[best]), case.noise
+    floor = CERTAIN * math.sqrt(2) * noise.value if noise else UNKNOWN_NOISE * lowest
+    low, end = lowest, float(values[-1])
     if after >= 2:  # the lowest of many is low by luck too, so its neighbours have a say
-        low, end = (
-            float(np.median(values[max(0, best - 1) : best + 2])),
-            float(np.mean(values[-min(after, 3) :])),
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # losses of 1e308 have been seen
+            low = float(np.median(values[max(0, best - 1) : best + 2]))
+            end = float(np.mean(values[-min(after, 3) :]))
     else:  # one evaluation past the best may be an accident; it has to be a clear one
-        low, end, floor = float(values[best]), float(values[-1]), max(floor, 0.03 * float(values[best]))
-    if after < 1 or at[best] <= 0 or not end - low > max(floor, 0.01 * low):
+        floor = max(floor, ONE_ALONE * lowest)
+    if after < 1 or at[best] <= 0 or not end - low > max(floor, VISIBLE * low):
         return None
-    return Past(float(values[best]), int(at[best]), float(values[-1]), int(at[-1]), int(at[0]))
+    return Past(lowest, int(at[best]), float(values[-1]), int(at[-1]), int(at[0]))
 
 
 def _train_loss_fell(course: Course, past: Past) -> tuple[float, float] | None:
@@ -117,44 +121,35 @@ def _train_loss_fell(course: Course, past: Past) -> tuple[float, float] | None:
     return (then, now) if now < then else None
 
 
-def time_after(case: Case, course: Course, after: int, until: int) -> tuple[float, float] | None:
-    """Seconds, and their share of the run."""
-    total = case.facts.estimated_total_s
-    seconds = seconds_between(course, after, until, case.facts.steady_ms)
-    if not total or not seconds or not math.isfinite(total) or seconds > total:
-        return None
-    return seconds, seconds / total
-
-
 def _saved_after(course: Course, best_at: int) -> bool:
     return any(save.iteration is not None and save.iteration > best_at for save in course.saves)
 
 
-def _overfitting_advice(
-    history: History, course: Course, past: Past, saved: tuple[float, float] | None
-) -> str:
-    share = percent(saved[1]) if saved else percent(past.share)
-    worse = difference(past.end - past.best)
+def _advice(case: Case, past: Past, saved: tuple[float, float] | None) -> str:
+    values = {
+        "share": percent(saved[1]) if saved else percent(past.share),
+        "worse": difference(past.end - past.best),
+    }
     said = []
-    if takes_nanogpt_settings(history):
+    if not case.history.numbered:
+        said.append(say("Stopping there saves {share} of the run and ends about {worse} lower.", **values))
+    elif takes_nanogpt_settings(case.history):
         said.append(
             say(
                 "max_iters={at} with lr_decay_iters={at} saves {share} of the run and ends about {worse} "
                 "lower.",
                 at=past.best_at,
-                share=share,
-                worse=worse,
+                **values,
             )
         )
-        if _saved_after(course, past.best_at):
+        if _saved_after(case.course, past.best_at):
             said.append(say("always_save_checkpoint=False keeps the best weights instead of the last."))
     else:
         said.append(
             say(
                 "Stopping at iteration {at} saves {share} of the run and ends about {worse} lower.",
                 at=whole(past.best_at),
-                share=share,
-                worse=worse,
+                **values,
             )
         )
     said.append(

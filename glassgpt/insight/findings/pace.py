@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from glassgpt.figures import count, duration, milliseconds, percent, times
+from glassgpt.insight.curve import MEDIAN_ERROR, SIGMA_PER_MAD
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Bools, Floats, Ints
 from glassgpt.words import say
@@ -21,6 +23,16 @@ JITTER = 1.5  # the slowest twentieth over the median
 LONGEST_PERIOD = 16  # of work that differs regularly: accumulating iterations and the update after them
 MANY = 10_000  # iterations that show a pattern well enough
 NAMED = 5  # spikes to list
+STARTING = 10  # iterations of a process that may still compile something
+# Of an iteration that evaluates: so far a spike may be from it and still look like one more.
+AS_LONG = (0.7, 1.3)
+# Of the first iteration, which holds an evaluation and a start-up of unknown length.
+WITHIN_FIRST = (0.3, 1.0)
+MUCH = 0.05  # of the run
+AT_ONCE = 0.7  # of the whole change, from one stretch to the next: that is a step and no drift
+EVEN = JITTER**0.5  # what is left when a pattern is taken out; half of the jitter, on a scale of factors
+# Whose iterations grow by schedule: longer contexts, larger batches.
+WORK_GROWS = ("modded-nanogpt",)
 
 
 def silent_spike(case: Case) -> Finding | None:
@@ -31,10 +43,13 @@ def silent_spike(case: Case) -> Finding | None:
     if not steady_ms or not np.any(spikes):
         return None
     at, ms = history.steps.iteration[spikes], history.steps.ms[spikes]
-    lost_s = float(np.sum(ms - steady_ms)) / 1000
+    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
+        lost_s = float(np.sum(ms - steady_ms)) / 1000
+    if not math.isfinite(lost_s):
+        return None
     share = min(1.0, lost_s / facts.estimated_total_s) if facts.estimated_total_s else None
     why = _evaluation_signs(case, at, ms)
-    much = share is not None and share >= 0.05
+    much = share is not None and share >= MUCH
     severity: Literal["info", "advice", "warning"] = "info"
     if much:
         severity = "advice" if why else "warning"
@@ -59,7 +74,19 @@ def _spikes(case: Case) -> Bools:
     if not case.facts.steady_ms or np.count_nonzero(steady) < FEWEST // 4:
         return nothing
     spikes: Bools = steady & (np.nan_to_num(ms, nan=0.0) >= SPIKE * case.facts.steady_ms)
+    spikes &= ~_at_start(case)
     return spikes if np.count_nonzero(spikes) <= max(1, MOST_SPIKES * np.count_nonzero(steady)) else nothing
+
+
+def _at_start(case: Case) -> Bools:
+    """The first iterations of a process: other shapes, and the backward pass, are compiled then."""
+    steps, first = case.history.steps, case.history.first_of_process()
+    if not np.any(first):
+        return first
+    begins = np.full(len(case.history.segments), np.iinfo(np.int64).min // 2, dtype=np.int64)
+    begins[steps.segment[first]] = steps.iteration[first]
+    early: Bools = steps.iteration - begins[steps.segment] < STARTING
+    return early
 
 
 def _evaluation_signs(case: Case, at: Ints, ms: Floats) -> str:
@@ -74,8 +101,9 @@ def _evaluation_signs(case: Case, at: Ints, ms: Floats) -> str:
             period=period,
         )
     if facts.eval_overhead_ms is not None:
-        ratios = ms / (facts.eval_overhead_ms + (facts.steady_ms or 0.0))
-        if not np.all((ratios >= 0.7) & (ratios <= 1.3)):
+        with np.errstate(divide="ignore"):
+            ratios = ms / (facts.eval_overhead_ms + (facts.steady_ms or 0.0))
+        if not np.all((ratios >= AS_LONG[0]) & (ratios <= AS_LONG[1])):
             return ""
         return say(
             "They are as long as iterations that evaluate ({spike}): it looks like an evaluation whose "
@@ -84,7 +112,7 @@ def _evaluation_signs(case: Case, at: Ints, ms: Floats) -> str:
         )
     first = history.first_of_process() & history.holds_eval() & np.isfinite(history.steps.ms)
     ratios = ms / history.steps.ms[first][0] if np.any(first) else np.zeros(1)
-    if not np.all((ratios >= 0.3) & (ratios <= 1.0)):
+    if not np.all((ratios >= WITHIN_FIRST[0]) & (ratios <= WITHIN_FIRST[1])):
         return ""
     return say(
         "The first iteration, which holds an evaluation and the start-up, took {first}: it looks like an "
@@ -146,56 +174,95 @@ def _spike_advice(is_evaluation: bool, lost_s: float, share: float | None) -> st
     )
 
 
+@dataclass(frozen=True)
+class Drift:
+    """The last quarter of the run against its first, in ms."""
+
+    begin: float
+    end: float
+    mean: float
+    bounds: tuple[int, int, int, int]  # iterations: of the first quarter, of the last
+    step_at: int | None  # where it changed, if it did at once
+
+
 def throughput_drift(case: Case) -> Finding | None:
-    """The last quarter of the run against its first."""
+    drift = _drift(case)
+    # Pieces that a text quotes may be of anything.
+    if drift is None or case.history.quoted or case.history.format.name in WORK_GROWS:
+        return None
+    is_slower = drift.end > drift.begin
+    change = percent(drift.end / drift.begin - 1 if is_slower else 1 - drift.end / drift.begin)
+    return Finding(
+        "throughput-drift",
+        "advice" if is_slower else "info",
+        say("Iterations became {share} slower over the run", share=change)
+        if is_slower
+        else say("Iterations became {share} faster over the run", share=change),
+        _drift_evidence(drift),
+        _drift_cause(drift),
+        say(
+            "Watch temperature, clock and memory; at the first quarter's speed the iterations take {share} "
+            "less time.",
+            share=percent(max(1 - drift.begin / drift.mean, 0.0)),
+        )
+        if is_slower
+        else "",
+    )
+
+
+def _drift(case: Case) -> Drift | None:
     at, ms = _even_work(case)
     if len(ms) < FEWEST_TO_DRIFT:
         return None
     quarter = len(ms) // 4
-    begin, end = float(np.median(ms[:quarter])), float(np.median(ms[-quarter:]))
-    # Scatter from one iteration to the next; a slow change hardly shows in it.
-    noise = 1.4826 * float(np.median(np.abs(np.diff(ms)))) / math.sqrt(2)
+    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
+        begin, end = float(np.median(ms[:quarter])), float(np.median(ms[-quarter:]))
+        # Scatter from one iteration to the next; a slow change hardly shows in it.
+        noise = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(ms)))) / math.sqrt(2)
+        mean = float(np.mean(ms))
     change = abs(end - begin)
-    if (
-        begin <= 0
-        or change <= DRIFT * begin
-        or change <= max(noise, 4 * 1.2533 * noise * math.sqrt(2 / quarter))
-    ):
+    doubt = max(noise, 4 * MEDIAN_ERROR * noise * math.sqrt(2 / quarter))
+    if not (math.isfinite(mean) and begin > 0 and change > max(DRIFT * begin, doubt)):
         return None
-    evidence = say(
+    bounds = (int(at[0]), int(at[quarter - 1]), int(at[-quarter]), int(at[-1]))
+    return Drift(begin, end, mean, bounds, _step(at, ms, end - begin))
+
+
+def _step(at: Ints, ms: Floats, change: float) -> int | None:
+    """The iteration near which nearly all of the change came."""
+    stretches = np.array_split(np.arange(len(ms)), min(16, len(ms) // 5))
+    levels = np.array([float(np.median(ms[stretch])) for stretch in stretches])
+    jumps = (levels[2:] - levels[:-2]) / change  # past the stretch that the step lies in
+    largest = int(np.argmax(jumps))
+    return int(at[stretches[largest + 1][0]]) if jumps[largest] >= AT_ONCE else None
+
+
+def _drift_evidence(drift: Drift) -> str:
+    first, second, third, last = drift.bounds
+    return say(
         "Median of the first quarter {begin} (iterations {first} to {second}), of the last {end} ({third} "
         "to {last}).",
-        begin=milliseconds(begin),
-        end=milliseconds(end),
-        first=int(at[0]),
-        second=int(at[quarter - 1]),
-        third=int(at[-quarter]),
-        last=int(at[-1]),
+        begin=milliseconds(drift.begin),
+        end=milliseconds(drift.end),
+        first=first,
+        second=second,
+        third=third,
+        last=last,
     )
-    if end < begin:
-        return Finding(
-            "throughput-drift",
-            "info",
-            say("Iterations became {share} faster over the run", share=percent(1 - end / begin)),
-            evidence,
-            say("The work is the same, so the machine had less to do beside it later, or warmed up late."),
-            "",
+
+
+def _drift_cause(drift: Drift) -> str:
+    if drift.step_at is not None:
+        return say(
+            "It changed at once, near iteration {at}: another program began or ended then, the machine "
+            "changed its power limit, or the work itself changed (batch, context).",
+            at=drift.step_at,
         )
-    waste = 1 - begin / float(np.mean(ms))
-    return Finding(
-        "throughput-drift",
-        "advice",
-        say("Iterations became {share} slower over the run", share=percent(end / begin - 1)),
-        evidence,
-        say(
-            "The work is the same, so the machine slowed down: heat limits, other programs, or growing "
-            "memory use."
-        ),
-        say(
-            "Watch temperature, clock and memory; at the first quarter's speed the iterations take "
-            "{share} less time.",
-            share=percent(max(waste, 0.0)),
-        ),
+    if drift.end < drift.begin:
+        return say("The work is the same, so the machine had less to do beside it later, or warmed up late.")
+    return say(
+        "The work is the same, so the machine slowed down: heat limits, other programs, or growing memory "
+        "use."
     )
 
 
@@ -204,12 +271,13 @@ def jitter(case: Case) -> Finding | None:
     at, ms = _even_work(case)
     if len(ms) < FEWEST:
         return None
-    level = ms / _slow_level(ms)
-    ratio = _tail(level)
-    if not ratio > JITTER or _is_regular(at, level):
+    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
+        level = ms / _slow_level(ms)
+        ratio = _tail(level)
+        fast, usual, slow = (float(value) for value in np.percentile(ms, (10, 50, 95)))
+        mean = float(np.mean(ms))
+    if not ratio > JITTER or not math.isfinite(mean) or _is_regular(at, level):
         return None
-    fast, usual, slow = (float(value) for value in np.percentile(ms, (10, 50, 95)))
-    mean = float(np.mean(ms))
     lost = 1 - fast / mean
     evidence = say(
         "Of {count} steady iterations half take under {usual}, one in ten under {fast}, one in twenty "
@@ -272,6 +340,6 @@ def _is_regular(at: Ints, level: Floats) -> bool:
         for one in range(period):
             if np.any(phase == one):
                 usual[phase == one] = np.median(level[phase == one])
-        if len(level) >= FEWEST * period // 4 and np.all(usual > 0) and _tail(level / usual) <= JITTER**0.5:
+        if len(level) >= FEWEST * period // 4 and np.all(usual > 0) and _tail(level / usual) <= EVEN:
             return True
     return False

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import count, difference, loss, percent, whole
-from glassgpt.insight.course import Course, continues, course_of
-from glassgpt.insight.curve import scatter
+from glassgpt.insight.course import Course, continues
+from glassgpt.insight.curve import MEDIAN_ERROR, scatter
 from glassgpt.insight.findings.finding import Case, Finder, Finding
 from glassgpt.insight.findings.schedule import horizon_changed, lr_schedule_mismatch
 from glassgpt.insight.history import Floats, History
@@ -21,6 +21,9 @@ STARTS_DATA_ANEW = ("nanogpt", "build-nanogpt")
 NEIGHBOURS = 10  # logged iterations on each side of a resume
 FEWEST = 5
 SHOWN = 6  # processes
+WORTH_TELLING, MUCH = 0.01, 0.05  # of the iterations
+CERTAIN = 4.0  # standard errors
+VISIBLE = 0.02  # of the loss
 MOST = 1000  # resumes looked at; a log of more is not one of resumes
 
 
@@ -29,46 +32,49 @@ MOST = 1000  # resumes looked at; a log of more is not one of resumes
 
 def resume_replays_data(case: Case) -> Finding | None:
     history = case.history
-    course = course_of(history)
-    lengths = _process_lengths(history, course)
+    lengths = _process_lengths(history, case.course)
     if history.format.name not in STARTS_DATA_ANEW or len(lengths) < 2:
         return None
     total = sum(lengths)
     repeated = total - max(lengths)
-    if repeated <= 0 or repeated < 0.01 * total:
+    if repeated <= 0 or repeated < WORTH_TELLING * total:
         return None
-    tokens = case.facts.tokens_per_iteration
-    share = percent(repeated / total)
-    values = {
-        "processes": len(lengths),
-        "lengths": _sum_of(lengths),
-        "repeated": whole(repeated),
-        "share": share,
-    }
+    return Finding(
+        "resume-replays-data",
+        "warning" if repeated > MUCH * total else "info",
+        say("The resumed run draws the same batches again"),
+        _replay_evidence(case, lengths, repeated),
+        _replay_cause(history),
+        _replay_advice(history, percent(repeated / total)),
+    )
+
+
+def _replay_evidence(case: Case, lengths: list[int], repeated: int) -> str:
     evidence = say(
         "{processes} processes did {lengths} iterations, each with the batches of the first ones: {repeated} "
         "iterations ({share}) saw nothing new.",
-        **values,
+        processes=len(lengths),
+        lengths=_sum_of(lengths),
+        repeated=whole(repeated),
+        share=percent(repeated / sum(lengths)),
     )
-    if tokens:
-        evidence += " " + say("That is {tokens} tokens.", tokens=count(repeated * tokens))
-    return Finding(
-        "resume-replays-data",
-        "warning" if repeated > 0.05 * total else "info",
-        say("The resumed run draws the same batches again"),
-        evidence,
-        _replay_cause(history),
-        say(
+    tokens = case.facts.tokens_per_iteration
+    if not tokens:
+        return evidence
+    return f"{evidence} " + say("That is {tokens} tokens.", tokens=count(repeated * tokens))
+
+
+def _replay_advice(history: History, share: str) -> str:
+    if history.format.name == "nanogpt":
+        return say(
             "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
             "text. GlassGPT goes on where the data stopped.",
             share=share,
         )
-        if history.format.name == "nanogpt"
-        else say(
-            "Save the loader's shard and position with the checkpoint: {share} of the iterations then see "
-            "new text.",
-            share=share,
-        ),
+    return say(
+        "Save the loader's shard and position with the checkpoint: {share} of the iterations then see new "
+        "text.",
+        share=share,
     )
 
 
@@ -115,8 +121,8 @@ class Jump:
     visible: float  # what would stand out from the noise
 
 
-def jumps_of(history: History) -> list[Jump]:
-    course = course_of(history)
+def jumps_of(case: Case) -> list[Jump]:
+    history, course = case.history, case.course
     finite = np.isfinite(course.loss)
     losses, of_row = course.loss[finite], history.steps.segment[course.rows][finite]  # segments ascend
     found = []
@@ -139,8 +145,8 @@ def _jump(begin: int, earlier: Floats, later: Floats) -> Jump | None:
     if len(before) < FEWEST or len(after) < FEWEST or not noises:
         return None
     then, now = float(np.median(before)), float(np.median(after))
-    error = 1.2533 * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
-    visible = max(4 * error, 0.02 * then)
+    error = MEDIAN_ERROR * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
+    visible = max(CERTAIN * error, VISIBLE * then)
     # A loss that was falling goes on falling; only what goes beyond that is the resume's.
     slope = max(0.0, float(np.median(earlier[:NEIGHBOURS])) - then) if len(earlier) >= 2 * NEIGHBOURS else 0.0
     if now - then > visible or then - now > visible + 2 * slope:
@@ -149,7 +155,7 @@ def _jump(begin: int, earlier: Floats, later: Floats) -> Jump | None:
 
 
 def resume_jump(case: Case) -> Finding | None:
-    jumps = jumps_of(case.history)
+    jumps = jumps_of(case)
     if not jumps:
         return None
     worst = max(jumps, key=lambda jump: abs(jump.after - jump.before))

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from glassgpt.figures import difference, duration, loss, percent, whole
-from glassgpt.insight.course import Course, course_of, eval_noise, metric_name, planned_end, seconds_between
+from glassgpt.insight.course import Course, metric_name, planned_end, seconds_between, setting
 from glassgpt.insight.findings.finding import Case, Finding, Severity
+from glassgpt.insight.findings.nonfinite import break_of
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 
 # Trainers whose console shows every save. Others save silently, so that no line means nothing.
-SHOWS_SAVES = ("nanogpt", "glassgpt")
+SHOWS_SAVES = ("nanogpt", "glassgpt", "llm.c")
 HIDES_SOMETHING = 5.0  # times a steady iteration
 AT_RISK_S = 300.0  # of training without a checkpoint
+WORTH_SAVING = 100  # iterations; what fewer have learnt is soon done again
+MUCH = 0.1  # of the iterations done
+# Of the loss: less than a half percent nobody would have noticed, two percent is what the last third of a run
+# brings.
+WORSE, MUCH_WORSE = 0.005, 0.02
 FROM_OUTSIDE = ("sigterm", "sigkill", "cancelled", "killed", "preempt")
 SHOWN = 120  # characters of the line that tells
 RESUME = {  # how each goes on from its last checkpoint
@@ -24,6 +32,80 @@ RESUME = {  # how each goes on from its last checkpoint
 }
 
 
+# --- what an end costs ---
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What went with the process."""
+
+    last: int | None  # iteration that is known of
+    saved: int | None  # the last checkpoint, of weights that are numbers
+    shows: bool  # the log would show a checkpoint
+    broken: int | None  # since when the loss was not a number: nothing after it is worth keeping
+
+
+def work_lost(case: Case) -> Lost:
+    history, course = case.history, case.course
+    stop = break_of(history)
+    broken = stop.iteration if stop and not stop.recovered else None
+    saves = [save.iteration for save in course.saves if save.iteration is not None]
+    saved = max((at for at in saves if broken is None or at <= broken), default=None)
+    shows = (history.format.name in SHOWS_SAVES and not history.quoted) or bool(saves)
+    return Lost(course.last if history.numbered else None, saved, shows, broken)
+
+
+def severity_of_loss(case: Case, lost: Lost) -> Severity:
+    """All lost is a problem; a tenth of the run or less is worth a word."""
+    last = lost.last or 0
+    if lost.broken is not None:
+        return "info"
+    if lost.saved is None:
+        return "problem" if lost.shows and last > WORTH_SAVING else "warning"
+    return "warning" if last - lost.saved > MUCH * max(1, last) else "info"
+
+
+def how_far(case: Case) -> str:
+    last = case.course.last
+    planned = planned_end(case.history)
+    if last is None:
+        return ""
+    if not case.history.numbered:
+        return say("Logged iterations: {count}.", count=whole(case.facts.iterations_logged))
+    if not planned or planned <= last:
+        return say("It had come to iteration {last}.", last=whole(last))
+    return say(
+        "It had come to iteration {last} of {planned} ({share}).",
+        last=whole(last),
+        planned=whole(planned),
+        share=percent(last / planned),
+    )
+
+
+def loss_of_time(case: Case, lost: Lost) -> str:
+    """What happened since the last checkpoint."""
+    if lost.broken is not None:
+        return say(
+            "Nothing worth keeping is lost: the loss was not a number from iteration {at} on.",
+            at=whole(lost.broken),
+        )
+    if lost.saved is None and lost.shows:
+        return say("No checkpoint had been saved, so all of it is lost.")
+    if lost.saved is None:
+        return say("This log shows no checkpoints, so what is lost cannot be told.")
+    if lost.last is None:
+        return say("The last checkpoint is of iteration {at}.", at=whole(lost.saved))
+    seconds = seconds_between(case.course, lost.saved, lost.last, case.facts.steady_ms)
+    values = {"at": whole(lost.saved), "lost": whole(max(0, lost.last - lost.saved))}
+    if not seconds:
+        return say("The last checkpoint is of iteration {at}: {lost} iterations are lost.", **values)
+    return say(
+        "The last checkpoint is of iteration {at}: {lost} iterations are lost, {time}.",
+        time=duration(seconds),
+        **values,
+    )
+
+
 # --- interrupted ---
 
 
@@ -32,39 +114,23 @@ def interrupted(case: Case) -> Finding | None:
     event = _what_ended_it(history)
     if history.live or facts.ended == "finished" or (event is None and facts.ended != "interrupted"):
         return None
-    course = course_of(history)
-    last, saved = course.last, _last_save(course)
-    shows = history.format.name in SHOWS_SAVES or saved is not None
+    lost = work_lost(case)
+    line = say('Line {line}: "{text}".', line=event.line, text=event.text[-SHOWN:]) if event else ""
+    said = [how_far(case), line, loss_of_time(case, lost)]
     return Finding(
         "interrupted",
-        _severity_of_loss(course, saved, shows),
+        severity_of_loss(case, lost),
         _interrupted_title(event),
-        _interrupted_evidence(case, course, event, last, saved, shows),
+        " ".join(sentence for sentence in said if sentence),
         say("What was learnt since the last checkpoint is gone with the process."),
-        _interrupted_advice(history, saved, shows),
+        _interrupted_advice(history, lost),
     )
 
 
 def _what_ended_it(history: History) -> Event | None:
     """The last interruption, if no iteration came after it."""
     events = [event for event in history.events if event.kind in ("interrupt", "kill")]
-    if not events:
-        return None
-    last = int(history.steps.iteration[-1]) if len(history.steps) else None
-    event = events[-1]
-    return event if event.iteration is None or last is None or event.iteration >= last else None
-
-
-def _last_save(course: Course) -> int | None:
-    return max((save.iteration for save in course.saves if save.iteration is not None), default=None)
-
-
-def _severity_of_loss(course: Course, saved: int | None, shows: bool) -> Severity:
-    """All lost is a problem; a tenth of the run or less is worth a word."""
-    last = course.last or 0
-    if saved is None:
-        return "problem" if shows and last > 100 else "warning"
-    return "warning" if last - saved > 0.1 * max(1, last) else "info"
+    return next((event for event in reversed(events) if event.line > history.last_step_line), None)
 
 
 def _interrupted_title(event: Event | None) -> str:
@@ -76,50 +142,15 @@ def _interrupted_title(event: Event | None) -> str:
     return say("The run was interrupted by hand")
 
 
-def _interrupted_evidence(
-    case: Case, course: Course, event: Event | None, last: int | None, saved: int | None, shows: bool
-) -> str:
-    said = []
-    planned = planned_end(case.history)
-    if last is not None and planned and planned > last:
-        said.append(
-            say(
-                "It had come to iteration {last} of {planned} ({share}).",
-                last=whole(last),
-                planned=whole(planned),
-                share=percent(last / planned),
-            )
-        )
-    elif last is not None:
-        said.append(say("It had come to iteration {last}.", last=whole(last)))
-    if event:
-        said.append(say('Line {line}: "{text}".', line=event.line, text=event.text[-SHOWN:]))
-    if last is not None and saved is not None:
-        lost = seconds_between(course, saved, last, case.facts.steady_ms)
-        values = {"at": whole(saved), "lost": whole(max(0, last - saved))}
-        said.append(
-            say(
-                "The last checkpoint is of iteration {at}: {lost} iterations are lost, {time}.",
-                time=duration(lost),
-                **values,
-            )
-            if lost
-            else say("The last checkpoint is of iteration {at}: {lost} iterations are lost.", **values)
-        )
-    elif shows:
-        said.append(say("No checkpoint had been saved, so all of it is lost."))
-    else:
-        said.append(say("This trainer's log does not show checkpoints, so what is lost cannot be told."))
-    return " ".join(said)
-
-
-def _interrupted_advice(history: History, saved: int | None, shows: bool) -> str:
+def _interrupted_advice(history: History, lost: Lost) -> str:
+    how = RESUME.get(history.format.name)
+    if lost.saved is not None and how:
+        return say("Go on from iteration {at} with {how}", at=whole(lost.saved), how=how)
+    if lost.broken is not None:
+        return say("Do not go on from a checkpoint of this run: its weights are not numbers either.")
     if history.format.name == "build-nanogpt":
         return say("build-nanogpt saves every 5000 iterations and cannot resume: add both before a long run.")
-    how = RESUME.get(history.format.name)
-    if saved is not None and how:
-        return say("Go on from iteration {at} with {how}", at=whole(saved), how=how)
-    if shows:
+    if lost.shows and lost.saved is None:
         return say(
             "There is nothing to resume from. Save earlier and more often: a checkpoint costs seconds."
         )
@@ -130,8 +161,7 @@ def _interrupted_advice(history: History, saved: int | None, shows: bool) -> str
 
 
 def never_checkpointed(case: Case) -> Finding | None:
-    history, facts = case.history, case.facts
-    course = course_of(history)
+    history, facts, course = case.history, case.facts, case.course
     last = course.last
     if history.format.name != "nanogpt" or course.saves or not last or not history.segments[0].starts:
         return None
@@ -141,7 +171,7 @@ def never_checkpointed(case: Case) -> Finding | None:
         return None
     if not _is_complete(case, course):
         return None
-    interval = history.setup.settings.get("eval_interval")
+    interval = setting(history, "eval_interval")
     evidence = [
         say(
             "{count} iterations, {time} of training, and no checkpoint.",
@@ -149,9 +179,9 @@ def never_checkpointed(case: Case) -> Finding | None:
             time=duration(at_risk),
         )
     ]
-    if isinstance(interval, int) and interval > last:
+    if interval and interval > last:
         evidence.append(
-            say("nanoGPT saves only when it evaluates, and eval_interval={interval}.", interval=interval)
+            say("nanoGPT saves only when it evaluates, and eval_interval={interval}.", interval=int(interval))
         )
     better = _interval_for(at_risk, last)
     so_far = facts.ended in (None, "cut")
@@ -204,9 +234,8 @@ def _interval_for(seconds: float, iterations: int) -> int:
 
 
 def best_overwritten(case: Case) -> Finding | None:
-    history = case.history
-    course = course_of(history)
-    saved = _last_save(course)
+    history, course = case.history, case.course
+    saved = max((save.iteration for save in course.saves if save.iteration is not None), default=None)
     if history.format.name != "nanogpt" or saved is None or len(course.evals) < 2:
         return None
     best = min(course.evals, key=lambda done: (done.val_loss or 0.0, done.iteration or 0))
@@ -214,13 +243,13 @@ def best_overwritten(case: Case) -> Finding | None:
     if kept is None or best.iteration is None or saved <= best.iteration or not best.iteration:
         return None
     worse = (kept.val_loss or 0.0) - (best.val_loss or 0.0)
-    noise = eval_noise(history, course)
+    noise = case.noise
     best_loss = best.val_loss or 0.0
-    if worse <= max(0.005 * best_loss, 2 * noise.value if noise else 0.0):
+    if worse <= max(WORSE * best_loss, 2 * noise.value if noise else 0.0):
         return None
     return Finding(
         "best-overwritten",
-        "problem" if worse > 0.02 * best_loss else "warning",
+        "problem" if worse > MUCH_WORSE * best_loss else "warning",
         say("The best checkpoint was overwritten by a worse one"),
         say(
             "Best {metric} {best} at iteration {at}; the last save, at iteration {saved}, has {kept}: "

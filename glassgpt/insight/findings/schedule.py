@@ -8,13 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import percent, rate, whole
-from glassgpt.insight.course import continues, course_of, planned_end, setting
+from glassgpt.insight.course import continues, planned_end, setting, takes_nanogpt_settings
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
 
 # train.py's own values, for what its log does not override.
 NANOGPT_DEFAULTS = {"learning_rate": 6e-4, "min_lr": 6e-5, "warmup_iters": 2000, "lr_decay_iters": 600_000}
+
+# A cosine's last tenth moves the rate by next to nothing, so an end within it is as good as the planned one.
+LATER, EARLY = 1.1, 0.8  # of the run's end
+HIGH = 1.5  # times the floor
+# Of the peak: a column that ends lower has come down, one that ends higher never was to.
+DOWN, UP = 0.3, 0.97
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ def schedule_of(history: History) -> Schedule | None:
     """From the settings; None where there is no decay, or the run's length is not known."""
     settings = history.setup.settings
     end = planned_end(history)
-    if history.format.name not in ("nanogpt", "glassgpt") or settings.get("decay_lr") is False:
+    if not takes_nanogpt_settings(history) or settings.get("decay_lr") is False:
         return None
     if not end or settings.get("schedule", "cosine") != "cosine":
         return None
@@ -81,9 +87,9 @@ def lr_schedule_mismatch(case: Case) -> Finding | None:
         return _mismatch_in_column(case)
     if schedule.warmup >= schedule.end:
         return _warm_up_only(schedule)
-    if schedule.decay > 1.1 * schedule.end and schedule.at(schedule.end) > 1.5 * schedule.floor:
+    if schedule.decay > LATER * schedule.end and schedule.at(schedule.end) > HIGH * schedule.floor:
         return _ends_too_high(schedule)
-    if schedule.decay < 0.8 * schedule.end and schedule.floor < schedule.peak:
+    if schedule.decay < EARLY * schedule.end and schedule.floor < schedule.peak:
         return _ends_too_early(schedule)
     return None
 
@@ -181,15 +187,16 @@ def _ends_too_early(schedule: Schedule) -> Finding:
 
 def _mismatch_in_column(case: Case) -> Finding | None:
     """A rate that was falling, and had not come far when the planned end was reached."""
-    history = case.history
+    history, course = case.history, case.course
     planned = planned_end(history)
-    course = course_of(history)
     rates = history.steps.lr[course.rows]
     rates = rates[np.isfinite(rates)]
-    if not planned or course.last is None or course.last < planned - 1 or len(rates) < 20:
+    if not planned or not history.numbered or len(rates) < 20:
+        return None
+    if course.last is None or course.last < planned - 1:
         return None
     peak, last, late = float(rates.max()), float(rates[-1]), rates[-max(5, len(rates) // 10) :]
-    if peak <= 0 or not 0.3 * peak < last < 0.97 * peak or np.any(np.diff(late) > 0) or late[0] == late[-1]:
+    if peak <= 0 or not DOWN * peak < last < UP * peak or np.any(np.diff(late) > 0) or late[0] == late[-1]:
         return None
     return Finding(
         "lr-schedule-mismatch",
@@ -220,8 +227,7 @@ def _mismatch_in_column(case: Case) -> Finding | None:
 
 def horizon_changed(case: Case) -> Finding | None:
     """A learning rate that is higher after a resume than before it, or starts its warm-up again."""
-    history = case.history
-    course = course_of(history)
+    history, course = case.history, case.course
     finite = np.isfinite(history.steps.lr[course.rows])
     rows = course.rows[finite]
     lr, of_row = history.steps.lr[rows], history.steps.segment[rows]  # segments ascend
@@ -232,13 +238,15 @@ def horizon_changed(case: Case) -> Finding | None:
         if begin is None or not continues(history, segment) or start < 5 or end - start < 3:
             continue
         earlier, later = lr[start - 5 : start], lr[start:end]
-        found = _restart(begin, earlier, later) or _higher(begin, earlier, later, float(highest[start - 1]))
+        found = _restart(begin, earlier, later) or _higher(
+            history, begin, earlier, later, float(highest[start - 1])
+        )
         if found:
             return found
     return None
 
 
-def _higher(begin: int, earlier: Floats, later: Floats, peak: float) -> Finding | None:
+def _higher(history: History, begin: int, earlier: Floats, later: Floats, peak: float) -> Finding | None:
     before, after = float(earlier[-1]), float(later[0])
     falling = before < 0.98 * peak and earlier[-1] <= earlier[-3]
     if not falling or before <= 0 or after < 1.1 * before:
@@ -263,6 +271,12 @@ def _higher(begin: int, earlier: Floats, later: Floats, peak: float) -> Finding 
             "Fix lr_decay_iters before the run, or go on with a constant rate of {before} and let it fall at "
             "the new end.",
             before=rate(before),
+        )
+        if takes_nanogpt_settings(history)
+        else say(
+            "Fix the end of the schedule before the run, or go on with a constant rate of {before} and let "
+            "it fall at the new end.",
+            before=rate(before),
         ),
     )
 
@@ -271,7 +285,7 @@ def _restart(begin: int, earlier: Floats, later: Floats) -> Finding | None:
     before, first, top = float(earlier[-1]), float(later[0]), float(later.max())
     if before <= 0 or first > 0.5 * before or top < 2 * max(first, 1e-12):
         return None
-    climbs = bool(np.all(np.diff(later[:3]) > 0))
+    climbs = bool(np.all(later[1:3] > later[:2]))
     if not climbs:
         return None
     return Finding(

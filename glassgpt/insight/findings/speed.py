@@ -10,8 +10,8 @@ import numpy as np
 from glassgpt.account.hardware import Card, find_card
 from glassgpt.figures import flop_rate, points
 from glassgpt.insight.findings.finding import Case, Finder, Finding
-from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred, work_of_an_iteration
-from glassgpt.insight.history import A100_PEAK, Bools, Floats, History
+from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred
+from glassgpt.insight.history import Bools, Floats, History
 from glassgpt.words import say
 
 KEPT = 0.9  # of the last value, in nanoGPT's running average
@@ -81,6 +81,12 @@ def mfu_dip_is_eval(case: Case) -> Finding | None:
     if usual is None:
         return None
     mfu, error = usual
+    with np.errstate(over="ignore", invalid="ignore"):  # an MFU of 1e308 has been seen
+        return _largest_dip(case, steady_ms, mfu, error)
+
+
+def _largest_dip(case: Case, steady_ms: float, mfu: float, error: float) -> Finding | None:
+    history = case.history
     all_lines = recompute(history, case.facts.log_interval, mfu * steady_ms, error)
     evaluates = history.holds_eval()[all_lines.row] & (history.steps.ms[all_lines.row] > 1.5 * steady_ms)
     dips = np.where(evaluates, all_lines.before - all_lines.printed, 0.0)
@@ -99,7 +105,7 @@ def mfu_dip_is_eval(case: Case) -> Finding | None:
 
 def _usual_mfu(case: Case) -> tuple[float, float] | None:
     """Of a steady iteration by itself, in percent, and its relative error."""
-    work = work_of_an_iteration(case)
+    work = case.work
     if work is not None:
         return work.mfu, work.error
     reported = case.facts.mfu_reported_steady
@@ -148,7 +154,7 @@ def _dip(case: Case, lines: Recomputed, worst: int, agreeing: tuple[int, int], m
 def mfu_wrong_peak(case: Case) -> Finding | None:
     """MFU against a fixed card, whatever the card."""
     history, peak = case.history, case.history.format.mfu_peak
-    work = work_of_an_iteration(case)
+    work = case.work
     mfu = work.mfu if work else case.facts.mfu_reported_steady
     if peak is None or mfu is None or not (math.isfinite(mfu) and mfu > 0):
         return None
@@ -175,7 +181,7 @@ def _card_peak(card: Card, history: History) -> tuple[str, float] | None:
 
 
 def _reference(peak: float) -> str:
-    return f"A100 ({flop_rate(peak)})" if peak == A100_PEAK else flop_rate(peak)
+    return f"A100 ({flop_rate(peak)})"
 
 
 def _evidence(mfu: float, peak: float) -> str:
@@ -264,7 +270,8 @@ def _on_cards(history: History, mfu: float, peak: float) -> Finding | None:
     if not fitting:
         return None
     explanation = say(
-        "{trainer} divides by the peak of an {reference}, whatever the card. By card it is: {cards}.",
+        "{trainer} divides by the peak of an {reference}, whatever the card. Of the "
+        "card's own peak it would be: {cards}.",
         trainer=history.format.title,
         reference=_reference(peak),
         cards=", ".join(fitting),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import loss, percent, whole
-from glassgpt.insight.course import course_of
 from glassgpt.insight.curve import mad, trailing_median
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Floats, History, Ints
@@ -19,6 +18,9 @@ RISE = 0.1  # of the loss
 TOO_MANY = 0.005  # of the iterations: then the noise has long tails, and none of them is an event
 ALWAYS_EVENTS = 5  # however short the run
 SHOWN = 3
+# Whose lines are of micro-batches: between two updates no weight changes, so a high loss is a hard batch.
+MICRO_BATCHES = ("litgpt",)
+MUCH, SOME = 0.05, 0.01  # of the iterations
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,18 @@ class Spike:
     back_at: int
 
 
-def spikes_of(history: History) -> list[Spike]:
+def spikes_of(case: Case) -> list[Spike]:
     """Jumps that the loss came back from, in order."""
-    course = course_of(history)
-    at, losses = course.losses()
+    at, losses = case.course.losses()
     if len(losses) < 2 * WINDOW:
         return []
-    usual = trailing_median(losses, WINDOW)
-    off = losses - usual
-    deviation = _deviation(off)
-    out = (off > OUT_OF * deviation) & (off > RISE * np.abs(usual))
-    found = _grouped(at, losses, usual, deviation, np.flatnonzero(out), _begins(history, at))
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of 1e308 have been seen
+        usual = trailing_median(losses, WINDOW)
+        off = losses - usual
+        deviation = _deviation(off)
+        out = (off > OUT_OF * deviation) & (off > RISE * np.abs(usual))
+        begins = _begins(case.history, at)
+        found = _grouped(at, losses, usual, deviation, np.flatnonzero(out), begins)
     return found if len(found) <= max(ALWAYS_EVENTS, TOO_MANY * len(losses)) else []
 
 
@@ -79,11 +82,12 @@ def _grouped(
 
 
 def loss_spike(case: Case) -> Finding | None:
-    spikes = spikes_of(case.history)
+    if case.history.format.name in MICRO_BATCHES or not case.history.numbered:
+        return None
+    spikes, course = spikes_of(case), case.course
     if not spikes:
         return None
     largest = sorted(spikes, key=lambda spike: spike.usual - spike.peak)[:SHOWN]
-    course = course_of(case.history)
     lost = sum(spike.back_at - spike.iteration for spike in spikes)
     share = lost / max(1, int(course.iteration[-1]) - int(course.iteration[0]))
     shown = [
@@ -98,7 +102,7 @@ def loss_spike(case: Case) -> Finding | None:
     ]
     return Finding(
         "loss-spike",
-        "warning" if share > 0.05 else "advice" if share > 0.01 else "info",
+        "warning" if share > MUCH else "advice" if share > SOME else "info",
         say("Spikes in the training loss that it recovered from: {count}", count=len(spikes)),
         " ".join(shown),
         say(

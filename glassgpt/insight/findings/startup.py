@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from glassgpt.figures import duration, milliseconds, percent
+from glassgpt.figures import duration, milliseconds, percent, whole
+from glassgpt.insight.course import planned_end
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Floats
 from glassgpt.words import say
@@ -15,6 +16,9 @@ ADVICE_FROM = 0.2  # of the run
 SMALL = 0.05  # of the run: what a longer run should bring it down to
 NOTICEABLE_MS = 1000.0
 NOTICEABLE_STEPS = 5  # times a steady iteration
+# How to turn torch.compile off, where a flag does it.
+COMPILE_FLAGS = {"nanogpt": "--compile=False", "glassgpt": "--compile=off"}
+WITHOUT_TORCH = ("llm.c",)
 
 
 def startup_compile(case: Case) -> Finding | None:
@@ -49,7 +53,26 @@ def startup_compile(case: Case) -> Finding | None:
             count=len(extras),
             time=duration(startup / 1000),
         )
-    return _finding(case, evidence, startup / 1000, startup / 1000, total_s)
+    return _finding(case, evidence, startup / 1000, startup / 1000, _whole_run_s(case, total_s))
+
+
+def _whole_run_s(case: Case, logged_s: float) -> float:
+    """With the iterations that were planned and are not in a log that just stops."""
+    missing = _missing(case)
+    return logged_s + missing * (case.facts.steady_ms or 0.0) / 1000
+
+
+def _missing(case: Case) -> int:
+    planned, last = planned_end(case.history), case.facts.last_iteration
+    if case.facts.ended != "cut" or planned is None or last is None or len(case.history.segments) > 1:
+        return 0
+    return max(0, planned - last)
+
+
+def _is_part(case: Case) -> bool:
+    """A log that stops, or quotes a piece, is not the run; nothing says how long that was."""
+    is_open = case.facts.ended == "cut" or case.history.quoted
+    return is_open and not _missing(case) and case.history.ledger is None
 
 
 def _extra_ms(case: Case) -> Floats:
@@ -63,14 +86,15 @@ def _extra_ms(case: Case) -> Floats:
         evaluates = evaluates | (first & (facts.eval_overhead_ms is not None))
     if facts.eval_overhead_ms is None:
         first = first & ~evaluates  # the evaluation cannot be taken out
-    extra = ms - facts.steady_ms - np.where(evaluates, facts.eval_overhead_ms or 0.0, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
+        extra = ms - facts.steady_ms - np.where(evaluates, facts.eval_overhead_ms or 0.0, 0.0)
     extra = extra[first]
     return np.maximum(extra[np.isfinite(extra)], 0.0)
 
 
 def _from_ledger(case: Case) -> Finding | None:
     ledger = case.history.ledger or {}
-    wall_s = math.fsum(ledger.values())
+    wall_s = sum(ledger.values())
     startup_s, compile_s = ledger.get("startup", 0.0), ledger.get("compile", 0.0)
     if not (math.isfinite(wall_s) and wall_s > 0):
         return None
@@ -88,11 +112,15 @@ def _from_ledger(case: Case) -> Finding | None:
 def _finding(case: Case, evidence: str, startup_s: float, compile_s: float, run_s: float) -> Finding:
     """`compile_s`: the part that compiling may have taken."""
     share = min(1.0, startup_s / run_s)
-    is_much = share > ADVICE_FROM
+    is_whole = not _is_part(case)
+    is_much = share > ADVICE_FROM and is_whole
+    values = {"time": duration(startup_s), "share": percent(share)}
     return Finding(
         "startup-compile",
         "advice" if is_much else "info",
-        say("Start-up took {time}, {share} of the run", time=duration(startup_s), share=percent(share)),
+        say("Start-up took {time}, {share} of the run", **values)
+        if is_whole
+        else say("Start-up took {time}, {share} of the time that this log shows", **values),
         evidence,
         _explanation(case, compile_s),
         _advice(case, startup_s, compile_s, run_s) if is_much else "",
@@ -111,6 +139,8 @@ def _compiles(case: Case) -> bool | None:
 
 def _explanation(case: Case, compile_s: float) -> str:
     compiles = _compiles(case)
+    if case.history.format.name in WITHOUT_TORCH:
+        return say("Before its first update a process allocates memory and chooses kernels.")
     if compiles is False:
         return say(
             "Before its first update a process loads libraries, allocates memory and chooses kernels. "
@@ -125,36 +155,41 @@ def _explanation(case: Case, compile_s: float) -> str:
             "Libraries and memory are set up at the first use, and torch.compile, if it was on, builds "
             "its kernels then; this log does not say."
         )
-    if case.facts.steady_ms is None:
+    if case.facts.steady_ms is None or _is_part(case):
         return cause
     return f"{cause} " + say(
         "Over {count} iterations, compiling pays if it made each at least {gain} faster; a steady one "
         "takes {steady}.",
-        count=f"{max(1, case.history.iterations()):,}",
-        gain=milliseconds(1000 * compile_s / max(1, case.history.iterations())),
+        count=f"{_iterations(case):,}",
+        gain=milliseconds(1000 * compile_s / _iterations(case)),
         steady=milliseconds(case.facts.steady_ms),
     )
 
 
+def _iterations(case: Case) -> int:
+    return max(1, case.history.iterations() + _missing(case))
+
+
 def _advice(case: Case, startup_s: float, compile_s: float, run_s: float) -> str:
     said = []
-    if _compiles(case) is not False:
+    flag = COMPILE_FLAGS.get(case.history.format.name)
+    if _compiles(case) is not False and flag:
         said.append(
             say(
                 "For a run as short as this, {flag} saves up to {time}, if iterations without it are less "
                 "than {gain} slower.",
-                flag="--compile=False" if case.history.ledger is None else "--compile=off",
+                flag=flag,
                 time=duration(compile_s),
-                gain=milliseconds(1000 * compile_s / max(1, case.history.iterations())),
+                gain=milliseconds(1000 * compile_s / _iterations(case)),
             )
         )
-    each_s = (run_s - startup_s) / max(1, case.history.iterations())
+    each_s = (run_s - startup_s) / _iterations(case)
     if each_s > 0 and case.facts.segments == 1:
-        enough = math.ceil(startup_s * (1 - SMALL) / SMALL / each_s)
+        enough = startup_s * (1 - SMALL) / SMALL / each_s
         said.append(
             say(
                 "In a run of {count} iterations the same start-up would be {share}.",
-                count=f"{enough:,}",
+                count=whole(math.ceil(enough)) if math.isfinite(enough) else "?",
                 share=percent(SMALL),
             )
         )

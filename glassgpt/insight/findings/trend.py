@@ -5,31 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from glassgpt.figures import difference, loss, whole
-from glassgpt.insight.course import (
-    Course,
-    course_of,
-    eval_noise,
-    metric_name,
-    planned_end,
-    setting,
-    takes_nanogpt_settings,
-)
-from glassgpt.insight.curve import Forecast, blocks, forecast
-from glassgpt.insight.findings.accidents import rise_of
+from glassgpt.insight.course import metric_name, planned_end, setting, takes_nanogpt_settings
+from glassgpt.insight.curve import Forecast, PowerLaw, blocks, forecast
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.overfitting import past_its_best
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
 
 FARTHEST = 3.0  # times the iterations done; a fit says nothing about what lies beyond
+DECENT = 0.2  # of the curve's range: what a fit may leave over at all
+# Of the last third's fall: a law that leaves over more has another slope than the curve at its end, as where
+# a schedule bends it, and what it says of later is worth nothing.
+BENT = 0.15
+BENT_NOISE = 3.0  # times the noise of one evaluation: below that it is the noise that is left over
+WORTH_IT = 0.01  # of the loss
 
 
 def still_improving(case: Case) -> Finding | None:
-    history = case.history
-    course = course_of(history)
-    last = course.last
-    points = _points_to_extend(history, course)
-    if history.live or last is None or points is None or rise_of(case.history):
+    history, last = case.history, case.course.last
+    points = _points_to_extend(case)
+    if history.live or not history.numbered or last is None or points is None or case.rise:
         return None
     at, values, noise, name = points
     planned = planned_end(history)
@@ -38,47 +33,66 @@ def still_improving(case: Case) -> Finding | None:
     if planned is not None and 1.1 * last < planned <= FARTHEST * last:
         targets = (float(planned),)
     found = forecast(at, values, targets)
-    if found is None:
+    if found is None or not _is_falling(at, values, noise, *found):
         return None
     law, ahead = found
-    now = law.at(float(at[-1]))
-    gain, doubt = now - ahead[-1].value, ahead[-1].error
-    spread = float(np.ptp(values))
-    decent = law.residual < 0.2 * spread and values[-1] < np.min(values) + 2 * noise
-    if not decent or gain < max(2 * noise, 0.01 * now, 1.5 * doubt):
-        return None
+    is_bent = law.residual > max(BENT * _fall_of_last_third(at, values), BENT_NOISE * noise)
     return Finding(
         "still-improving",
-        "info" if unfinished else "advice",
+        "info" if unfinished or is_bent else "advice",
         say("The {name} was still falling at the end", name=name),
         _trend_evidence(at, values, name),
-        _trend_explanation(history, law.residual, unfinished),
-        _trend_advice(history, ahead, name, unfinished),
+        _no_law(law) if is_bent else _trend_explanation(law, unfinished),
+        "" if is_bent else _trend_advice(history, ahead, name, unfinished),
     )
 
 
-def _points_to_extend(history: History, course: Course) -> tuple[Floats, Floats, float, str] | None:
+def _is_falling(at: Floats, values: Floats, noise: float, law: PowerLaw, ahead: list[Forecast]) -> bool:
+    """By more than noise and doubt, on a curve that ends at its lowest."""
+    now = law.at(float(at[-1]))
+    gain, doubt = now - ahead[-1].value, ahead[-1].error
+    decent = law.residual < DECENT * float(np.ptp(values)) and values[-1] < np.min(values) + 2 * noise
+    return bool(decent and gain >= max(2 * noise, WORTH_IT * now, 1.5 * doubt))
+
+
+def _fall_of_last_third(at: Floats, values: Floats) -> float:
+    return float(values[_two_thirds(at)] - values[-1])
+
+
+def _two_thirds(at: Floats) -> int:
+    return min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)
+
+
+def _no_law(law: PowerLaw) -> str:
+    return say(
+        "No power law of the iterations fits this curve: the best one misses by {residual}. So what more "
+        "training brings is not computed.",
+        residual=difference(law.residual),
+    )
+
+
+def _points_to_extend(case: Case) -> tuple[Floats, Floats, float, str] | None:
     """Iterations, losses, noise of one, and what they are: evaluations, or training losses where these are
     few. Only from after the warm-up and the first tenth, where the law does not hold yet."""
+    history, course = case.history, case.course
     last = course.last or 0
     begin = max(0.1 * last, setting(history, "warmup_iters") or 0.0)
     at, values = course.val_points()
     late = at >= max(begin, 1)
     at, values = at[late], values[late]
     if len(values) >= 4:
-        noise = eval_noise(history, course)
+        noise = case.noise
         return at, values, noise.value if noise else 0.003 * float(values[-1]), metric_name(history)
     iterations, losses = course.losses()
     late = iterations >= max(begin, 1)
-    if late.sum() < 120 or past_its_best(history, course):
+    if late.sum() < 120 or past_its_best(case):
         return None
     smooth = blocks(iterations[late], losses[late], 24)
     return smooth.at, smooth.value, float(np.median(smooth.error)), "train loss"
 
 
 def _trend_evidence(at: Floats, values: Floats, name: str) -> str:
-    third = int(np.searchsorted(at, at[-1] * 2 / 3))
-    third = min(third, len(values) - 2)
+    third = _two_thirds(at)
     return say(
         "{name}: {then} at iteration {early}, {now} at iteration {late}.",
         name=name,
@@ -89,12 +103,12 @@ def _trend_evidence(at: Floats, values: Floats, name: str) -> str:
     )
 
 
-def _trend_explanation(history: History, residual: float, unfinished: bool) -> str:
+def _trend_explanation(law: PowerLaw, unfinished: bool) -> str:
     said = [
         say(
             "A power law of the iterations fits the curve to within {residual}; the figures ahead follow "
             "from it.",
-            residual=difference(residual),
+            residual=difference(law.residual),
         )
     ]
     if not unfinished:

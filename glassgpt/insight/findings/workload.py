@@ -7,45 +7,19 @@ token, the tokens of one device, against a fixed peak.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 from glassgpt.account import flops
 from glassgpt.figures import count, flop_rate, milliseconds, percent, points
+from glassgpt.insight.course import whole_setting
 from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.work import Work
 from glassgpt.insight.history import History
-from glassgpt.insight.inference import attention_flops, infer, parameters_behind, stated_peak
+from glassgpt.insight.inference import attention_flops, parameters_behind, stated_peak
 from glassgpt.words import say
 
-MAX_ERROR = 0.02  # of what is read back from a rounded MFU
 NEAR = 0.03  # of an integer
 CONTRADICTION = 0.07
 GPT2_VOCABULARIES = (50304, 50257)  # padded, as nanoGPT does, and not
-
-
-@dataclass(frozen=True)
-class Work:
-    """Of one iteration on one device, as the MFU has it."""
-
-    flops: float
-    error: float  # relative
-    mfu: float  # percent, of a steady iteration
-    rate: float  # FLOP/s
-
-
-def work_of_an_iteration(case: Case) -> Work | None:
-    """None where the log does not tell, or rounds too much."""
-    history, steady_ms = case.history, case.facts.steady_ms
-    peak = stated_peak(history)
-    if not peak or not steady_ms or not history.format.mfu_peak or not history.format.mfu_is_average:
-        return None
-    whole = infer(
-        history, replace(case.facts, tokens_per_iteration=1)
-    )  # all of it, as if it were one token's
-    if whole is None or not whole.error <= MAX_ERROR:
-        return None
-    one_device = whole.flops_per_token / (history.setup.world_size or 1)
-    rate = one_device / (steady_ms / 1000)
-    return Work(one_device, whole.error, 100 * rate / peak, rate) if math.isfinite(rate) else None
 
 
 def stated_parameters(history: History) -> int | None:
@@ -53,18 +27,13 @@ def stated_parameters(history: History) -> int | None:
     setup, settings = history.setup, history.setup.settings
     if setup.parameters:
         return setup.parameters
-    shape = {name: _whole(history, name) for name in ("n_layer", "n_embd", "block_size", "vocab_size")}
+    shape = {name: whole_setting(history, name) for name in ("n_layer", "n_embd", "block_size", "vocab_size")}
     if setup.trained_parameters and shape["block_size"] and shape["n_embd"]:
         return setup.trained_parameters - shape["block_size"] * shape["n_embd"]
     if None in shape.values():
         return None
     known = {name: size for name, size in shape.items() if size is not None}
     return flops.parameters(**known, arch="gpt2", bias=settings.get("bias") is True, positions=False)
-
-
-def _whole(history: History, name: str) -> int | None:
-    value = history.setup.settings.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _stated_flops(history: History) -> float | None:
@@ -82,7 +51,7 @@ def _times(ratio: float) -> int | None:
 
 def hidden_accumulation(case: Case) -> Finding | None:
     """The MFU counts the tokens that one device really works on. Do they fit what the log says?"""
-    work, per_token = work_of_an_iteration(case), _stated_flops(case.history)
+    work, per_token = case.work, _stated_flops(case.history)
     if work is None or not per_token:
         return None
     done = work.flops / per_token  # tokens
@@ -145,7 +114,7 @@ def _more_steps(work: Work, done: float, stated: int, more: int) -> Finding:
 
 def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
     """batch_size and block_size are known, gradient_accumulation_steps is not: nanoGPT's default is 40."""
-    batch, context = _whole(case.history, "batch_size"), _whole(case.history, "block_size")
+    batch, context = whole_setting(case.history, "batch_size"), whole_setting(case.history, "block_size")
     if not batch or not context or "gradient_accumulation_steps" in case.history.setup.settings:
         return None
     steps = _times(done / (batch * context))
@@ -174,7 +143,7 @@ def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
 
 def parameters_inferred(case: Case) -> Finding | None:
     """FLOPs per token back from MFU and time, and the parameters from those."""
-    work, tokens = work_of_an_iteration(case), case.facts.tokens_per_iteration
+    work, tokens = case.work, case.facts.tokens_per_iteration
     if work is None or not tokens:
         return None
     per_token = work.flops * (case.history.setup.world_size or 1) / tokens
@@ -222,10 +191,10 @@ def _how(history: History, inferred: int) -> str:
         "parameter, positions not counted. This holds for one device.",
         attention=count(attention_flops(history) or 0),
     )
-    layers, width, context = (_whole(history, name) for name in ("n_layer", "n_embd", "block_size"))
+    layers, width, context = (whole_setting(history, name) for name in ("n_layer", "n_embd", "block_size"))
     if not (layers and width and context):
         return how
-    told = _whole(history, "vocab_size")
+    told = whole_setting(history, "vocab_size")
     for vocabulary in (told,) if told else GPT2_VOCABULARIES:
         shape = {"n_layer": layers, "n_embd": width, "block_size": context, "vocab_size": vocabulary}
         size = flops.parameters(**shape, arch="gpt2", bias=False, positions=False)

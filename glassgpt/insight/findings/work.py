@@ -1,0 +1,33 @@
+"""The arithmetic of one iteration, read back from the MFU that the log prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.history import History
+from glassgpt.insight.inference import MAX_ERROR, infer, stated_peak
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one iteration on one device, as the MFU has it."""
+
+    flops: float
+    error: float  # relative
+    mfu: float  # percent, of a steady iteration
+    rate: float  # FLOP/s
+
+
+def work_of(history: History, facts: Facts) -> Work | None:
+    """None where the log does not tell, or rounds too much."""
+    peak, steady_ms = stated_peak(history), facts.steady_ms
+    if not peak or not steady_ms or not history.format.mfu_peak or not history.format.mfu_is_average:
+        return None
+    whole = infer(history, replace(facts, tokens_per_iteration=1))  # all of it, as if it were one token's
+    if whole is None or not whole.error <= MAX_ERROR:
+        return None
+    one_device = whole.flops_per_token / (history.setup.world_size or 1)
+    rate = one_device / (steady_ms / 1000)
+    return Work(one_device, whole.error, 100 * rate / peak, rate) if math.isfinite(rate) else None

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from glassgpt.insight.curve import scatter
 from glassgpt.insight.history import Evaluation, Floats, History, Ints, Save
 
 
@@ -166,42 +164,3 @@ def takes_nanogpt_settings(history: History) -> bool:
     if history.format.name == "nanogpt":
         return bool(np.isfinite(history.steps.ms).any()) or history.setup.tokens_per_iteration is not None
     return history.format.name == "glassgpt"
-
-
-# --- how far one evaluation can be trusted ---
-
-
-@dataclass(frozen=True)
-class EvalNoise:
-    """The standard error of one evaluation, and what it follows from."""
-
-    value: float
-    source: Literal["batches", "stderr", "scatter"]
-    of_batch: float | None = None  # the standard deviation of one batch's loss, where that is known
-    batches: float | None = None  # evaluated
-
-
-def eval_noise(history: History, course: Course) -> EvalNoise | None:
-    """The spread of single batches says what a mean of some has; else what the trainer said, else the scatter
-    of the evaluations themselves. An evaluation of always the same tokens has only the last."""
-    by_batches = _noise_by_batches(history, course)
-    if by_batches:
-        return by_batches
-    said = [done.stderr for done in course.evals if done.stderr and math.isfinite(done.stderr)]
-    if said and history.format.name != "glassgpt":
-        return EvalNoise(float(np.median(said)), "stderr")
-    _, values = course.val_points()
-    # Of always the same tokens: that is what training adds, not sampling.
-    spread = scatter(values[len(values) // 3 :]) if len(values) >= 8 else None
-    return EvalNoise(spread, "scatter") if spread else None
-
-
-def _noise_by_batches(history: History, course: Course) -> EvalNoise | None:
-    """nanoGPT draws fresh batches for every evaluation, of the size of those whose loss it logs."""
-    batches = setting(history, "eval_iters")
-    _, losses = course.losses()
-    late = losses[len(losses) // 2 :]
-    if history.format.name != "nanogpt" or not batches or batches < 1 or len(late) < 20:
-        return None
-    of_batch = scatter(late)
-    return EvalNoise(of_batch / math.sqrt(batches), "batches", of_batch, batches) if of_batch else None

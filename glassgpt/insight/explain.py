@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from glassgpt.account.hardware import Card
 from glassgpt.insight.facts import Facts, facts_of
 from glassgpt.insight.findings import accidents, learning, resumes, speed, timing
@@ -40,9 +42,10 @@ class Explanation:
 
 def explain(history: History, card: Card | None = None) -> Explanation:
     """`card`: the one it ran on, where the reader says so."""
-    facts = facts_of(history)
-    case = Case(history, facts, card)
-    found = [finding for finder in _FINDERS if (finding := finder(case)) is not None]
+    with np.errstate(over="ignore", invalid="ignore"):  # a log may say anything; what comes of it is checked
+        facts = facts_of(history)
+        case = Case(history, facts, card)
+        found = [finding for finder in _FINDERS if (finding := finder(case)) is not None]
     found += [_recorded(record) for record in history.recorded]
     findings = sorted(found, key=lambda finding: _WEIGHT[finding.severity])
     return Explanation(history, facts, findings, verdict_on(history, facts, findings))

@@ -279,7 +279,10 @@ def eval_interval(case: Case) -> int | None:
     told = whole_setting(case.history, "eval_interval")
     if told:
         return told
-    at = np.unique(np.array(case.facts.eval_steps or [], dtype=np.int64))
+    evaluated = list(case.facts.eval_steps or [])
+    if case.history.format.name == "nanogpt":  # evaluates in its first iteration, shown or not
+        evaluated += case.history.steps.iteration[case.history.first_of_process()].tolist()
+    at = np.unique(np.array(evaluated, dtype=np.int64))
     distances = np.diff(at)
     if not len(distances) or (len(distances) == 1 and not _is_without_gap(case, int(at[0]), int(at[1]))):
         return None

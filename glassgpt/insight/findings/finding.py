@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Literal
 
 from glassgpt.account.hardware import Card
-from glassgpt.insight.course import Course, EvalNoise, course_of, eval_noise
+from glassgpt.insight.course import Course, course_of
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.rise import Rise, rise_of
 from glassgpt.insight.findings.work import Work, work_of
 from glassgpt.insight.history import History
+from glassgpt.insight.noise import Noise, evaluation_noise
 
 Severity = Literal["info", "advice", "warning", "problem"]
 
@@ -40,9 +41,9 @@ class Case:
         return course_of(self.history)
 
     @cached_property
-    def noise(self) -> EvalNoise | None:
+    def noise(self) -> Noise | None:
         """Of one evaluation."""
-        return eval_noise(self.history, self.course)
+        return evaluation_noise(self.history, self.course.evals, self.course.losses()[1], of_one_course=True)
 
     @cached_property
     def rise(self) -> Rise | None:

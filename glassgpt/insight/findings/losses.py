@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
-from glassgpt.figures import difference, loss, percent, whole
-from glassgpt.insight.course import Course, EvalNoise, metric_name, setting
+from glassgpt.figures import count, difference, loss, percent, whole
+from glassgpt.insight.course import Course, metric_name, setting
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.overfitting import past_its_best
 from glassgpt.insight.history import History
+from glassgpt.insight.noise import Noise
 from glassgpt.words import say
 
 CHANCE_OFF = 0.15  # a fresh model starts within this of ln V
@@ -145,7 +146,7 @@ def eval_noise_finding(case: Case) -> Finding | None:
     )
 
 
-def _noise_evidence(history: History, noise: EvalNoise, usual: float, visible: float, pairs: int) -> str:
+def _noise_evidence(history: History, noise: Noise, usual: float, visible: float, pairs: int) -> str:
     said = [
         say(
             "The last {pairs} steps from one {metric} to the next are {usual} in the median; only more than "
@@ -165,6 +166,14 @@ def _noise_evidence(history: History, noise: EvalNoise, usual: float, visible: f
                 error=difference(noise.value),
             )
         )
+    elif noise.source == "tokens" and noise.tokens:
+        said.append(
+            say(
+                "Of the {tokens} tokens that it evaluates, the mean has an error of about {error}.",
+                tokens=count(noise.tokens),
+                error=difference(noise.value),
+            )
+        )
     elif noise.source == "stderr":
         said.append(say("The log gives a standard error of {error}.", error=difference(noise.value)))
     else:
@@ -174,7 +183,7 @@ def _noise_evidence(history: History, noise: EvalNoise, usual: float, visible: f
     return " ".join(said)
 
 
-def _noise_advice(noise: EvalNoise, more: float) -> str:
+def _noise_advice(noise: Noise, more: float) -> str:
     if noise.batches:
         wanted = math.ceil(noise.batches * more - 1e-6)
         return say(

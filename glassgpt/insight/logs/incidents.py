@@ -40,8 +40,13 @@ _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
 _REAL = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 
 
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)")
+
+
 def read_incident(line: str, into: Recording) -> bool:
     """True where the line says that something happened to the process."""
+    if into.in_traceback and _EXCEPTION.match(line):
+        into.name_exception(line)  # and it may be one of the signs below
     for needle, pattern, kind in _SIGNS:
         if needle in line and pattern.search(line):
             into.event(kind, line)

@@ -78,6 +78,7 @@ class Recording:
         self._counts: Counter[EventKind] = Counter()
         self._saves: list[Save] = []
         self._events: list[Event] = []
+        self._in_traceback = False
         self._announced = False  # a new process has introduced itself
         self._resumes = False
         self._steps_here = 0  # in the current segment
@@ -177,8 +178,21 @@ class Recording:
         if self.quoted and (self.block % 2 == 0 or self.block != self._last_step_block):
             return  # the text says so, about anything
         self._counts[kind] += 1
+        self._in_traceback = kind == "traceback" and self._counts[kind] <= _MOST_EVENTS
         if self._counts[kind] <= _MOST_EVENTS:
             self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
+
+    @property
+    def in_traceback(self) -> bool:
+        """One has begun, and its exception has not come yet."""
+        return self._in_traceback
+
+    def name_exception(self, text: str) -> None:
+        """The last line of a traceback says what it is about."""
+        at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
+        said = f"{self._events[at].text} {text.strip()}"[:_LONGEST_EVENT]
+        self._events[at] = replace(self._events[at], text=said)
+        self._in_traceback = False
 
     @property
     def excerpts(self) -> bool:

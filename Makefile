@@ -37,15 +37,9 @@ bench: .venv/ready
 faults: .venv/ready
 	$(BIN)/python tests/faults/campaign.py --kills=240
 
-# The catalogues: new sentences go in untranslated, gone ones out; then what is translated is compiled.
-LOCALE := glassgpt/locale
+# The catalogues of the other languages: new sentences in, gone ones out, then compiled.
 words: .venv/ready
-	$(BIN)/pybabel -q extract --keyword=say --no-location --omit-header --width=100 -o $(LOCALE)/glassgpt.pot glassgpt
-	for lang in hi ar; do \
-		$(BIN)/pybabel -q update --omit-header --no-fuzzy-matching --ignore-obsolete --width=100 \
-			-D glassgpt -i $(LOCALE)/glassgpt.pot -d $(LOCALE) -l $$lang; \
-	done
-	$(BIN)/pybabel -q compile -D glassgpt -d $(LOCALE)
+	$(BIN)/python glassgpt/locale/update.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,69 @@
+"""Brings the catalogues up to date with the sentences in the program.
+
+    make words
+
+New sentences go in untranslated and are printed, gone ones go out, and what is translated is compiled to the
+.mo files that the program reads. A test fails as long as one is missing.
+"""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+from babel.messages.catalog import Catalog
+from babel.messages.extract import extract_from_dir
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+
+FOLDER = Path(__file__).resolve().parent
+BEGINNING = datetime(2026, 11, 15, tzinfo=UTC)
+LANGUAGES = {"ar": "Arabic", "hi": "Hindi"}
+
+
+def sentences() -> list[str]:
+    """What `say` is given, in the order of the files."""
+    found = extract_from_dir(str(FOLDER.parent), keywords={"say": None}, comment_tags=())
+    return list(dict.fromkeys(str(message) for _, _, message, *_ in found))
+
+
+def updated(language: str, wanted: list[str], known: Catalog) -> Catalog:
+    header = f"# GlassGPT in {LANGUAGES[language]}; `make words` keeps the keys up to date."
+    catalog = Catalog(
+        language,
+        project="glassgpt",
+        version="1",
+        header_comment=header,
+        msgid_bugs_address="none",
+        last_translator="GlassGPT",
+        language_team="GlassGPT",
+        creation_date=BEGINNING,  # a date of today would change the file whenever it is written
+        revision_date=BEGINNING,
+        fuzzy=False,
+    )
+    for sentence in wanted:
+        message = known.get(sentence)
+        catalog.add(sentence, str(message.string) if message and message.string else "")
+    return catalog
+
+
+def main() -> None:
+    wanted = sentences()
+    for language in LANGUAGES:
+        folder = FOLDER / language / "LC_MESSAGES"
+        with (folder / "glassgpt.po").open("rb") as file:
+            catalog = updated(language, wanted, read_po(file, language))
+        text, compiled = io.BytesIO(), io.BytesIO()
+        write_po(text, catalog, width=100)
+        write_mo(compiled, catalog)
+        (folder / "glassgpt.po").write_bytes(text.getvalue())
+        (folder / "glassgpt.mo").write_bytes(compiled.getvalue())
+        missing = [message.id for message in catalog if message.id and not message.string]
+        print(f"{LANGUAGES[language]}: {len(wanted)} sentences, {len(missing)} without a translation")
+        for sentence in missing:
+            print(f"  {sentence}")
+
+
+if __name__ == "__main__":
+    main()

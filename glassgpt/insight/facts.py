@@ -174,13 +174,14 @@ def _startup_ms(
 
 
 def _total_s(history: History, steady_ms: float | None) -> float | None:
-    """The logged times, and the iterations between two lines at the steady time."""
+    """The logged times; iterations between two lines, and lines without a time, at the steady time."""
     if history.ledger is not None:
         return sum(history.ledger.values())
     ms = history.steps.ms
-    if steady_ms is None or not np.isfinite(ms).all():
+    timed = ms[np.isfinite(ms)]
+    if steady_ms is None:
         return None
-    return (float(ms.sum()) + (history.iterations() - len(ms)) * steady_ms) / 1000
+    return (float(timed.sum()) + (history.iterations() - len(timed)) * steady_ms) / 1000
 
 
 def _overhead_share(history: History, steady_ms: float | None, total_s: float | None) -> float | None:
@@ -192,7 +193,7 @@ def _overhead_share(history: History, steady_ms: float | None, total_s: float | 
         return sum(history.ledger.get(name, 0.0) for name in overhead) / total_s
     if steady_ms is None or not history.format.times_hold_eval:
         return None
-    held: Bools = history.first_of_process() | history.holds_eval()
+    held: Bools = (history.first_of_process() | history.holds_eval()) & np.isfinite(history.steps.ms)
     return float(np.maximum(history.steps.ms[held] - steady_ms, 0.0).sum()) / 1000 / total_s
 
 

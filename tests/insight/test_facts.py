@@ -172,10 +172,10 @@ def test_lines_without_numbers_have_no_iterations() -> None:
     assert facts.iterations_logged == 11
 
 
-def test_some_times_missing_leave_no_total() -> None:
+def test_a_line_without_a_time_counts_as_steady() -> None:
     steps = made_steps(range(5), [100, math.nan, 100, 100, 100])
     facts = facts_of(made_history(steps))
-    assert facts.estimated_total_s is None
+    assert facts.estimated_total_s == 0.5
     assert facts.steady_ms == 100
 
 

@@ -111,7 +111,7 @@ class TrainerReader:
                 self._total = total
             if total == self._total:
                 if self._count and done < (self._bar or 0):
-                    into.begins()
+                    into.begins(silently=True)
                 self._moved = self._moved or done != self._bar
                 self._bar = done
         if self._waiting and "{" not in line:
@@ -128,7 +128,7 @@ class TrainerReader:
         self._count += 1
         epoch = number(values["epoch"])
         if epoch < self._epoch:
-            into.begins()
+            into.begins(silently=True)
             self._before = _Before()
         self._epoch = epoch
         into.step(

@@ -92,8 +92,13 @@ class Recording:
 
     # --- what lines say ---
 
-    def begins(self, resumed: bool = False) -> None:
-        """A process introduces itself; what follows belongs to it."""
+    def begins(self, resumed: bool = False, silently: bool = False) -> None:
+        """A process introduces itself; what follows belongs to it.
+
+        One that does not go on with the last one's work has its own settings, unless it begins `silently`.
+        """
+        if self._steps_here and not self._announced and not resumed and not silently:
+            self.notes = Notes()
         self._announced = True
         self._resumes = self._resumes or resumed
 

@@ -119,3 +119,22 @@ def test_numbers_in_front_of_lines_are_not_always_ranks() -> None:
     told = nanogpt(COURSE)
     text = "".join(f"[{number}] {line}\n" for number, line in enumerate(told.lines))
     check(text, told)
+
+
+def test_another_run_does_not_inherit_settings() -> None:
+    first = (
+        "Overriding: dropout = 0.2\nnumber of parameters: 10.65M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
+    )
+    second = "number of parameters: 0.80M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
+    setup = history_of(first + second).setup
+    assert setup.parameters == 800_000
+    assert "dropout" not in setup.settings
+
+
+def test_a_resume_keeps_what_it_does_not_say_again() -> None:
+    first = (
+        "Overriding: dropout = 0.2\nnumber of parameters: 10.65M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
+    )
+    second = "Resuming training from out\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
+    setup = history_of(first + second).setup
+    assert (setup.parameters, setup.settings["dropout"]) == (10_650_000, 0.2)

@@ -13,7 +13,7 @@ from glassgpt.words import say
 
 
 def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    sentences = [_how_far(history, facts), _how_good(facts), _how_fast(facts)]
+    sentences = [_how_many(history), _how_far(history, facts), _how_good(facts), _how_fast(facts)]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
     if serious:
@@ -21,6 +21,23 @@ def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> l
     elif went_well and not any(finding.severity == "advice" for finding in findings):
         sentences.append(say("Nothing is wrong with this run, as far as its log tells."))
     return [sentence for sentence in sentences if sentence]
+
+
+def _how_many(history: History) -> str:
+    """A resume goes on with a run; what begins at the first iteration again is another."""
+    start = history.format.first_iteration
+    others = [
+        segment
+        for segment in history.segments[1:]
+        if not segment.resumed and segment.first_iteration is not None and segment.first_iteration <= start
+    ]
+    if not others or history.format.name == "glassgpt":
+        return ""
+    return say(
+        "This log holds {runs} runs. Facts are over all of them; what is said about learning is about the "
+        "longest.",
+        runs=len(others) + 1,
+    )
 
 
 def _how_far(history: History, facts: Facts) -> str:

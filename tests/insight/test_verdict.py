@@ -13,7 +13,7 @@ from learnt_runs import any_history
 from glassgpt.insight.explain import explain
 from glassgpt.insight.facts import Facts, facts_of
 from glassgpt.insight.findings.finding import Finding, Severity
-from glassgpt.insight.history import Ended, History
+from glassgpt.insight.history import Ended, History, Segment
 from glassgpt.insight.verdict import verdict_on
 
 NOTHING = "Nothing is wrong with this run, as far as its log tells."
@@ -119,3 +119,13 @@ def test_any_history_has_sentences(history: History) -> None:
     sentences = verdict_on(history, facts_of(history), [])
     assert sentences
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
+
+
+def test_several_runs_in_one_log_are_said() -> None:
+    steps = made_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
+    restarted = (Segment(starts=True, first_iteration=0), Segment(starts=True, first_iteration=0))
+    history = made_history(steps, segments=restarted)
+    assert verdict_on(history, facts_of(history), [])[0].startswith("This log holds 2 runs.")
+    resumed = (restarted[0], Segment(starts=True, resumed=True, first_iteration=0))
+    history = made_history(steps, segments=resumed)
+    assert not verdict_on(history, facts_of(history), [])[0].startswith("This log holds")

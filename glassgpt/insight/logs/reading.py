@@ -140,7 +140,8 @@ class LogReader:
         self._torn = line.torn
         if line.torn:
             text = text[:-40] + _CUT_NUMBER.sub("", text[-40:])
-        if "`" in text or "*" in text:
+        # A log that began without quotation marks is none; what its model writes later may have them.
+        if ("`" in text or "*" in text) and (into.quoted or not into.has_steps):
             into.quoted = into.quoted or _QUOTE.match(text) is not None
             into.block += text.lstrip("> ").startswith("```")
         if rank is not None and not self._is_first(rank):

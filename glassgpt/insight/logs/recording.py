@@ -188,6 +188,10 @@ class Recording:
             self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
 
     @property
+    def has_steps(self) -> bool:
+        return bool(self._rows)
+
+    @property
     def in_traceback(self) -> bool:
         """One has begun, and its exception has not come yet."""
         return self._in_traceback

@@ -117,3 +117,12 @@ def test_an_accident_inside_the_quote_is() -> None:
         f"CUDA out of memory. Tried to allocate 2 GiB\n```\n"
     )
     assert facts_in(text).ended == "oom"
+
+
+def test_what_a_model_writes_does_not_make_a_log_a_quote() -> None:
+    lines = [f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%" for at in range(0, 60, 10)]
+    sample = ["```python", "print('iter 0')", "```", "**iter** 3"]
+    text = "\n".join([*lines[:3], *sample, *lines[3:], "KeyboardInterrupt"]) + "\n"
+    history = history_of(text)
+    assert not history.quoted
+    assert facts_in(text).ended == "interrupted"

@@ -41,7 +41,8 @@ def _how_many(history: History) -> str:
 
 
 def _how_far(history: History, facts: Facts) -> str:
-    trainer, last = history.format.title, facts.last_iteration
+    trainer = say("training") if history.format.name == "unknown" else history.format.title
+    last = facts.last_iteration
     if not facts.iterations_logged:
         if history.live:
             return say("A {trainer} run that has not logged an iteration yet.", trainer=trainer)

@@ -18,6 +18,7 @@ from glassgpt.errors import UserError
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 16  # of a longer one the rest is dropped
 USUAL_LINE = 1 << 12
+ENDLESS_LINE = 1 << 30  # and one of more is no line of anything
 LARGEST_UNPACKED = 16 << 30
 _BOMB_RATIO = 300  # text with the same line a million times packs to about a hundredth
 _BOMB_FROM = 64 << 20
@@ -118,6 +119,7 @@ def _encoding(start: bytes) -> str:
 def _split(texts: Iterable[str]) -> Iterator[Line]:
     rest = ""  # the beginning of a line that goes on in the next chunk
     dropping = False  # the rest of a line that is too long
+    dropped = 0
     for text in texts:
         text = rest + text
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
@@ -127,6 +129,9 @@ def _split(texts: Iterable[str]) -> Iterator[Line]:
             if dropping:
                 lines, dropping = lines[1:], False
             yield from _bounded(lines)
+        dropped = dropped + len(text) if dropping else 0
+        if dropped > ENDLESS_LINE:
+            raise UserError(f"that has a line of more than {ENDLESS_LINE >> 20} MiB: it is no log")
         if len(rest) > LONGEST_LINE:
             if not dropping:
                 yield from _bounded([_clean(rest[:LONGEST_LINE])])

@@ -198,3 +198,9 @@ def test_after_a_line_that_is_too_long_the_next_one_is_read() -> None:
 def test_a_notebook_in_one_line_of_json_is_taken_apart() -> None:
     cells = "\\n".join(f"iter {i}: loss 4.2, time 12.00ms" for i in range(400))
     assert sum("iter 399:" in line for line in texts(f'{{"text": "{cells}"}}\n'.encode())) == 1
+
+
+def test_a_line_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.insight.logs.text.ENDLESS_LINE", 10 << 20)
+    with pytest.raises(UserError, match="it is no log"):
+        list(read_lines(Endless(b"x" * (1 << 20), 1 << 40)))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import numpy as np
 from glassgpt.insight.history import Floats, History
 
 if TYPE_CHECKING:  # facts may ask here, so this module must not ask there
-    from glassgpt.insight.facts import Facts
+    pass
 
 MAX_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the next one well above this
 
@@ -65,10 +65,6 @@ def infer_from(history: History, tokens_per_iteration: int | None) -> Inference 
     if work is None or not tokens_per_iteration:
         return None
     return Inference(work.flops / tokens_per_iteration, work.error)
-
-
-def infer(history: History, facts: Facts) -> Inference | None:
-    return infer_from(history, facts.tokens_per_iteration)
 
 
 def contradicting_parameters(history: History, claimed: int | None, found: Inference) -> int | None:

@@ -17,7 +17,7 @@ from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.glossary import Entry, glossary
 from glassgpt.insight.history import History
 from glassgpt.show.chart import bar, plot
-from glassgpt.show.facts import fact_groups, phase_names
+from glassgpt.show.facts import fact_groups, phase_names, severity_word
 from glassgpt.show.timeline import phases_of, timeline_of
 from glassgpt.words import RIGHT_TO_LEFT, current_language, say
 
@@ -41,12 +41,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
 
 
 def print_finding(finding: Finding, out: Console) -> None:
-    severity = {
-        "problem": say("problem"),
-        "warning": say("warning"),
-        "advice": say("advice"),
-        "info": say("info"),
-    }[finding.severity]
+    severity = severity_word(finding.severity)
     head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (_in_line(finding.title), "bold"))
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)

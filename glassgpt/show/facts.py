@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from glassgpt import figures
 from glassgpt.insight.facts import Facts
+from glassgpt.insight.findings.finding import Severity
 from glassgpt.words import say
 
 T = TypeVar("T")
@@ -104,6 +105,16 @@ def ending(facts: Facts) -> str:
         "cut": say("log cut off"),
     }
     return words.get(facts.ended or "", "")
+
+
+def severity_word(severity: Severity) -> str:
+    words = {
+        "problem": say("problem"),
+        "warning": say("warning"),
+        "advice": say("advice"),
+        "info": say("info"),
+    }
+    return words[severity]
 
 
 def phase_names() -> dict[str, str]:

@@ -23,7 +23,7 @@ from glassgpt.insight.compare.side import label_of
 from glassgpt.insight.course import course_of
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.history import Evaluation, Format, History, Segment
-from glassgpt.insight.inference import MAX_ERROR, infer, parameters_behind
+from glassgpt.insight.inference import MAX_ERROR, infer_from, parameters_behind
 from glassgpt.insight.noise import evaluation_noise
 
 _SHAPE: dict[str, Value] = {
@@ -295,7 +295,7 @@ def with_mfu(flops_per_token: float, **settings: int | None) -> History:
 def test_the_size_is_read_back_through_the_running_average() -> None:
     true = 6 * 10_646_784 + 12 * 6 * 384 * 256
     history = with_mfu(true)
-    found = infer(history, facts_of(history))
+    found = infer_from(history, facts_of(history).tokens_per_iteration)
     assert found is not None
     assert found.flops_per_token == pytest.approx(true, rel=0.002)
     assert found.error <= MAX_ERROR
@@ -304,7 +304,7 @@ def test_the_size_is_read_back_through_the_running_average() -> None:
 
 def test_a_coarse_mfu_infers_nothing() -> None:
     history = with_mfu(1e5)
-    found = infer(history, facts_of(history))
+    found = infer_from(history, facts_of(history).tokens_per_iteration)
     assert found is None or found.error > MAX_ERROR
 
 

@@ -8,23 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from histories import made_history, made_steps
-from hypothesis import HealthCheck, given, settings
 from learnt_runs import (
     GLASSGPT,
     HF,
     about,
-    any_history,
-    cpu_run,
     falling,
     found,
     gpu_run,
-    healthy_run,
     noisy,
     text,
 )
 
 from glassgpt.config import Value
-from glassgpt.insight.findings.accidents import FINDERS
 from glassgpt.insight.findings.crash import crashed
 from glassgpt.insight.findings.divergence import divergence
 from glassgpt.insight.findings.memory import oom, read_message
@@ -38,23 +33,6 @@ NAN = math.nan
 LLMC = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
 LITGPT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False)
 BUILD = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
-
-
-@pytest.mark.parametrize("finder", FINDERS)
-def test_a_healthy_run_has_none(finder: object) -> None:
-    assert callable(finder)
-    for history in (healthy_run(), cpu_run(), gpu_run()):
-        assert finder(about(history)) is None
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_history())
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_any_history_is_survived(history: History) -> None:
-    case = about(history)
-    for finder in FINDERS:
-        finding = finder(case)
-        assert finding is None or finding.evidence
 
 
 # --- not a number ---

@@ -8,17 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from histories import made_history, made_steps
-from hypothesis import HealthCheck, given, settings
 from learnt_runs import (
     GLASSGPT,
     HF,
     about,
-    any_history,
     cpu_run,
     falling,
     found,
     gpu_run,
-    healthy_run,
     in_two,
     noisy,
     text,
@@ -32,23 +29,6 @@ from glassgpt.insight.findings.overfitting import overfitting
 from glassgpt.insight.findings.plateau import plateau
 from glassgpt.insight.findings.trend import still_improving
 from glassgpt.insight.history import Evaluation, History, Setup
-
-
-@pytest.mark.parametrize("finder", FINDERS)
-def test_a_healthy_run_has_none(finder: object) -> None:
-    assert callable(finder)
-    assert finder(about(healthy_run())) is None
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_history())
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_any_history_is_survived(history: History) -> None:
-    case = about(history)
-    for finder in FINDERS:
-        finding = finder(case)
-        assert finding is None or finding.evidence
-
 
 # --- overfitting ---
 

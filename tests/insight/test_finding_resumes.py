@@ -8,32 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from histories import made_history, made_steps
-from hypothesis import HealthCheck, given, settings
-from learnt_runs import GLASSGPT, about, any_history, cpu_run, found, gpu_run, healthy_run, in_two, text
+from learnt_runs import GLASSGPT, about, found, gpu_run, in_two, text
 
 from glassgpt.config import Value
 from glassgpt.insight.course import course_of, seconds_between
-from glassgpt.insight.findings.resumes import FINDERS, resume_jump, resume_replays_data
+from glassgpt.insight.findings.resumes import resume_jump, resume_replays_data
 from glassgpt.insight.findings.schedule import Schedule, horizon_changed, lr_schedule_mismatch
 from glassgpt.insight.history import History, Segment, Steps
-
-
-@pytest.mark.parametrize("finder", FINDERS)
-def test_a_healthy_run_has_none(finder: object) -> None:
-    assert callable(finder)
-    for history in (healthy_run(), cpu_run(), gpu_run()):
-        assert finder(about(history)) is None
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_history())
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_any_history_is_survived(history: History) -> None:
-    case = about(history)
-    for finder in FINDERS:
-        finding = finder(case)
-        assert finding is None or finding.evidence
-
 
 # --- the course ---
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.history import History
-from glassgpt.insight.inference import MAX_ERROR, infer, stated_peak
+from glassgpt.insight.inference import MAX_ERROR, devices, stated_peak, work_per_iteration
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ def work_of(history: History, facts: Facts) -> Work | None:
     peak, steady_ms = stated_peak(history), facts.steady_ms
     if not peak or not steady_ms or not history.format.mfu_peak or not history.format.mfu_is_average:
         return None
-    whole = infer(history, replace(facts, tokens_per_iteration=1))  # all of it, as if it were one token's
+    whole = work_per_iteration(history)
     if whole is None or not whole.error <= MAX_ERROR:
         return None
-    one_device = whole.flops_per_token / (history.setup.world_size or 1)
+    one_device = whole.flops / devices(history)
     rate = one_device / (steady_ms / 1000)
     return Work(one_device, whole.error, 100 * rate / peak, rate) if math.isfinite(rate) else None

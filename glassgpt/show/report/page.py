@@ -14,7 +14,7 @@ from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
 from glassgpt.harmless import harmless_words
 from glassgpt.insight.facts import Facts
-from glassgpt.insight.findings.finding import Finding, Severity
+from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
 from glassgpt.insight.verdict import verdict_on
 from glassgpt.show import facts as facts_shown
@@ -144,22 +144,12 @@ def _finding(finding: Finding) -> str:
         f'<p class="do"><strong>{text(todo)}</strong> {text(finding.advice)}</p>' if finding.advice else ""
     )
     return f"""<article class="finding {text(finding.severity)}">
-<h3><span class="badge">{text(_severity(finding.severity))}</span> {text(finding.title)}</h3>
+<h3><span class="badge">{text(facts_shown.severity_word(finding.severity))}</span> {text(finding.title)}</h3>
 <p class="evidence">{text(finding.evidence)}</p>
 <p>{text(finding.explanation)}</p>
 {advice}
 <p class="id"><code dir="ltr">{text(finding.id)}</code></p>
 </article>"""
-
-
-def _severity(severity: Severity) -> str:
-    words = {
-        "problem": say("problem"),
-        "warning": say("warning"),
-        "advice": say("advice"),
-        "info": say("info"),
-    }
-    return words[severity]
 
 
 def _charts(charts: Sequence[Chart], absent: Sequence[Missing], phases: dict[str, float]) -> str:

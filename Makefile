@@ -29,9 +29,11 @@ check: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Side by side with nanoGPT, which is not part of this: make bench NANOGPT=path SOURCE=tinyshakespeare.txt
+# The CPU rows side by side with nanoGPT, which is not part of this; bench/gpu.sh has those of a GPU.
+#   make bench NANOGPT=path/to/nanoGPT SHAKESPEARE=tinyshakespeare.txt
 bench: .venv/ready
-	$(BIN)/python bench/cpu.py --nanogpt $(NANOGPT) --source $(SOURCE) --full
+	$(BIN)/python -m bench cpu-speed cpu-to-loss --again \
+		--nanogpt $(NANOGPT) --shakespeare $(SHAKESPEARE) --out runs/bench.jsonl
 
 # kill -9 at 240 random instants of training, evaluating and saving; must lose nothing.
 faults: .venv/ready

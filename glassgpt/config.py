@@ -53,6 +53,8 @@ class TrainConfig:
     dropout: float = 0.0
     # Biases in linear layers and layer norms, as GPT-2 has them; without is a bit faster and no worse.
     bias: bool = False
+    # The matrix that reads tokens is also the one that predicts them, as in GPT-2. False: two matrices.
+    tie_embeddings: bool = True
     # `auto`: gelu for gpt2 (exact, as nanoGPT), relu2 for modern. GPT-2's own weights want gelu_new (tanh).
     activation: Literal["auto", "gelu", "gelu_new", "relu2"] = "auto"
 
@@ -67,10 +69,14 @@ class TrainConfig:
 
     # --- optimizer ---
 
-    # AdamW is the one there is so far.
-    optimizer: Literal["adamw"] = "adamw"
+    # `muon`: Muon for the blocks' matrices and AdamW for the rest. Learns more per update than AdamW alone.
+    optimizer: Literal["adamw", "muon"] = "adamw"
     # The highest rate, reached after the warm-up. Small models take more, large ones less.
     learning_rate: float = 6e-4
+    # Muon's highest rate.
+    matrix_lr: float = 0.02
+    # With muon: AdamW's highest rate for the matrix that reads tokens. none: learning_rate.
+    embedding_lr: float | None = None
     # Number of updates.
     max_iters: int = 600_000
     # Pull of matrices towards zero; gains and biases are left alone.
@@ -79,6 +85,8 @@ class TrainConfig:
     beta1: float = 0.9
     # AdamW's memory of their squares; 0.99 is better when an update has few tokens.
     beta2: float = 0.95
+    # Muon's memory of gradients.
+    muon_momentum: float = 0.95
     # Gradients with a larger norm are scaled down to it; 0 switches that off.
     grad_clip: float = 1.0
 
@@ -127,8 +135,14 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto weighs what compiling costs against what it saves in this run. True and False work too.
     compile: Literal["auto", "on", "off"] = "auto"
-    # sdpa: PyTorch's fused kernels. manual: the textbook formula, for checking.
-    attention: Literal["auto", "sdpa", "manual"] = "auto"
+    # sdpa: the first of PyTorch's kernels that can. flash, cudnn, efficient: that one. manual: the formula.
+    # auto: the fastest, measured where a run is long enough to care.
+    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "manual"] = "auto"
+    # triton: GlassGPT's own GPU kernels for norms, activations and loss; ready at once, where compiling takes
+    # half a minute to find the like. plain: PyTorch's.
+    kernels: Literal["auto", "triton", "plain"] = "auto"
+    # Record an update once and replay it (CUDA graphs): small models are otherwise held up by Python.
+    graph: Literal["auto", "on", "off"] = "auto"
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
     # Seed of weights, batches and dropout.
@@ -176,7 +190,7 @@ class Choice:
 _POSITIVE = (
     "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "batch_tokens",
     "learning_rate", "max_iters", "lr_decay_iters", "log_interval", "eval_interval", "eval_tokens",
-    "eval_iters", "checkpoint_interval", "keep_checkpoints",
+    "eval_iters", "checkpoint_interval", "keep_checkpoints", "matrix_lr", "embedding_lr",
 )
 _NOT_NEGATIVE = (
     "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience", "sample_tokens", "seed",
@@ -207,7 +221,7 @@ def find_problems(config: TrainConfig) -> list[str]:
         if value is not None and (value < 0 or (value == 0 and name in _POSITIVE)):
             need = "greater than 0" if name in _POSITIVE else "0 or more"
             problems.append(f"--{name}={value} must be {need}")
-    for name in ("dropout", "beta1", "beta2"):
+    for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
     if not 0 < config.wsd_decay_fraction <= 1:

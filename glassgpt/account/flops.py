@@ -21,13 +21,19 @@ def parameters(
     arch: str,
     bias: bool,
     positions: bool = True,
+    tied: bool = True,
+    lookups: bool = True,
 ) -> int:
-    """Parameters of a GPT of this shape; the matrix that embeds and predicts tokens is one."""
+    """Parameters of a GPT of this shape; the matrix that embeds and predicts tokens is one if `tied`.
+
+    Without `lookups`: only what is multiplied with; a matrix of which rows are looked up is left out.
+    """
     biased = bias and arch == "gpt2"
     norm = n_embd * (2 if biased else 1)
     # 12 C^2 a block: 3 for queries, keys, values; 1 for attention's output; 4 + 4 for the MLP.
     block = 2 * norm + 12 * n_embd**2 + (9 * n_embd if biased else 0)
-    total = vocab_size * n_embd + n_layer * block + norm
+    matrices = 1 if tied or not lookups else 2
+    total = matrices * vocab_size * n_embd + n_layer * block + norm
     return total + (block_size * n_embd if positions and arch == "gpt2" else 0)
 
 

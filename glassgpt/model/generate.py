@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.errors import UserError
+from glassgpt.model.decode import CacheReader, WindowReader, prepared
 from glassgpt.model.gpt import GPT
 
 _COLDEST = 1e-30  # below, dividing by the temperature leaves float32's range
@@ -26,6 +27,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 1337,
     use_cache: bool = True,
+    graph: bool = False,
 ) -> Iterator[int]:
     """Yields `count` tokens that follow `prompt`: sample 0 of this seed."""
     steps = generate_samples(
@@ -39,6 +41,7 @@ def generate(
         top_p=top_p,
         seed=seed,
         use_cache=use_cache,
+        graph=graph,
     )
     return (token for (token,) in steps)
 
@@ -55,20 +58,21 @@ def generate_samples(
     top_p: float | None = None,
     seed: int = 1337,
     use_cache: bool = True,
+    graph: bool = False,
 ) -> Iterator[list[int]]:
     """Yields `count` times the next token of each sample. Draws from own generators, never from training's.
 
     `vocab_size` is the tokenizer's: ids above it exist only as padding of the model's matrices.
     `samples` are the numbers of those to write, as range(8). A sample is decided by the seed and its number,
-    not by how many are written beside it.
+    not by how many are written beside it. `graph`: steps are recorded, see Repeated.
     """
     _check(model, prompt, temperature, top_k, top_p)
     generators = [_generator(seed, number) for number in samples]
 
-    def draw(logits: Tensor) -> list[int]:
+    def draw(logits: Tensor) -> Tensor:
         return _draw(logits[:, :vocab_size].float(), temperature, top_k, top_p, generators)
 
-    return _write(model, list(prompt), count, len(generators), draw, use_cache)
+    return _write(model, list(prompt), count, len(generators), draw, use_cache, graph)
 
 
 def _check(
@@ -105,32 +109,35 @@ def _write(
     prompt: list[int],
     count: int,
     samples: int,
-    draw: Callable[[Tensor], list[int]],
+    draw: Callable[[Tensor], Tensor],
     use_cache: bool,
+    graph: bool,
 ) -> Iterator[list[int]]:
     was_training = model.training
     model.eval()
-    device, context = model.lm_head.weight.device, model.config.block_size
-    texts = [prompt]  # read once; the samples part ways with their first token
-    cache = model.new_cache(len(prompt) + count) if use_cache else None
+    start, end = len(prompt), len(prompt) + count
+    texts = torch.zeros(samples, end, dtype=torch.long, device=model.lm_head.weight.device)
+    texts[:, :start] = torch.tensor(prompt)
     try:
-        for _ in range(count):
-            if len(texts[0]) > context:
+        ready = prepared(model)
+        window = WindowReader(ready, graph)
+        reader = CacheReader(ready, end, samples, graph) if use_cache else window
+        for length in range(start, end):
+            if length > model.config.block_size:
                 # Full. The oldest token drops out, and each that stays moves to another position and can no
                 # longer have seen the dropped one: none of their keys and values would be the same again.
-                cache = None
-            known = len(texts[0]) - context if cache is None else cache.length
-            tokens = torch.tensor([text[max(0, known) :] for text in texts], device=device)
-            chosen = draw(model.next_logits(tokens, cache))
-            if len(texts) < samples:
-                texts = [prompt.copy() for _ in range(samples)]
-                if cache is not None:
-                    cache.repeat(samples)
-            for text, token in zip(texts, chosen, strict=True):
-                text.append(token)
-            yield chosen
+                reader = window
+            known = texts[: 1 if length == start else samples, :length]  # the prompt is read once
+            texts[:, length] = draw(reader.read(known))
+            yield _checked(texts[:, length].tolist())
     finally:
         model.train(was_training)
+
+
+def _checked(tokens: list[int]) -> list[int]:
+    if min(tokens) < 0:
+        raise UserError("the model's output is not a number: its training went wrong before this checkpoint")
+    return tokens
 
 
 def _draw(
@@ -139,27 +146,36 @@ def _draw(
     top_k: int | None,
     top_p: float | None,
     generators: Sequence[torch.Generator],
-) -> list[int]:
-    """One token per generator, each from its row of the logits; or all from the only row there is."""
+) -> Tensor:
+    """One token per generator, each from its row of the logits; or all from the only row there is. Where the
+    logits are no numbers, -1: to ask them here would make a GPU wait.
+    """
     logits = logits.expand(len(generators), -1)
     if temperature < _COLDEST:
-        return logits.argmax(-1).tolist()
+        return logits.argmax(-1)
     ids = None
     if top_k is not None and top_k < logits.shape[-1]:
-        logits, ids = (part.cpu() for part in logits.topk(top_k))
+        logits, ids = logits.topk(top_k)
         # In the order of ids: where two likely ones swap places by rounding, no draw changes.
         ids, order = ids.sort()
         logits = logits.gather(-1, order)
-    logits = logits.cpu()
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the likeliest is 0: no infinities
     probabilities = logits.softmax(-1)
-    if not bool(probabilities.isfinite().all()):
-        raise UserError("the model's output is not a number: its training went wrong before this checkpoint")
+    good = probabilities.isfinite().all(-1)
     if top_p is not None and top_p < 1:
         probabilities = _nucleus(probabilities, top_p)
-    rows = zip(probabilities, generators, strict=True)
-    drawn = torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
-    return (drawn if ids is None else ids.gather(-1, drawn))[:, 0].tolist()
+    drawn = (probabilities / _waits(probabilities, generators)).argmax(-1, keepdim=True)
+    return (drawn if ids is None else ids.gather(-1, drawn))[:, 0].where(good, -1)
+
+
+def _waits(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Random waiting times, a row from each generator. Divided by its probability, each would be the time
+    until a token comes; the first to come is a draw from the probabilities.
+    """
+    waits = torch.empty(like.shape, dtype=like.dtype)
+    for row, generator in zip(waits, generators, strict=True):
+        row.exponential_(generator=generator)
+    return waits.to(like.device, non_blocking=True)
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:

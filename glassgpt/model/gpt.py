@@ -10,16 +10,26 @@ Shapes: B sequences, T tokens each, C channels, H heads of D channels, V vocabul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.model import fused, loss
 from glassgpt.model.cache import Cache, LayerCache
+
+# Ways to compute attention. `sdpa`: PyTorch takes the first of its own that can; `manual`: the formula.
+ATTENTION = {
+    "sdpa": None,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "manual": None,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class GPTConfig:
     bias: bool = False
     arch: str = "gpt2"
     activation: str = "gelu"
+    tie_embeddings: bool = True
 
 
 # Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
@@ -45,30 +56,23 @@ def padded_vocabulary(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size
 
 
-def _relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+class Norm(nn.Module):
+    """LayerNorm whose bias can be left out; for `modern`, RMSNorm with a gain.
 
-
-def _gelu_new(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_new": _gelu_new, "relu2": _relu2}
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm whose bias can be left out; for `modern`, RMSNorm with a gain."""
+    Takes what is to be added to the residual stream along, since whatever is added is normed next: one pass
+    over memory for both.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.rms = config.arch == "modern"
+        self.kernels = False  # see GPT.set_kernels
         self.weight = nn.Parameter(torch.ones(config.n_embd))
         self.bias = nn.Parameter(torch.zeros(config.n_embd)) if config.bias and not self.rms else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.rms:
-            return F.rms_norm(x, self.weight.shape, self.weight)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+    def forward(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The stream with `added`, and that normed."""
+        return fused.add_norm(x, added, self.weight, self.bias, self.rms, self.kernels)
 
 
 class Attention(nn.Module):
@@ -78,8 +82,8 @@ class Attention(nn.Module):
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.qk_norm = config.arch == "modern"
-        self.fused = True  # False: the textbook formula, see GPT.set_attention
+        self.kernels = False
+        self.attention = "sdpa"  # see GPT.set_attention
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=bias)
 
@@ -88,38 +92,33 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
         if rotation is not None:
-            q, k = _rotate(q, rotation), _rotate(k, rotation)
-        if self.qk_norm:
-            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
-        if cache is not None:
-            k, v = cache.extend(k, v)
+            parts = fused.rotate_norm(qkv, rotation, self.kernels)
+        else:
+            parts = qkv.unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        attention = _fused_attention if self.fused else _textbook_attention
-        y = attention(q, k, v, dropout)
+        if cache is not None:
+            y = cache.attend(q, k, v)
+        else:
+            y = attend(q, k, v, dropout, self.attention)
         return F.dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), dropout, self.training)
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    T, S = q.shape[-2], k.shape[-2]
-    if T == S:
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
+    """What the values at or before each query give it; `how` is one of ATTENTION."""
+    if how == "manual":
+        return _textbook_attention(q, k, v, dropout)
+    backend = ATTENTION[how]
+    with nullcontext() if backend is None else sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-    # With a cache. `is_causal` would take the first query for the first of all tokens.
-    past = None if T == 1 else ~_future(q, k)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=past, dropout_p=dropout)
 
 
 def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    future = _future(q, k)
+    T = q.shape[-2]
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(future, float("-inf"))
     return F.dropout(F.softmax(scores, dim=-1), dropout) @ v
-
-
-def _future(q: Tensor, k: Tensor) -> Tensor:
-    """True where a key comes after a query; the queries are those of the last tokens."""
-    T, S = q.shape[-2], k.shape[-2]
-    return torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1 + S - T)
 
 
 def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -129,39 +128,39 @@ def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = (table.to(x.dtype) for table in rotation)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
         self.dropout = config.dropout
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.kernels = config.activation, False
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.c_proj(self.activation(self.c_fc(x))), self.dropout, self.training)
+        x = fused.activate(self.c_fc(x), self.activation, self.kernels)
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config)
+        self.ln_1 = Norm(config)
         self.attn = Attention(config)
-        self.ln_2 = LayerNorm(config)
+        self.ln_2 = Norm(config)
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
-    ) -> Tensor:
-        x = x + self.attn(self.ln_1(x), rotation, cache)
-        x = x + self.mlp(self.ln_2(x))
-        return x
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        cache: LayerCache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream, and what this block's MLP will add to it."""
+        x, normed = self.ln_1(x, added)
+        x, normed = self.ln_2(x, self.attn(normed, rotation, cache))
+        return x, self.mlp(normed)
 
 
 class Transformer(nn.Module):
@@ -172,7 +171,7 @@ class Transformer(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.arch == "gpt2" else None
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = LayerNorm(config)
+        self.ln_f = Norm(config)
 
 
 class GPT(nn.Module):
@@ -185,9 +184,11 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = False
+        self.kernels = False
         self.transformer = Transformer(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.transformer.wte.weight  # tied: one matrix reads and writes tokens
+        if config.tie_embeddings:
+            self.lm_head.weight = self.transformer.wte.weight  # one matrix reads and writes tokens
         if config.arch == "modern":
             cos, sin = _rotary(config.block_size, config.n_embd // config.n_head)
             self.register_buffer("rotary_cos", cos, persistent=False)
@@ -204,42 +205,68 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+        if self.config.arch == "modern":
+            self._init_modern()
 
-    def set_attention(self, fused: bool) -> None:
+    def _init_modern(self) -> None:
+        """Blocks add nothing at first, and a head of its own predicts nothing: all is there to be learned."""
+        for name, parameter in self.transformer.h.named_parameters():
+            if name.endswith("c_proj.weight"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.7 / math.sqrt(self.config.n_embd))
+        if not self.config.tie_embeddings:
+            nn.init.normal_(self.transformer.wte.weight, std=0.5)
+            nn.init.zeros_(self.lm_head.weight)
+
+    def set_attention(self, how: str) -> None:
+        """One of ATTENTION."""
         for module in self.modules():
             if isinstance(module, Attention):
-                module.fused = fused
+                module.attention = how
+
+    def set_kernels(self, on: bool) -> None:
+        """Whether kernels of our own (kernels.py) do what they can do."""
+        self.kernels = on
+        for module in self.modules():
+            if isinstance(module, Norm | Attention | MLP):
+                module.kernels = on
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """The last layer's output (B, T, C), normed: what the head reads.
 
         With a cache, `tokens` are those after the ones it has read; it takes them in.
         """
-        start = 0 if cache is None else cache.length
-        end = start + tokens.shape[1]
+        T = tokens.shape[1]
+        places = slice(T) if cache is None else cache.places(T)
         x: Tensor = self.transformer.wte(tokens)
         rotation = None
         if self.transformer.wpe is not None:
-            x = x + self.transformer.wpe.weight[start:end]
+            x = x + self.transformer.wpe.weight[places]
         else:
-            x = F.rms_norm(x, x.shape[-1:])
-            rotation = (self.rotary_cos[start:end], self.rotary_sin[start:end])
+            x = F.rms_norm(x, x.shape[-1:], eps=fused.EPSILON["rms"])
+            rotation = (self.rotary_cos[places], self.rotary_sin[places])
         x = F.dropout(x, self.config.dropout, self.training)
+        if x.is_cuda and torch.is_autocast_enabled("cuda"):
+            x = x.to(torch.get_autocast_dtype("cuda"))  # half the memory, half the time to fetch it
+        added: Tensor | None = None
         for number, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, rotation, use_reentrant=False)
+                x, added = checkpoint(block, x, added, rotation, use_reentrant=False)
             else:
-                x = block(x, rotation, None if cache is None else cache.layers[number])
-        return self.transformer.ln_f(x)  # type: ignore[no-any-return]
+                x, added = block(x, added, rotation, None if cache is None else cache.layers[number])
+        _, normed = self.transformer.ln_f(x, added)
+        return normed  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
         """Logits; or with targets the cross-entropy, averaged or (`reduction="none"`) per token (B, T)."""
-        logits: Tensor = self.lm_head(self.hidden(tokens))
+        hidden = self.hidden(tokens)
         if targets is None:
-            return logits
-        flat = logits.view(-1, logits.shape[-1]).float()
-        loss = F.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED_TARGET, reduction=reduction)
-        return loss.view(targets.shape) if reduction == "none" else loss
+            return self.lm_head(hidden)  # type: ignore[no-any-return]
+        flat, wanted = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)
+        if reduction == "mean":
+            return loss.cross_entropy(flat, self.lm_head.weight, wanted, self.kernels)
+        return loss.losses(flat, self.lm_head.weight, wanted).view(targets.shape)
 
     def new_cache(self, tokens: int) -> Cache:
         """With room for so many tokens, as far as the context goes."""

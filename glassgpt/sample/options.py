@@ -41,7 +41,7 @@ class SampleOptions:
     device: str = "auto"
     # float32 on a CPU; else what the card is fast in.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # nanoGPT's; sampling is not compiled yet, whatever this says: the cache of keys and values makes it fast.
+    # On a CUDA card, unless off: the step from token to token is recorded once, as a CUDA graph.
     compile: Literal["auto", "on", "off"] = "auto"
     # For a ckpt.pt of nanoGPT: the folder with its meta.pkl, if it is not at data/DATASET.
     data_dir: str = ""

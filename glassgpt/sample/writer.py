@@ -80,6 +80,7 @@ class Writer:
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
+            graph=self.placement.compile,
         )
         while True:
             with self.placement.autocast():
@@ -106,7 +107,11 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     _check_fit(origin, tokenizer)
     model = GPT(origin.shape)
     load_weights(model, origin.weights, origin.what)
-    placement = Placement(device, str(dtype.value), compile=False, attention="sdpa")
+    graph = _choose_graph(options.compile, device)
+    choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
+    if device.type == "cuda" or options.compile == "on":
+        choices.append(graph)
+    placement = Placement(device, str(dtype.value), compile=graph.value == "on", attention="sdpa")
     if device.index is not None:
         torch.cuda.set_device(device)
     return Writer(
@@ -114,15 +119,17 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
         model.to(device).eval(),
         tokenizer,
         placement,
-        (device_choice, dtype, *_remarks(tokenizer, options)),
+        tuple(choices),
     )
 
 
-def _remarks(tokenizer: Tokenizer, options: SampleOptions) -> list[Choice]:
-    remarks = [Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
-    if options.compile == "on":
-        remarks.append(Choice("compile", "off", "sampling is not compiled yet"))
-    return remarks
+def _choose_graph(asked: str, device: torch.device) -> Choice:
+    """What `compile` means here."""
+    if device.type != "cuda":
+        return Choice("compile", "off", "a step is recorded only on a CUDA card; there is nothing to compile")
+    if asked == "off":
+        return Choice("compile", "off", "asked for: each token's kernels are launched one by one")
+    return Choice("compile", "on", "the step from token to token is recorded once, as a CUDA graph")
 
 
 def find_source(run: str | None, options: SampleOptions) -> str:

@@ -108,6 +108,9 @@ class Job:
             device=str(self.placement.device),
             dtype=self.placement.dtype,  # type: ignore[arg-type]
             compile="on" if self.placement.compile else "off",
+            attention=self.placement.attention,  # type: ignore[arg-type]
+            kernels="triton" if self.placement.kernels else "plain",
+            graph="on" if self.placement.graph else "off",
             batch_size=self.plan.batch_size,
         )
 
@@ -133,14 +136,16 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
-    choices.append(attention := devices.choose_attention(config.attention))
+    choices.append(kernels := devices.choose_kernels(config, device))
+    own_kernels = kernels.value == "triton"
 
     shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":
         choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
-    counted = parameter_count(shape, positions=False)
-    per_token = flops.flops_per_token(counted, shape.n_layer, shape.n_embd, shape.block_size)
+    per_token = flops.flops_per_token(
+        parameter_count(shape, lookups=False), shape.n_layer, shape.n_embd, shape.block_size
+    )
 
     free, total = devices.memory_bytes(device)
     fits = devices.sequences_that_fit(config, shape.vocab_size, parameter_count(shape), free)
@@ -150,18 +155,36 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     peak = hardware.find_peak(
         device.type, devices.device_name(device), str(dtype.value), total, config.probe_seconds
     )
-    eager_step_s = devices.estimate_step_s(
-        device, plan, per_token, shape.n_layer, peak.measured or peak.value
+    speed = peak.measured or peak.value
+    eager_step_s = devices.estimate_step_s(device, plan, per_token, shape.n_layer, speed)
+    choices.append(compiling := devices.choose_compile(config, device, eager_step_s, own_kernels))
+    run_s = None if eager_step_s is None else eager_step_s * config.max_iters
+    choices.append(attention := devices.choose_attention(config, device, str(dtype.value), run_s))
+    graph = devices.choose_graph(
+        config,
+        device,
+        str(dtype.value),
+        devices.estimate_arithmetic_s(device, plan.tokens // plan.micro_steps, per_token, speed),
+        devices.estimate_launch_s(device, shape.n_layer),
     )
-    choices.append(compiling := devices.choose_compile(config, device, eager_step_s))
+    choices.append(graph)
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
 
     sampling, sample_choices = _choose_sampling(config, dataset)
     choices += sample_choices
 
-    placement = Placement(device, str(dtype.value), compiling.value == "on", str(attention.value))
+    placement = Placement(
+        device,
+        str(dtype.value),
+        compile=compiling.value == "on",
+        attention=str(attention.value),
+        kernels=own_kernels,
+        graph=graph.value == "on",
+    )
     model = _build_model(config, shape, placement)
-    stream = Stream(splits["train"], config.block_size, plan, config.seed, device)
+    choices.append(data := devices.choose_data_place(splits["train"].nbytes, device, free))
+    on_card = data.value == "on the card"
+    stream = Stream(splits["train"], config.block_size, plan, config.seed, device, on_card)
     progress = Progress()
 
     learner = Learner(model, config, placement, plan, stream, ledger)
@@ -196,7 +219,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     )
 
 
-def parameter_count(shape: GPTConfig, positions: bool = True) -> int:
+def parameter_count(shape: GPTConfig, positions: bool = True, lookups: bool = True) -> int:
     return flops.parameters(
         vocab_size=shape.vocab_size,
         block_size=shape.block_size,
@@ -204,7 +227,9 @@ def parameter_count(shape: GPTConfig, positions: bool = True) -> int:
         n_embd=shape.n_embd,
         arch=shape.arch,
         bias=shape.bias,
-        positions=positions,
+        positions=positions and lookups,
+        tied=shape.tie_embeddings,
+        lookups=lookups,
     )
 
 
@@ -253,6 +278,7 @@ def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
         bias=config.bias,
         arch=config.arch,
         activation=settings.activation(config),
+        tie_embeddings=config.tie_embeddings,
     )
     return shape, Choice("vocab_size", size, reason if given is None else "as the weights have it")
 
@@ -290,7 +316,8 @@ def _without_work(config: TrainConfig) -> list[Choice]:
 def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement) -> GPT:
     torch.manual_seed(config.seed)
     model = GPT(shape)  # on the CPU first, so that every device starts from the same weights
-    model.set_attention(fused=placement.attention == "sdpa")
+    model.set_attention(placement.attention)
+    model.set_kernels(placement.kernels)
     model.activation_checkpointing = config.activation_checkpointing
     return model.to(placement.device)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
 from glassgpt.model.gpt import GPT
+from glassgpt.model.recording import Recording
 from glassgpt.train.batching import BatchPlan
-from glassgpt.train.device import Placement
-from glassgpt.train.optimizers import make_optimizer, set_learning_rate
+from glassgpt.train.device import DTYPES, Placement
+from glassgpt.train.optimizers import make_optimizers
 from glassgpt.train.schedule import learning_rate
 from glassgpt.train.stream import Stream
 
@@ -34,12 +35,13 @@ class Finite:
         self.factor = torch.ones((), device=device)  # NaN once something was bad
         self._first = torch.full((), -1, dtype=torch.int64, device=device)
 
-    def watch(self, update: int, *values: Tensor) -> None:
+    def watch(self, update: Tensor, *values: Tensor) -> None:
         finite = torch.stack([value.isfinite() for value in values]).all()
         newly = ~finite & (self._first < 0)
-        self._first = torch.where(newly, update, self._first)
-        self.bad = torch.where(newly, 1.0, self.bad)
-        self.factor = torch.where(newly, math.nan, self.factor)
+        # In place: whoever was given these tensors sees it.
+        self._first.copy_(torch.where(newly, update, self._first))
+        self.bad.masked_fill_(newly, 1.0)
+        self.factor.masked_fill_(newly, math.nan)
 
     def first_bad_update(self) -> int | None:
         """Waits for the device."""
@@ -62,11 +64,17 @@ class Learner:
         self.model, self.config, self.placement = model, config, placement
         self._plan, self._stream, self._ledger = plan, stream, ledger
         self.compile_error: Exception | None = None
-        self.optimizer = make_optimizer(model, config)
+        self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
+        if not self.scaler.is_enabled() and placement.device.type != "mps":
+            for optimizer in self.optimizers:  # what the scaler does in float16; Apple's kernel cannot skip
+                optimizer.found_inf = self.finite.bad
         self._forward: Callable[..., Tensor] = torch.compile(model) if placement.compile else model
+        record = Recording if placement.graph else _as_it_is
+        self._do_micro_step, self._do_finish = record(self._micro_step), record(self._finish)
         self._tried: set[str] = set()
+        self._dropout_seed = 0
         # On the device until somebody asks: an update never waits for the host.
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
@@ -77,24 +85,21 @@ class Learner:
 
     def update(self, number: int, first_sequence: int) -> None:
         """Does update `number` (from 0), whose sequences are `first_sequence` and on of the stream."""
-        set_learning_rate(self.optimizer, learning_rate(self.config, number))
+        for optimizer in self.optimizers:
+            optimizer.set_learning_rate(learning_rate(self.config, number))
         self.model.train()
         starts = range(first_sequence, first_sequence + self._plan.sequences, self._plan.batch_size)
-        losses = [self._micro_step(number, micro_step, start) for micro_step, start in enumerate(starts)]
+        losses = []
+        for micro_step, start in enumerate(starts):
+            with self._ledger.phase("data"):
+                batch = self._stream.micro_batch(start)
+            self._dropout_seed = _dropout_seed(self.config.seed, number, micro_step)
+            self._seed_dropout()
+            losses.append(self._do_micro_step(*batch)[0].clone())
         loss = torch.stack(losses).mean()
-        self.scaler.unscale_(self.optimizer)
-        norm = self._clip()
-        # With a scaler an infinite gradient is routine: it skips that update and lowers its scale.
-        self.finite.watch(number, *((loss,) if self.scaler.is_enabled() else (loss, norm)))
-        if not self.scaler.is_enabled():
-            # What the scaler does in float16: a fused optimizer skips its step where this is 1.
-            vars(self.optimizer).update(found_inf=self.finite.bad, grad_scale=None)
-        if self.placement.device.type != "mps" or self.finite.first_bad_update() is None:
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        (norm,) = self._do_finish(torch.full_like(loss, number, dtype=torch.int64), loss)
         self._losses.append(loss)
-        self._norms.append(norm)
+        self._norms.append(norm.clone())
 
     def first_bad_update(self, done: int) -> int | None:
         """The first update that was not finite, of the `done` that were tried. Waits for the device.
@@ -122,13 +127,14 @@ class Learner:
 
         return self._guarded("score", call)
 
-    def _micro_step(self, number: int, micro_step: int, first_sequence: int) -> Tensor:
-        with self._ledger.phase("data"):
-            tokens, targets = self._stream.micro_batch(first_sequence)
+    def _seed_dropout(self) -> None:
+        if self.config.dropout:
+            torch.manual_seed(self._dropout_seed)
+
+    def _micro_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor]:
+        """Forward and backward; the gradients add up."""
 
         def call() -> Tensor:
-            if self.config.dropout:
-                torch.manual_seed(_dropout_seed(self.config.seed, number, micro_step))
             with self.placement.autocast():
                 loss = self._forward(tokens, targets)
             share = loss / self._plan.micro_steps
@@ -137,7 +143,21 @@ class Learner:
             torch.autograd.backward(self.scaler.scale(share))
             return loss.detach()
 
-        return self._guarded("update", call)
+        return (self._guarded("update", call),)
+
+    def _finish(self, number: Tensor, loss: Tensor) -> tuple[Tensor]:
+        """What the gradients are for. Returns their norm."""
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)  # type: ignore[arg-type]
+        norm = self._clip()
+        # With a scaler an infinite gradient is routine: it skips that update and lowers its scale.
+        self.finite.watch(number, *((loss,) if self.scaler.is_enabled() else (loss, norm)))
+        if self.placement.device.type != "mps" or self.finite.first_bad_update() is None:
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)  # type: ignore[arg-type]
+        self.scaler.update()
+        self.model.zero_grad(set_to_none=not self.placement.graph)  # a recording wants them in their place
+        return (norm,)
 
     def _clip(self) -> Tensor:
         parameters = list(self.model.parameters())
@@ -157,11 +177,16 @@ class Learner:
             if what in self._tried or self._forward is self.model:
                 raise
             self._forward = self.model
-            self.optimizer.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
+            self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
             self.compile_error = error
+            self._seed_dropout()
             result = call()
         self._tried.add(what)
         return result
+
+
+def _as_it_is(work: T) -> T:
+    return work
 
 
 def _dropout_seed(seed: int, update: int, micro_step: int) -> int:

@@ -1,46 +1,221 @@
-"""Optimizers, and how their state is named: after the parameter it belongs to, never after a position."""
+"""Optimizers, and how their state is named: after the parameter it belongs to, never after a position.
+
+They are not subclasses of torch's, whose first use imports the whole compiler: seconds of every start, for
+nothing. AdamW's arithmetic is torch's own fused kernel all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 
 
-def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW. Matrices are decayed; gains and biases are not: pulling those to zero only hurts."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    # Fused: one kernel for all tensors, and it can skip an update on the device (see Finite in learner.py).
-    # Apple's fused kernel cannot skip.
-    fused = matrices[0].device.type != "mps"
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
+class Optimizer:
+    """Groups of parameters, each with its rate `lr`, `times` the schedule's; and what it remembers of each.
+
+    `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
+    """
+
+    _step_supports_amp_scaling = True  # tells torch's loss scaler that `found_inf` will be heeded
+
+    def __init__(self, groups: Iterable[dict[str, Any]], config: TrainConfig) -> None:
+        self.param_groups = [group for group in groups if group["params"]]
+        device = self.param_groups[0]["params"][0].device
+        for group in self.param_groups:
+            # On a CUDA card the rate is there too: an update that was recorded reads it anew each time.
+            on_card = device.type == "cuda"
+            group["lr"] = torch.zeros((), device=device) if on_card else config.learning_rate * group["times"]
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        self.found_inf: Tensor | None = None
+        self.grad_scale: Tensor | None = None
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def set_learning_rate(self, rate: float) -> None:
+        """`rate` is the schedule's; groups with a rate of their own follow it in proportion."""
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * group["times"])
+            else:
+                group["lr"] = rate * group["times"]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def make_optimizers(model: GPT, config: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
+    """AdamW for everything; or Muon for the blocks' matrices, in `dtype`, and AdamW for the rest."""
+    if config.optimizer == "adamw":
+        return [AdamW(model.parameters(), (), config)]
+    matrices = {name: matrix for name, matrix in model.transformer.h.named_parameters() if matrix.dim() == 2}
+    taken = {id(matrix) for matrix in matrices.values()}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    embedding = [] if config.tie_embeddings else [model.transformer.wte.weight]
+    return [Muon(matrices, config, dtype), AdamW(rest, embedding, config)]
 
 
-def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as tensors called `PARAMETER:NAME`, e.g. `transformer.wte.weight:exp_avg`."""
+# --- AdamW ---
+
+
+class AdamW(Optimizer):
+    """Matrices are decayed; gains and biases are not: pulling those to zero only hurts.
+
+    An `embedding` has a rate of its own and no decay: a row learns only when its token comes along.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], embedding: Sequence[Tensor], config: TrainConfig
+    ) -> None:
+        apart = {id(table) for table in embedding}
+        others = [parameter for parameter in parameters if id(parameter) not in apart]
+        matrices = [parameter for parameter in others if parameter.dim() >= 2]
+        vectors = [parameter for parameter in others if parameter.dim() < 2]
+        rate = config.learning_rate
+        embedding_times = (rate if config.embedding_lr is None else config.embedding_lr) / rate
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": config.weight_decay, "times": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "times": 1.0},
+            {"params": list(embedding), "weight_decay": 0.0, "times": embedding_times},
+        ]
+        super().__init__(groups, config)
+        self._betas = config.beta1, config.beta2
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self._state_of(parameter) for parameter in parameters]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1.0)
+            torch._fused_adamw_(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+            if self.found_inf is not None:  # one that was skipped does not count
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+
+# --- Muon ---
+
+
+class Muon(Optimizer):
+    """Moves a matrix by its momentum made orthogonal: all directions of the change are equally large.
+
+    Adam scales each number by itself; a matrix's gradient is dominated by few directions all the same, and
+    the rare ones learn slowly. (Jordan et al., 2024.)
+    """
+
+    def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
+        self._momentum, self._decay, self._dtype = config.muon_momentum, config.weight_decay, dtype
+        # Queries, keys and values share a matrix but are three maps, each with directions of its own.
+        threes = [matrix for name, matrix in matrices.items() if name.endswith("c_attn.weight")]
+        ones = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
+        times = config.matrix_lr / config.learning_rate
+        groups = [{"params": threes, "maps": 3, "times": times}, {"params": ones, "maps": 1, "times": times}]
+        super().__init__(groups, config)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            for matrix in group["params"]:
+                alike.setdefault((matrix.shape[0] // group["maps"], matrix.shape[1]), []).append(matrix)
+            for shape, matrices in alike.items():
+                self._step_together(matrices, shape, group["lr"])
+
+    def _step_together(
+        self, matrices: list[nn.Parameter], shape: tuple[int, ...], rate: float | Tensor
+    ) -> None:
+        """Matrices of one shape at once: few large products instead of many small ones."""
+        before = [self._momentum_of(matrix) for matrix in matrices]
+        gradient = torch.stack([_gradient(matrix) for matrix in matrices])
+        average = torch.stack(before).lerp_(gradient, 1 - self._momentum)
+        ahead = gradient.lerp(average, self._momentum)  # Nesterov's: as if the next average were known
+        change = orthogonal(ahead.view(-1, *shape), self._dtype).view_as(ahead)
+        change *= math.sqrt(max(1.0, shape[0] / shape[1]))
+        if self.found_inf is not None:
+            average = torch.where(self.found_inf > 0, torch.stack(before), average)
+            change = torch.where(self.found_inf > 0, 0.0, change)
+            rate = rate * (1 - self.found_inf)
+        for matrix, momentum, new_momentum, step in zip(
+            matrices, before, average, change * rate, strict=True
+        ):
+            momentum.copy_(new_momentum)
+            matrix.mul_(1 - rate * self._decay).sub_(step)
+
+    def _momentum_of(self, matrix: nn.Parameter) -> Tensor:
+        state = self.state[matrix]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        return state["momentum"]
+
+
+def _gradient(matrix: nn.Parameter) -> Tensor:
+    return torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
+
+
+# Each row is a polynomial a x + b x^3 + c x^5 that takes singular values nearer to 1; together they take all
+# between 0.001 and 1 close to it. (Amsel et al., 2025: "The Polar Express", 5 steps, with a safety margin.)
+_TOWARDS_ONE = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Matrices (…, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
+    x = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices  # the small side squared
+    x = (x / (1.02 * x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
+    for a, b, c in _TOWARDS_ONE:
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    wanted: Tensor = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    return wanted.to(matrices.dtype)
+
+
+# --- their state ---
+
+
+def optimizer_tensors(model: GPT, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' state as tensors called `PARAMETER:NAME`, e.g. `transformer.wte.weight:exp_avg`."""
     return {
         f"{name}:{key}": value
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
+        for key, value in _state_of(optimizers, parameter).items()
     }
 
 
-def load_optimizer(model: GPT, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
     """Puts the state back, each tensor where it came from; a tensor without a home is an error."""
     parameters = dict(model.named_parameters())
     for label, tensor in tensors.items():
@@ -48,4 +223,11 @@ def load_optimizer(model: GPT, optimizer: torch.optim.Optimizer, tensors: Mappin
         if name not in parameters:
             raise UserError(f"the checkpoint has optimizer state for {name}, which this model does not have")
         # Also AdamW's step count: fused kernels keep it beside the parameter.
-        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        _state_of(optimizers, parameters[name])[key] = tensor.to(parameters[name].device)
+
+
+def _state_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> dict[str, Tensor]:
+    for optimizer in optimizers:
+        if any(parameter is one for group in optimizer.param_groups for one in group["params"]):
+            return optimizer.state[parameter]
+    raise AssertionError("every parameter has an optimizer")

@@ -48,7 +48,11 @@ class Origin:
 
 
 # What weights decide about a model. Dropout has none; of context they allow less, see `fitted`.
-MODEL_SETTINGS = ("n_layer", "n_head", "n_embd", "bias", "arch", "activation")
+# fmt: off
+MODEL_SETTINGS = (
+    "n_layer", "n_head", "n_embd", "bias", "arch", "activation", "tie_embeddings",
+)
+# fmt: on
 
 
 def fitted(config: TrainConfig, origin: Origin) -> TrainConfig:

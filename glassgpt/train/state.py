@@ -16,7 +16,7 @@ from glassgpt.train import records
 from glassgpt.train.checkpoint import Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
-from glassgpt.train.optimizers import load_optimizer, optimizer_tensors
+from glassgpt.train.optimizers import load_optimizers, optimizer_tensors
 from glassgpt.train.origin import (
     Origin,
     check_fit,
@@ -36,7 +36,7 @@ def tensors_of(job: Job) -> Tensors:
         }
     return {
         "model": dict(job.model.named_parameters()),  # which names the tied matrix once
-        "optimizer": optimizer_tensors(job.model, job.learner.optimizer),
+        "optimizer": optimizer_tensors(job.model, job.learner.optimizers),
         "evaluation": evaluation,
     }
 
@@ -97,7 +97,7 @@ def _load_weights(job: Job, origin: Origin) -> None:
 def _take_over(job: Job, origin: Origin) -> list[Record]:
     """Everything, so that the run goes on where the other one was."""
     _load_weights(job, origin)
-    load_optimizer(job.model, job.learner.optimizer, origin.optimizer)
+    load_optimizers(job.model, job.learner.optimizers, origin.optimizer)
     complaints = list(origin.complaints)
     if origin.kind == "run":
         complaints += _take_over_progress(job, origin)

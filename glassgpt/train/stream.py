@@ -6,22 +6,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import training_batch
+from glassgpt.data.batches import training_batch, window_starts
 from glassgpt.train.batching import BatchPlan
 
 
 class Stream:
     """A pure function of the seed and of a sequence's number: a resumed run reads on as if nothing was.
 
-    On CUDA the copy is asynchronous, and a pair of events around each fetch tells afterwards how long the
-    card waited for it. Asking the host's clock instead would blame whatever the host happened to do.
+    On CUDA the whole text lies on the card if there is room (`resident`), and batches are cut there;
+    otherwise each is copied, asynchronously. A pair of events around each fetch tells afterwards how long
+    the card waited for it. Asking the host's clock instead would blame whatever the host happened to do.
     """
 
     def __init__(
-        self, tokens: np.ndarray, block_size: int, plan: BatchPlan, seed: int, device: torch.device
+        self,
+        tokens: np.ndarray,
+        block_size: int,
+        plan: BatchPlan,
+        seed: int,
+        device: torch.device,
+        resident: bool = False,
     ) -> None:
         self._tokens, self._block_size, self._plan = tokens, block_size, plan
         self._seed, self._device = seed, device
+        self._resident = Resident(tokens, block_size, device) if resident else None
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def micro_batch(self, first: int) -> tuple[Tensor, Tensor]:
@@ -31,7 +39,13 @@ class Stream:
             return x.to(self._device), y.to(self._device)
         before, after = _event(), _event()
         before.record()
-        x, y = (t.pin_memory().to(self._device, non_blocking=True) for t in self._host_batch(first))
+        if self._resident is not None:
+            starts = window_starts(
+                self._seed, first, self._plan.batch_size, len(self._tokens), self._block_size
+            )
+            x, y = self._resident.rows(torch.from_numpy(starts))
+        else:
+            x, y = (t.pin_memory().to(self._device, non_blocking=True) for t in self._host_batch(first))
         after.record()
         self._waits.append((before, after))
         return x, y
@@ -50,6 +64,23 @@ class Stream:
         waited: float = sum(before.elapsed_time(after) for before, after in self._waits) / 1000
         self._waits.clear()
         return waited
+
+
+class Resident:
+    """A text on the card."""
+
+    def __init__(self, tokens: np.ndarray, block_size: int, device: torch.device) -> None:
+        # torch computes little in unsigned types: the same bits as signed ones, and the sign undone below.
+        signed = np.ascontiguousarray(tokens).view(f"i{tokens.dtype.itemsize}")
+        self._tokens = torch.from_numpy(signed).to(device)
+        self._mask = 2 ** (8 * tokens.dtype.itemsize) - 1
+        self._steps = torch.arange(block_size + 1, device=device)
+
+    def rows(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets that begin at these places of the text."""
+        there = starts.pin_memory().to(self._tokens.device, non_blocking=True)
+        rows = self._tokens[there[:, None] + self._steps].long() & self._mask
+        return rows[:, :-1], rows[:, 1:]
 
 
 def _event() -> torch.cuda.Event:

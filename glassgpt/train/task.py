@@ -180,7 +180,7 @@ def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     """Without what was decided for another device; here it is decided anew."""
     kept = dict(settings)
     if "device" in overrides and overrides["device"] != kept.get("device"):
-        for name in ("dtype", "compile"):
+        for name in ("dtype", "compile", "attention", "kernels", "graph"):
             kept.pop(name, None)
         if "batch_tokens" in kept:
             kept.pop("batch_size", None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from little import CONTEXT, little_gpt, some_batch, some_tokens
 from torch import Tensor, nn
 
-from glassgpt.model.cache import LayerCache
+from glassgpt.model.cache import FixedCache, LayerCache
 from glassgpt.model.gpt import GPT
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -29,15 +29,15 @@ def read_in_pieces(model: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
 
 
 @both
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "manual"])
 @few
 @given(st.sets(st.integers(1, CONTEXT - 1)), st.integers(1, 3), st.integers(0, 9))
 @torch.no_grad()
 def test_any_pieces_make_the_same_logits(
-    arch: str, fused: bool, cuts: set[int], rows: int, seed: int
+    arch: str, attention: str, cuts: set[int], rows: int, seed: int
 ) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention(fused)
+    model.set_attention(attention)
     tokens = some_tokens(rows, seed=seed)
     pieces = read_in_pieces(model, tokens, sorted(cuts))
     torch.testing.assert_close(pieces, model(tokens), atol=1e-5, rtol=0)
@@ -63,6 +63,22 @@ def test_a_text_read_once_goes_on_in_several_ways(arch: str) -> None:
     cache.repeat(4)
     whole = model(torch.cat([start.expand(4, -1), ways], dim=1))
     torch.testing.assert_close(model.next_logits(ways, cache), whole[:, -1], atol=1e-5, rtol=0)
+
+
+@both
+@pytest.mark.parametrize("fill", [1e9, -1e9])
+@torch.no_grad()
+def test_a_fixed_cache_goes_on_and_sees_nothing_of_what_is_not_written_yet(arch: str, fill: float) -> None:
+    model = little_gpt(arch=arch).eval()
+    tokens = some_tokens()
+    cache = model.new_cache(CONTEXT)
+    model.next_logits(tokens[:, :5], cache)
+    for layer in cache.layers:
+        layer.keys[:, :, 5:] = layer.values[:, :, 5:] = fill
+    fixed, whole = FixedCache(cache), model(tokens)
+    for place in range(5, CONTEXT):
+        logits = model.next_logits(tokens[:, place : place + 1], fixed)
+        torch.testing.assert_close(logits, whole[:, place], atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -93,11 +109,11 @@ def test_more_than_the_context_is_an_error(arch: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "manual"])
 @torch.no_grad()
-def test_it_remembers_in_the_precision_of_autocast(arch: str, fused: bool) -> None:
+def test_it_remembers_in_the_precision_of_autocast(arch: str, attention: str) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention(fused)
+    model.set_attention(attention)
     tokens = some_tokens()
     with torch.autocast("cpu", torch.bfloat16):
         cache = model.new_cache(CONTEXT)
@@ -117,10 +133,10 @@ def test_keys_that_a_norm_made_float32_are_kept_as_the_values_are() -> None:
 
 
 @both
-@pytest.mark.parametrize("fused", [True, False])
-def test_training_still_compiles_into_one_graph(arch: str, fused: bool) -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "manual"])
+def test_training_still_compiles_into_one_graph(arch: str, attention: str) -> None:
     model = little_gpt(arch=arch)
-    model.set_attention(fused)
+    model.set_attention(attention)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     tokens, targets = some_batch()

@@ -76,19 +76,27 @@ def test_the_next_seed_has_samples_of_its_own(seed: int) -> None:
     st.integers(0, 2 * CONTEXT),
     st.integers(1, 3),
     temperatures,
+    st.sampled_from(["sdpa", "manual"]),
     st.booleans(),
     st.integers(0, 99),
 )
 def test_the_cache_changes_no_token(
-    arch: str, length: int, count: int, samples: int, temperature: float, fused: bool, seed: int
+    arch: str,
+    length: int,
+    count: int,
+    samples: int,
+    temperature: float,
+    attention: str,
+    graph: bool,
+    seed: int,
 ) -> None:
-    """Also with a prompt longer than the context, and across its edge."""
+    """Also with a prompt longer than the context, across its edge, and by steps that could be recorded."""
     model = little_gpt(arch=arch)
-    model.set_attention(fused)
+    model.set_attention(attention)
     prompt = some_tokens(1, length, seed)[0].tolist()
     options: dict[str, Any] = {"count": count, "temperature": temperature, "seed": seed}
     plain = texts(model, prompt, samples, use_cache=False, **options)
-    assert texts(model, prompt, samples, **options) == plain
+    assert texts(model, prompt, samples, graph=graph, **options) == plain
 
 
 def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:
@@ -185,7 +193,7 @@ def test_draws_are_by_the_definitions_of_temperature_top_k_and_top_p(
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
     expected = chances(logits.double().numpy(), temperature, top_k, top_p)
     generators = [torch.Generator().manual_seed(number) for number in range(1000)]
-    drawn = _draw(logits[None], temperature, top_k, top_p, generators)
+    drawn = _draw(logits[None], temperature, top_k, top_p, generators).tolist()
     assert set(drawn) <= expected.keys()
     for token, chance in expected.items():
         assert drawn.count(token) / 1000 == pytest.approx(chance, abs=0.08), token
@@ -209,8 +217,28 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(weights: list[int], 
 def test_top_p_counts_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.4, 0.1, 0.1]]).log()
     generators = [torch.Generator().manual_seed(number) for number in range(100)]
-    assert set(_draw(logits, 1.0, 2, 0.5, generators)) == {0}  # 0.4 of 0.8 is half
-    assert set(_draw(logits, 1.0, None, 0.5, generators)) == {0, 1}
+    assert set(_draw(logits, 1.0, 2, 0.5, generators).tolist()) == {0}  # 0.4 of 0.8 is half
+    assert set(_draw(logits, 1.0, None, 0.5, generators).tolist()) == {0, 1}
+
+
+def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    ours, theirs = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
+    for _ in range(20):
+        rows = zip(logits.softmax(-1), theirs, strict=True)
+        expected = [int(torch.multinomial(row, 1, generator=generator)) for row, generator in rows]
+        assert _draw(logits, 1.0, None, None, ours).tolist() == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": None}, {"top_p": 0.9}, {"graph": True}])
+def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[str, Any]) -> None:
+    model = little_gpt()
+    with torch.no_grad():
+        model.get_parameter("transformer.wpe.weight")[3] = math.nan
+    steps = generate_samples(model, [1], 9, samples=range(2), vocab_size=VOCABULARY, **options)
+    assert len([next(steps) for _ in range(3)]) == 3
+    with pytest.raises(UserError, match="not a number: its training went wrong"):
+        next(steps)
 
 
 def test_each_row_is_drawn_from_by_its_own_generator() -> None:
@@ -218,7 +246,7 @@ def test_each_row_is_drawn_from_by_its_own_generator() -> None:
     logits[[0, 1, 2], [5, 1, 8]] = 50.0
     generators = [torch.Generator() for _ in range(3)]
     for temperature, top_k, top_p in ((0.0, None, None), (1.0, None, None), (1.0, 4, None), (1.0, 4, 0.9)):
-        assert _draw(logits, temperature, top_k, top_p, generators) == [5, 1, 8]
+        assert _draw(logits, temperature, top_k, top_p, generators).tolist() == [5, 1, 8]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from glassgpt.account import flops
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model.gpt import GPT, GPTConfig, _rotary, _rotate
+from glassgpt.model.fused import _rotate
+from glassgpt.model.gpt import GPT, GPTConfig, _rotary
 
 ARCHS = ["gpt2", "modern"]
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -99,7 +100,7 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
     model = little_gpt(arch=arch)
     tokens, targets = some_batch()
     fused_loss, fused = gradients(model, tokens, targets)
-    model.set_attention(fused=False)
+    model.set_attention("manual")
     loss, textbook = gradients(model, tokens, targets)
     assert loss == pytest.approx(fused_loss, abs=1e-5)
     assert fused.keys() == textbook.keys() == dict(model.named_parameters()).keys()
@@ -114,7 +115,7 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
 @torch.no_grad()
 def test_a_later_token_changes_no_earlier_logit(arch: str, fused: bool, place: int, token: int) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention(fused)
+    model.set_attention("sdpa" if fused else "manual")
     tokens = some_tokens(rows=1)
     changed = tokens.clone()
     changed[0, place] = token
@@ -132,7 +133,7 @@ def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, s
     q, k = torch.randn(2, 8, generator=draw)
 
     def score(at_q: int, at_k: int) -> float:
-        turned_q, turned_k = (_rotate(x.expand(64, 8), table) for x in (q, k))
+        turned_q, turned_k = (_rotate(x.expand(64, 1, 8), table)[:, 0] for x in (q, k))
         return float(turned_q[at_q] @ turned_k[at_k])
 
     assert score(i + shift, j + shift) == pytest.approx(score(i, j), abs=1e-4)
@@ -140,8 +141,8 @@ def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, s
 
 
 def test_rotary_tells_distances_apart() -> None:
-    x = torch.ones(1, 8).expand(64, 8)
-    turned = _rotate(x, _rotary(64, 8))
+    x = torch.ones(64, 1, 8)
+    turned = _rotate(x, _rotary(64, 8))[:, 0]
     scores = [float(turned[0] @ turned[distance]) for distance in range(4)]
     assert scores[0] == pytest.approx(8)
     assert len({round(score, 2) for score in scores}) == 4
@@ -190,7 +191,7 @@ def test_activation_checkpointing_does_recompute() -> None:
 @torch.no_grad()
 def test_dropout_is_for_training_only(arch: str, fused: bool) -> None:
     plain, dropping = little_gpt(arch=arch), little_gpt(arch=arch, dropout=0.3)
-    dropping.set_attention(fused)
+    dropping.set_attention("sdpa" if fused else "manual")
     tokens = some_tokens()
     assert not torch.allclose(dropping.train()(tokens), dropping(tokens))
     assert torch.equal(dropping.eval()(tokens), dropping(tokens))

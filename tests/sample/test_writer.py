@@ -201,6 +201,22 @@ def test_bfloat16_is_computed_in(root: Path) -> None:
     assert not writer.model.training
 
 
+def test_steps_are_recorded_on_a_cuda_card_unless_that_is_off(root: Path) -> None:
+    for device, asked, value, said in (
+        ("cuda", "auto", "on", "CUDA graph"),
+        ("cuda", "on", "on", "CUDA graph"),
+        ("cuda", "off", "off", "asked for"),
+        ("cpu", "on", "off", "only on a CUDA card"),
+        ("mps", "auto", "off", "only on a CUDA card"),
+    ):
+        choice = writers._choose_graph(asked, torch.device(device))
+        assert (choice.name, choice.value) == ("compile", value)
+        assert said in choice.reason
+    writer = open_writer(str(root / "runs" / "char"), replace(SOME, compile="on"))
+    assert [(choice.name, choice.value) for choice in writer.choices][-1] == ("compile", "off")
+    assert not writer.placement.compile
+
+
 # --- the prompt ---
 
 

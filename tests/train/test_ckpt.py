@@ -160,7 +160,7 @@ def test_a_run_of_nanogpt_goes_on_in_its_folder(
     assert first == pytest.approx(whole_split_loss(model, tiny_data), abs=1e-6)
     assert records("out-tiny", "resume")[0]["from_iter"] == 3
     # AdamW went on counting from its three updates.
-    steps = {float(state["step"]) for state in learners[-1].optimizer.state.values()}
+    steps = {float(state["step"]) for state in learners[-1].optimizers[0].state.values()}
     assert steps == {5.0}
     assert path.read_bytes() == before, "nanoGPT's own file is left as it was"
     # And now it is a run of ours like any other.

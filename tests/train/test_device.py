@@ -18,6 +18,8 @@ from glassgpt.train.device import (
     choose_compile,
     choose_device,
     choose_dtype,
+    choose_graph,
+    choose_kernels,
     estimate_step_s,
     sequences_that_fit,
 )
@@ -103,7 +105,7 @@ def test_asking_for_emulated_bfloat16_is_allowed_and_warned_of(card: Any) -> Non
 
 @pytest.mark.parametrize(
     ("asked", "dtype"),
-    [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")],
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")],
 )
 def test_dtypes_on_a_cpu(asked: str, dtype: str) -> None:
     choice = choose_dtype(asked, CPU)
@@ -112,11 +114,20 @@ def test_dtypes_on_a_cpu(asked: str, dtype: str) -> None:
         assert "float16 was asked for, but CPUs have no fast float16" in choice.reason
 
 
+@pytest.mark.parametrize(("fast", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_dtype("auto", CPU).value == dtype
+
+
 # --- compile ---
 
 
 def compiling(device: torch.device = CPU, step_s: float | None = 1.0, **settings: Any) -> tuple[Any, str]:
-    choice = choose_compile(TrainConfig(**settings), device, step_s)
+    choice = choose_compile(TrainConfig(**settings), device, step_s, kernels=False)
     assert choice.name == "compile"
     return choice.value, choice.reason
 
@@ -171,9 +182,38 @@ def test_the_step_estimate_is_arithmetic_or_launches() -> None:
 # --- the rest ---
 
 
-def test_attention_is_fused_unless_asked() -> None:
-    assert choose_attention("auto").value == "sdpa"
-    assert choose_attention("manual").value == "manual"
+def test_attention_is_fused_unless_asked_or_slow() -> None:
+    def chosen(dtype: str = "float32", **settings: Any) -> Any:
+        return choose_attention(TrainConfig(**settings), CPU, dtype, 1e6).value
+
+    assert chosen() == "sdpa"
+    assert chosen(attention="manual") == "manual"
+    assert chosen("bfloat16", block_size=256) == "manual"
+    assert chosen("bfloat16", block_size=257) == "sdpa"
+
+
+def test_our_kernels_are_for_cuda() -> None:
+    assert choose_kernels(TrainConfig(), CPU).value == "plain"
+    with pytest.raises(UserError, match="--kernels=triton needs a CUDA card"):
+        choose_kernels(TrainConfig(kernels="triton"), CPU)
+
+
+def test_kernels_of_our_own_make_compiling_needless() -> None:
+    assert choose_compile(TrainConfig(), CUDA, 1.0, kernels=True).value == "off"
+    assert choose_compile(TrainConfig(compile="on"), CUDA, 1.0, kernels=True).value == "on"
+
+
+def test_a_graph_where_asking_takes_longer_than_computing() -> None:
+    def chosen(arithmetic_s: float | None, dtype: str = "bfloat16", **settings: Any) -> Any:
+        return choose_graph(TrainConfig(**settings), CUDA, dtype, arithmetic_s, 0.014).value
+
+    assert chosen(0.004) == "on"
+    assert chosen(0.2) == chosen(None) == "off"
+    assert chosen(0.2, graph="on") == "on"
+    assert chosen(0.004, graph="off") == chosen(0.004, "float16") == "off"
+    assert choose_graph(TrainConfig(), CPU, "float32", 0.004, 0.014).value == "off"
+    with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
+        choose_graph(TrainConfig(graph="on"), CPU, "float32", 0.004, 0.014)
 
 
 def test_memory_bounds_the_micro_batch() -> None:

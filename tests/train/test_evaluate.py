@@ -104,7 +104,7 @@ def test_nothing_is_drawn_and_nothing_is_learned(learner: Learner, val: np.ndarr
     for parameter, old in zip(learner.model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
         assert parameter.grad is None
-    assert not learner.optimizer.state
+    assert not learner.optimizers[0].state
 
 
 def test_asked_to_stop_it_stops(learner: Learner, val: np.ndarray) -> None:

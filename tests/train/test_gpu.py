@@ -39,7 +39,13 @@ pytestmark = [
 @pytest.fixture
 def on_gpu(tiny: MakeConfig) -> MakeConfig:
     def make(name: str = "gpu", **changes: Any) -> TrainConfig:
-        settings: dict[str, Any] = {"device": "cuda", "n_embd": 32, "block_size": 16, "batch_size": 8}
+        settings: dict[str, Any] = {
+            "device": "cuda",
+            "dtype": "auto",
+            "n_embd": 32,
+            "block_size": 16,
+            "batch_size": 8,
+        }
         return tiny(name, **settings | changes)
 
     return make

@@ -158,7 +158,7 @@ def optimizer_state(learner: Learner) -> dict[str, Tensor]:
     return {
         f"{name}:{key}": value
         for name, parameter in learner.model.named_parameters()
-        for key, value in learner.optimizer.state[parameter].items()
+        for key, value in learner.optimizers[0].state[parameter].items()
     }
 
 

@@ -9,7 +9,7 @@ from tiny import bits
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.train.optimizers import load_optimizer, make_optimizer, optimizer_tensors, set_learning_rate
+from glassgpt.train.optimizers import load_optimizers, make_optimizers, optimizer_tensors
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.9)
 
@@ -28,7 +28,7 @@ def give_gradients(model: GPT, seed: int) -> None:
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 def test_matrices_are_decayed_and_vectors_are_not(arch: str) -> None:
     model = make_model(arch)
-    optimizer = make_optimizer(model, CONFIG)
+    (optimizer,) = make_optimizers(model, CONFIG, torch.float32)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
@@ -37,7 +37,7 @@ def test_matrices_are_decayed_and_vectors_are_not(arch: str) -> None:
 
 def test_updates_are_torchs_plain_adamw() -> None:
     ours, theirs = make_model(), make_model()
-    optimizer = make_optimizer(ours, CONFIG)
+    (optimizer,) = make_optimizers(ours, CONFIG, torch.float32)
     decayed = [p for p in theirs.parameters() if p.dim() >= 2]
     others = [p for p in theirs.parameters() if p.dim() < 2]
     plain = torch.optim.AdamW(
@@ -59,20 +59,20 @@ def test_updates_are_torchs_plain_adamw() -> None:
 
 def test_state_is_named_after_parameters_and_comes_back_whole() -> None:
     model = make_model()
-    optimizer = make_optimizer(model, CONFIG)
-    assert optimizer_tensors(model, optimizer) == {}
+    (optimizer,) = make_optimizers(model, CONFIG, torch.float32)
+    assert optimizer_tensors(model, [optimizer]) == {}
     for seed in range(3):
         give_gradients(model, seed)
         optimizer.step()
-    saved = {name: tensor.clone() for name, tensor in optimizer_tensors(model, optimizer).items()}
+    saved = {name: tensor.clone() for name, tensor in optimizer_tensors(model, [optimizer]).items()}
     assert "transformer.h.1.mlp.c_fc.weight:exp_avg_sq" in saved
     assert saved["transformer.wte.weight:step"].item() == 3
     assert len(saved) == 3 * len(list(model.parameters()))
 
     twin = make_model()
     twin.load_state_dict(model.state_dict())
-    restored = make_optimizer(twin, CONFIG)
-    load_optimizer(twin, restored, saved)
+    (restored,) = make_optimizers(twin, CONFIG, torch.float32)
+    load_optimizers(twin, [restored], saved)
     for model_, its in ((model, optimizer), (twin, restored)):
         give_gradients(model_, 9)
         its.step()
@@ -83,12 +83,14 @@ def test_state_is_named_after_parameters_and_comes_back_whole() -> None:
 def test_state_without_a_home_is_an_error() -> None:
     model = make_model("modern")
     with pytest.raises(UserError, match=r"state for transformer\.wpe\.weight, which this model does not"):
-        load_optimizer(
-            model, make_optimizer(model, CONFIG), {"transformer.wpe.weight:exp_avg": torch.zeros(1)}
+        load_optimizers(
+            model,
+            make_optimizers(model, CONFIG, torch.float32),
+            {"transformer.wpe.weight:exp_avg": torch.zeros(1)},
         )
 
 
 def test_the_learning_rate_reaches_every_group() -> None:
-    optimizer = make_optimizer(make_model(), CONFIG)
-    set_learning_rate(optimizer, 0.125)
+    (optimizer,) = make_optimizers(make_model(), CONFIG, torch.float32)
+    optimizer.set_learning_rate(0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

@@ -301,7 +301,7 @@ def test_the_data_decides_what_is_taken_over_unless_it_is_said(
     state = {
         f"{name}:{key}": value
         for name, parameter in learner.model.named_parameters()
-        for key, value in learner.optimizer.state[parameter].items()
+        for key, value in learner.optimizers[0].state[parameter].items()
     }
     assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
     assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tiny import MakeConfig, do, records, resume
+from tiny import DECIDED, MakeConfig, do, records, resume
 
 from glassgpt.account.journal import NAME
 from glassgpt.errors import UserError
@@ -112,7 +112,7 @@ def test_the_folder_holds_what_the_design_says(tiny: MakeConfig) -> None:
     assert written["batch_size"] == 12
     # Where it was is left out: asking for the same again must not mean the same folder.
     assert combine(read_recipe(folder / "config.toml"), {}) == dataclasses.replace(
-        config, out_dir="", batch_size=12, dtype="float32"
+        config, out_dir="", batch_size=12, dtype="float32", **DECIDED
     )
 
 
@@ -121,7 +121,7 @@ def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
     train(config)
     asked = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
     resumed = resolve(Recipe("quickstart", "", {"n_layer": 7}), asked)
-    assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, dtype="float32")
+    assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **DECIDED)
     assert [(note.name, note.value) for note in resumed.notes] == [("n_layer", 2)], "the file has another"
     assert do(resumed).iter == 5
     assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]

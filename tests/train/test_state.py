@@ -210,8 +210,8 @@ def test_what_was_loaded_is_what_was_saved(tiny: MakeConfig, monkeypatch: pytest
     names = dict(before.model.named_parameters())
     assert names.keys() == last_tensors(config.out_dir)["model"].keys()
     for (name, one), other in zip(names.items(), after.model.parameters(), strict=True):
-        for key, value in before.optimizer.state[one].items():
-            assert bits(value) == bits(after.optimizer.state[other][key]), f"{name}:{key}"
+        for key, value in before.optimizers[0].state[one].items():
+            assert bits(value) == bits(after.optimizers[0].state[other][key]), f"{name}:{key}"
 
 
 def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None:
@@ -224,7 +224,7 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
     mapped = Path("/proc/self/maps")
     if not mapped.exists():
         pytest.skip("reads /proc")
-    assert learners[0].optimizer.state
+    assert learners[0].optimizers[0].state
     files = [line.split()[-1] for line in mapped.read_text().splitlines() if config.out_dir in line]
     assert files == []
 

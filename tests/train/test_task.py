@@ -11,6 +11,7 @@ import nanogpt_ckpt as ckpt
 import pytest
 import torch
 from tiny import (
+    DECIDED,
     MakeConfig,
     assert_same_tensors,
     catch_learners,
@@ -66,7 +67,7 @@ def refused(recipe: Recipe | None, **flags: Any) -> list[str]:
 def test_without_a_recipe_a_fork_has_the_settings_of_its_run(mine: TrainConfig) -> None:
     task = resolve(None, {"init_from": "runs/mine@8", "max_iters": "16"})
     asked = {"init_from": "runs/mine@8", "max_iters": 16, "out_dir": ""}
-    decided = {"activation": "gelu", "dtype": "float32"}
+    decided = {"activation": "gelu", **DECIDED}
     assert asdict(task.config) == asdict(mine) | asked | decided
     assert (task.run_dir, task.name) == (None, "mine")
     assert do(task).out_dir == Path("runs/mine-2")

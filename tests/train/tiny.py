@@ -29,6 +29,9 @@ from glassgpt.train.task import Task
 
 MakeConfig = Callable[..., TrainConfig]
 
+# What a run on a CPU decides, besides its dtype; its config.toml says so.
+DECIDED: dict[str, Any] = {"attention": "sdpa", "kernels": "plain", "graph": "off"}
+
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
     """The records that still count, of one kind."""

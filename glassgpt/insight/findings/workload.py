@@ -7,6 +7,7 @@ token, the tokens of one device, against a fixed peak.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from glassgpt.account import flops
 from glassgpt.figures import count, flop_rate, milliseconds, percent, points
@@ -32,7 +33,7 @@ def stated_parameters(history: History) -> int | None:
         return setup.trained_parameters - shape["block_size"] * shape["n_embd"]
     if None in shape.values():
         return None
-    known = {name: size for name, size in shape.items() if size is not None}
+    known: dict[str, Any] = {name: size for name, size in shape.items() if size is not None}
     return flops.parameters(**known, arch="gpt2", bias=settings.get("bias") is True, positions=False)
 
 
@@ -196,8 +197,15 @@ def _how(history: History, inferred: int) -> str:
         return how
     told = whole_setting(history, "vocab_size")
     for vocabulary in (told,) if told else GPT2_VOCABULARIES:
-        shape = {"n_layer": layers, "n_embd": width, "block_size": context, "vocab_size": vocabulary}
-        size = flops.parameters(**shape, arch="gpt2", bias=False, positions=False)
+        size = flops.parameters(
+            n_layer=layers,
+            n_embd=width,
+            block_size=context,
+            vocab_size=vocabulary,
+            arch="gpt2",
+            bias=False,
+            positions=False,
+        )
         if abs(size / inferred - 1) <= NEAR:
             return f"{how} " + say(
                 "{layers} layers of width {width} with {vocabulary} token ids have {size}, which agrees.",

@@ -1,0 +1,87 @@
+"""What stands between two matmuls: the formula of each piece, and when a kernel of our own does it.
+
+The formulas are the meaning, and what runs on a CPU or under torch.compile. On a GPU with Triton, kernels.py
+has a kernel for each that reads and writes every tensor once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glassgpt.data.batches import IGNORED_TARGET
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+EPSILON = {"layer": 1e-5, "rms": 1.2e-7}  # GPT-2's; float32's own
+
+
+def kernels_work(device: torch.device) -> bool:
+    """Triton is there, and the card is one it knows."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 7
+
+
+def _kernels() -> ModuleType:
+    from glassgpt.model import kernels  # imports Triton, which takes a second and is not everywhere
+
+    return kernels
+
+
+def add_norm(
+    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, rms: bool, kernel: bool
+) -> tuple[Tensor, Tensor]:
+    """x + y and its norm; without y, x and its norm."""
+    eps = EPSILON["rms" if rms else "layer"]
+    if kernel:
+        return _kernels().AddNorm.apply(x, y, weight, bias, eps, rms)  # type: ignore[no-any-return]
+    total = x if y is None else x + y
+    if rms:
+        return total, F.rms_norm(total, weight.shape, weight, eps)
+    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (B, T, H, D) of qkv (B, T, 3, H, D): q and k turned by their positions, then normed."""
+    if kernel and qkv.is_contiguous():
+        return _kernels().RotateNorm.apply(qkv, *rotation, EPSILON["rms"])  # type: ignore[no-any-return]
+    q, k, v = qkv.unbind(2)
+    width = q.shape[-1:]
+    q, k = (F.rms_norm(_rotate(part, rotation), width, eps=EPSILON["rms"]) for part in (q, k))
+    return q, k, v
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (table.to(x.dtype)[:, None] for table in rotation)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+def activate(x: Tensor, name: str, kernel: bool) -> Tensor:
+    """`gelu` (exact), `gelu_new` (GPT-2's, with tanh) or `relu2`."""
+    if kernel and name != "gelu_new":
+        return _kernels().Activate.apply(x, name == "relu2")  # type: ignore[no-any-return]
+    if name == "relu2":
+        return F.relu(x).square()
+    return F.gelu(x, approximate="tanh" if name == "gelu_new" else "none")
+
+
+def turn_into_gradient(logits: Tensor, targets: Tensor, share: Tensor, kernel: bool) -> Tensor:
+    """Overwrites logits (rows, V) by `share` of their loss's gradient. Returns the losses (rows)."""
+    if kernel:
+        return _kernels().turn_into_gradient(logits, targets, share, IGNORED_TARGET)  # type: ignore[no-any-return]
+    log_probabilities = logits.float().log_softmax(-1)
+    real = targets != IGNORED_TARGET
+    rows = torch.arange(len(targets), device=targets.device)
+    chosen = targets.clamp(min=0)
+    losses = -log_probabilities[rows, chosen] * real
+    gradient = log_probabilities.exp_()
+    gradient[rows, chosen] -= 1
+    logits.copy_(gradient * (share * real)[:, None])
+    return losses

@@ -1,0 +1,94 @@
+"""The loss over a large vocabulary, without ever holding the logits of all tokens.
+
+GPT-2 predicts 50,304 scores a token: at 65,536 tokens an update, 6.6 GB in bfloat16, which plain
+cross-entropy writes, reads in float32 and mirrors in a gradient of the same size. Here the tokens go through
+the head a few thousand at a time. Each piece's gradient is known the moment its loss is (softmax minus
+one-hot), so the piece is turned into it in place, multiplied back at once, and forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.model import fused
+
+# Logits held at a time. Above it nothing gets faster; below, cards are not kept busy.
+_PIECE_BYTES = {"cuda": 2**30, "cpu": 2**25, "mps": 2**28}
+
+
+def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Of each of the targets (N), from `hidden` (N, C) by a head of `weight` (V, C)."""
+    return F.cross_entropy(
+        F.linear(hidden, weight).float(), targets, ignore_index=IGNORED_TARGET, reduction="none"
+    )
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False) -> Tensor:
+    """Their mean."""
+    rows = rows_at_a_time(len(targets), len(weight), hidden.device.type)
+    if rows == len(targets):
+        logits = F.linear(hidden, weight).float()
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
+    return _InPieces.apply(hidden, weight, targets, rows, kernel)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def rows_at_a_time(tokens: int, vocab_size: int, device_type: str) -> int:
+    """An even share of the tokens whose logits stay under the limit."""
+    most = max(1, _PIECE_BYTES[device_type] // (2 * vocab_size))
+    pieces = -(-tokens // most)
+    return -(-tokens // pieces)
+
+
+class _InPieces(torch.autograd.Function):
+    """Does the backward pass along with the forward one; `backward` only hands out what is there."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool) -> Tensor:
+        head = _Head(hidden, weight)
+        share = 1 / (targets != IGNORED_TARGET).sum()
+        total = torch.zeros((), device=hidden.device)
+        for start in range(0, len(targets), rows):
+            piece = slice(start, start + rows)
+            logits = head.logits(piece)
+            total += fused.turn_into_gradient(logits, targets[piece], share, kernel).sum()
+            head.take_gradient(logits, piece)
+        ctx.save_for_backward(head.hidden_grad.to(hidden.dtype), head.weight_grad.to(weight.dtype))
+        return total * share
+
+    @staticmethod
+    def backward(ctx: Any, *scale: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * scale[0], weight_grad * scale[0], None, None, None
+
+
+class _Head:
+    """The head's three products, in autocast's dtype. The weight's gradient adds up in float32."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        self._hidden, self._weight = hidden.detach().to(dtype), weight.detach().to(dtype)
+        self.hidden_grad = torch.empty_like(self._hidden)
+        self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+
+    def logits(self, piece: slice) -> Tensor:
+        return self._hidden[piece] @ self._weight.t()
+
+    def take_gradient(self, gradient: Tensor, piece: slice) -> None:
+        self.hidden_grad[piece] = gradient @ self._weight
+        if self._weight.is_cuda and self._weight.dtype != torch.float32:
+            # Straight into float32: no rounding of the pieces, no second pass to add them.
+            torch.addmm(
+                self.weight_grad,
+                gradient.t(),
+                self._hidden[piece],
+                out_dtype=torch.float32,
+                out=self.weight_grad,
+            )
+        else:
+            self.weight_grad += gradient.t() @ self._hidden[piece]

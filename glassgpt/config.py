@@ -87,6 +87,8 @@ class TrainConfig:
     beta2: float = 0.95
     # Muon's memory of gradients.
     muon_momentum: float = 0.95
+    # How thoroughly Muon makes a step orthogonal. 3 will do where its own arithmetic is felt: small batches.
+    muon_steps: int = 5
     # Gradients with a larger norm are scaled down to it; 0 switches that off.
     grad_clip: float = 1.0
 
@@ -113,6 +115,8 @@ class TrainConfig:
     eval_tokens: int | None = None
     # nanoGPT's way to say it: eval_iters x batch_size x block_size tokens.
     eval_iters: int | None = None
+    # After the last update, evaluate the whole validation split if the others were of a part of it.
+    closing_eval: bool = True
     # Evaluate once and stop.
     eval_only: bool = False
     # Stop when this many evaluations in a row were no better than the best beyond their noise; 0: never.
@@ -224,6 +228,8 @@ def find_problems(config: TrainConfig) -> list[str]:
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
+    if not 1 <= config.muon_steps <= 5:
+        problems.append(f"--muon_steps={config.muon_steps} must be 1 to 5")
     if not 0 < config.wsd_decay_fraction <= 1:
         problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
     if config.decay_lr and config.min_lr is not None and config.min_lr > config.learning_rate:

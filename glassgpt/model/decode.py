@@ -8,7 +8,7 @@ beforehand, and a CUDA card is told all kernels of a step at once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from glassgpt.model.cache import FixedCache
 from glassgpt.model.gpt import GPT
+from glassgpt.model.recording import Recording
 
 
 def prepared(model: GPT) -> GPT:
@@ -45,51 +46,24 @@ def _with_matrices(model: GPT, change: Callable[[Tensor], Tensor]) -> GPT:
 
 
 class Repeated:
-    """A function of tokens, called again and again with the same shape, in which Python decides nothing. A
-    CUDA card records it once, as a graph, and then repeats it without being told kernel by kernel; elsewhere
-    it is just called.
+    """A function of tokens, called again and again, in which Python decides nothing. A CUDA card records it
+    once for each shape; elsewhere it is just called.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self._function = function
-        self._tokens: Tensor | None = None
+        self._shape: torch.Size | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The result is good until the next call."""
-        if self._tokens is None or self._tokens.shape != tokens.shape:
-            self._tokens = tokens.clone()
-            self._results = _recorded(self._call) if tokens.is_cuda else _called(self._call)
-        self._tokens.copy_(tokens)
-        return next(self._results)
+        if not tokens.is_cuda:
+            return self._function(tokens)
+        if self._shape != tokens.shape:
+            self._shape, self._recording = tokens.shape, Recording(self._call, warm_up=1)
+        return self._recording(tokens)[0]
 
-    def _call(self) -> Tensor:
-        assert self._tokens is not None
-        return self._function(self._tokens)
-
-
-def _called(function: Callable[[], Tensor]) -> Iterator[Tensor]:
-    while True:
-        yield function()
-
-
-def _recorded(function: Callable[[], Tensor]) -> Iterator[Tensor]:
-    yield _beside(function)  # just called: this loads what cannot be loaded during the recording
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()  # noted down, not done
-    while True:
-        graph.replay()
-        yield result
-
-
-def _beside(function: Callable[[], Tensor]) -> Tensor:
-    """On another stream than the default one, as a recording will be."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        result = function()
-    torch.cuda.current_stream().wait_stream(stream)
-    return result
+    def _call(self, tokens: Tensor) -> tuple[Tensor]:
+        return (self._function(tokens),)
 
 
 class WindowReader:

@@ -26,22 +26,35 @@ class Recording:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
+        self.failure: Exception | None = None  # why there is no recording; the work is then done as usual
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # recording wants one that is not the default one
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self._calls < self._warm_up:
+        if self._calls < self._warm_up or self.failure:
             self._calls += 1
             return self._on_side_stream(inputs)
         if self._graph is None:
-            self._inputs = [tensor.clone() for tensor in inputs]
-            torch.cuda.empty_cache()  # a recording has memory of its own, and needs as much as one call
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._outputs = self._work(*self._inputs)
+            try:
+                self._graph = self._record(inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.failure = error
+                return self._on_side_stream(inputs)
         for place, tensor in zip(self._inputs, inputs, strict=True):
             place.copy_(tensor)
         self._graph.replay()
         return self._outputs
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
+        """Notes the kernels down; none of them is run."""
+        self._inputs = [tensor.clone() for tensor in inputs]
+        torch.cuda.empty_cache()  # a recording has memory of its own, and needs as much as one call
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, which save checkpoints, may use the card meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._outputs = self._work(*self._inputs)
+        return graph
 
     def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -263,7 +263,12 @@ def _attention_time(qkv: torch.Tensor, dropout: float, how: str) -> float:
 
 
 def choose_graph(
-    config: TrainConfig, device: torch.device, dtype: str, arithmetic_s: float | None, launch_s: float
+    config: TrainConfig,
+    device: torch.device,
+    dtype: str,
+    compiled: bool,
+    arithmetic_s: float | None,
+    launch_s: float,
 ) -> Choice:
     """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask."""
     if device.type != "cuda":
@@ -274,6 +279,8 @@ def choose_graph(
         return Choice("graph", "off", "float16's loss scaler has to look at every update")
     if config.graph != "auto":
         return Choice("graph", config.graph, "asked for")
+    if compiled:
+        return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
     if arithmetic_s is None or arithmetic_s > 2 * launch_s:
         return Choice("graph", "off", "the card has enough to do with each kernel")
     return Choice(

@@ -92,6 +92,7 @@ class Job:
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
     saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
+    told_setbacks: set[str] = field(default_factory=set)
     eval_cost: Mean = field(default_factory=Mean)
     save_cost: Mean = field(default_factory=Mean)
 
@@ -164,6 +165,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         config,
         device,
         str(dtype.value),
+        compiling.value == "on",
         devices.estimate_arithmetic_s(device, plan.tokens // plan.micro_steps, per_token, speed),
         devices.estimate_launch_s(device, shape.n_layer),
     )
@@ -189,7 +191,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
 
     learner = Learner(model, config, placement, plan, stream, ledger)
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
-    choices.append(_describe_evaluation(eval_tokens, len(splits["val"])))
+    choices.append(_describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval))
 
     stop.gentle = True  # from here on there is something to save
     place = Place(task.run_dir or make_run_dir(config.out_dir, task.name))
@@ -322,9 +324,10 @@ def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement) ->
     return model.to(placement.device)
 
 
-def _describe_evaluation(eval_tokens: int, val_tokens: int) -> Choice:
+def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:
     if eval_tokens >= val_tokens - 1:
         return Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")
+    at_the_end = "; all at the end" if closing else ""
     return Choice(
-        "eval_tokens", eval_tokens, f"of {val_tokens:,}, evenly spaced, always the same; all at the end"
+        "eval_tokens", eval_tokens, f"of {val_tokens:,}, evenly spaced, always the same{at_the_end}"
     )

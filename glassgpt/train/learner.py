@@ -63,7 +63,7 @@ class Learner:
     ) -> None:
         self.model, self.config, self.placement = model, config, placement
         self._plan, self._stream, self._ledger = plan, stream, ledger
-        self.compile_error: Exception | None = None
+        self.setbacks: dict[str, Exception] = {}  # `compile` or `graph`: why the run goes on without it
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
@@ -100,6 +100,9 @@ class Learner:
         (norm,) = self._do_finish(torch.full_like(loss, number, dtype=torch.int64), loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
+        for recording in (self._do_micro_step, self._do_finish):
+            if isinstance(recording, Recording) and recording.failure:
+                self.setbacks["graph"] = recording.failure
 
     def first_bad_update(self, done: int) -> int | None:
         """The first update that was not finite, of the `done` that were tried. Waits for the device.
@@ -178,7 +181,7 @@ class Learner:
                 raise
             self._forward = self.model
             self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
-            self.compile_error = error
+            self.setbacks["compile"] = error
             self._seed_dropout()
             result = call()
         self._tried.add(what)

@@ -82,8 +82,7 @@ def update(job: Job) -> None:
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
-    if first:
-        tell_compile_failure(job)
+    tell_setbacks(job)
 
 
 # --- evaluating ---
@@ -118,7 +117,7 @@ def evaluate_splits(job: Job) -> None:
 
 def evaluate_split(job: Job, split: str, eval_tokens: int | None, closing: bool = False) -> Evaluation | None:
     """Evaluates and records; None if the user asked to stop meanwhile."""
-    first, before = job.learner.is_first("score"), job.ledger.seconds()
+    before = job.ledger.seconds()
     result = evaluate(
         job.learner,
         job.splits[split],
@@ -128,8 +127,7 @@ def evaluate_split(job: Job, split: str, eval_tokens: int | None, closing: bool 
         should_stop=lambda: job.stop.requested,
     )
     spent = since(before, job.ledger.seconds())
-    if first:
-        tell_compile_failure(job)
+    tell_setbacks(job)
     if result is not None:
         tell(job, records.eval_record(job, split, result, spent, closing))
     return result
@@ -206,11 +204,12 @@ def tell_step(job: Job) -> None:
         job.progress.losses, job.progress.norms = [], []
 
 
-def tell_compile_failure(job: Job) -> None:
-    if job.learner.compile_error is not None:
-        if not job.stop.requested:  # Ctrl-C reaches the compiler too, and that is no failure
-            tell(job, records.compile_failure(job, job.learner.compile_error))
-        job.learner.compile_error = None
+def tell_setbacks(job: Job) -> None:
+    """What was to make the run fast and failed. Ctrl-C reaches the compiler too, and that is no failure."""
+    for what, error in job.learner.setbacks.items():
+        if what not in job.told_setbacks and not job.stop.requested:
+            tell(job, records.setback(job, what, error))
+        job.told_setbacks.add(what)
 
 
 def tell_hangup(job: Job) -> None:
@@ -231,7 +230,7 @@ def tell(job: Job, what: Record | None) -> None:
 def close(job: Job, ending: Ending) -> Ending:
     """What remains to be done for a run that ends, in whatever way. Being stopped meanwhile is an end too."""
     if ending.exit_code == 0 and not job.config.eval_only:
-        if job.eval_tokens < len(job.splits["val"]) - 1:
+        if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
             evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before
         if job.sampling is not None and not job.stop.requested:
             write_sample(job, job.sampling)

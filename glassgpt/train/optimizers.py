@@ -133,7 +133,8 @@ class Muon(Optimizer):
     """
 
     def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
-        self._momentum, self._decay, self._dtype = config.muon_momentum, config.weight_decay, dtype
+        self._momentum, self._decay = config.muon_momentum, config.weight_decay
+        self._steps, self._dtype = config.muon_steps, dtype
         # Queries, keys and values share a matrix but are three maps, each with directions of its own.
         threes = [matrix for name, matrix in matrices.items() if name.endswith("c_attn.weight")]
         ones = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
@@ -158,7 +159,7 @@ class Muon(Optimizer):
         gradient = torch.stack([_gradient(matrix) for matrix in matrices])
         average = torch.stack(before).lerp_(gradient, 1 - self._momentum)
         ahead = gradient.lerp(average, self._momentum)  # Nesterov's: as if the next average were known
-        change = orthogonal(ahead.view(-1, *shape), self._dtype).view_as(ahead)
+        change = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
         change *= math.sqrt(max(1.0, shape[0] / shape[1]))
         if self.found_inf is not None:
             average = torch.where(self.found_inf > 0, torch.stack(before), average)
@@ -192,11 +193,11 @@ _TOWARDS_ONE = (
 )
 
 
-def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+def orthogonal(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Matrices (…, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
     x = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices  # the small side squared
     x = (x / (1.02 * x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
-    for a, b, c in _TOWARDS_ONE:
+    for a, b, c in _TOWARDS_ONE[:steps]:
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     wanted: Tensor = x.mT if matrices.shape[-2] > matrices.shape[-1] else x

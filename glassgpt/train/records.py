@@ -125,17 +125,22 @@ def _bytes_per_token(job: Job, split: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def compile_failure(job: Job, error: Exception) -> Record:
+def setback(job: Job, what: str, error: Exception) -> Record:
+    """`what` is `compile` or `graph`."""
+    doing, explanation = {
+        "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
+        "graph": ("recording", "An update could not be recorded as a CUDA graph. Only speed is lost."),
+    }[what]
     first_line = (str(error).strip().splitlines() or [""])[0]
     return {
         "kind": "finding",
         "iter": job.progress.iter,
-        "id": "compile-failed",
+        "id": f"{what}-failed",
         "severity": "warning",
-        "title": "compiling failed; the run goes on without it",
+        "title": f"{doing} failed; the run goes on without it",
         "evidence": f"{type(error).__name__}: {first_line}",
-        "explanation": "torch.compile could not build the model here. Only speed is lost.",
-        "advice": "--compile=off skips the attempt",
+        "explanation": explanation,
+        "advice": f"--{what}=off skips the attempt",
     }
 
 

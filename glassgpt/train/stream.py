@@ -78,7 +78,9 @@ class Resident:
 
     def rows(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets that begin at these places of the text."""
-        there = starts.pin_memory().to(self._tokens.device, non_blocking=True)
+        if self._tokens.is_cuda:
+            starts = starts.pin_memory()
+        there = starts.to(self._tokens.device, non_blocking=True)
         rows = self._tokens[there[:, None] + self._steps].long() & self._mask
         return rows[:, :-1], rows[:, 1:]
 

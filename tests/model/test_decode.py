@@ -77,15 +77,8 @@ def test_in_an_autocast_matrices_are_cast_once_and_the_result_is_autocasts(arch:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_what_is_repeated_sees_each_call_s_tokens_in_one_place() -> None:
-    places = set()
-
-    def double(tokens: torch.Tensor) -> torch.Tensor:
-        places.add(tokens.data_ptr())
-        return 2 * tokens
-
-    repeated = Repeated(double)
+def test_what_is_repeated_may_change_its_shape() -> None:
+    repeated = Repeated(lambda tokens: 2 * tokens)
     for rows in (2, 2, 2, 5, 5):
         tokens = some_tokens(rows, 1)
         assert torch.equal(repeated(tokens), 2 * tokens)
-    assert len(places) <= 2

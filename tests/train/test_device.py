@@ -204,16 +204,18 @@ def test_kernels_of_our_own_make_compiling_needless() -> None:
 
 
 def test_a_graph_where_asking_takes_longer_than_computing() -> None:
-    def chosen(arithmetic_s: float | None, dtype: str = "bfloat16", **settings: Any) -> Any:
-        return choose_graph(TrainConfig(**settings), CUDA, dtype, arithmetic_s, 0.014).value
+    def chosen(
+        arithmetic_s: float | None, dtype: str = "bfloat16", compiled: bool = False, **settings: Any
+    ) -> Any:
+        return choose_graph(TrainConfig(**settings), CUDA, dtype, compiled, arithmetic_s, 0.014).value
 
     assert chosen(0.004) == "on"
     assert chosen(0.2) == chosen(None) == "off"
     assert chosen(0.2, graph="on") == "on"
-    assert chosen(0.004, graph="off") == chosen(0.004, "float16") == "off"
-    assert choose_graph(TrainConfig(), CPU, "float32", 0.004, 0.014).value == "off"
+    assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
+    assert choose_graph(TrainConfig(), CPU, "float32", False, 0.004, 0.014).value == "off"
     with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
-        choose_graph(TrainConfig(graph="on"), CPU, "float32", 0.004, 0.014)
+        choose_graph(TrainConfig(graph="on"), CPU, "float32", False, 0.004, 0.014)
 
 
 def test_memory_bounds_the_micro_batch() -> None:

@@ -110,7 +110,8 @@ def test_memory_and_the_wait_for_data_come_from_the_card(on_gpu: MakeConfig) -> 
     train(config)
     for step in records(config.out_dir, "step"):
         assert step["memory"]["allocated_peak"] > 10**4
-        assert step["memory"]["reserved"] >= step["memory"]["allocated_peak"]
+        # Not while a recording is made, which begins with giving back what is not in use.
+        assert step["iter"] <= 10 or step["memory"]["reserved"] >= step["memory"]["allocated_peak"]
         # Two copies of a kilobyte an update: the card waits, but for well under the whole step.
         assert step["phases"]["data"] > 0
         if step["step_ms"] is not None:
@@ -135,7 +136,10 @@ def test_compiled_it_is_the_same_run(on_gpu: MakeConfig) -> None:
 def test_nothing_bad_is_applied_while_nobody_looks(
     on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch, dtype: str, what: str
 ) -> None:
-    config = on_gpu(dtype=dtype, max_iters=40, log_interval=10, eval_interval=20, checkpoint_interval=10)
+    graph = "on" if what == "gradient" else "off"  # a replayed loss cannot be tampered with
+    config = on_gpu(
+        dtype=dtype, max_iters=40, log_interval=10, eval_interval=20, checkpoint_interval=10, graph=graph
+    )
     learners = catch_learners(monkeypatch)
     before = poison(monkeypatch, 23, what)
     run = train(config)

@@ -1,0 +1,167 @@
+"""GlassGPT and its peers side by side.
+
+    python -m bench cpu-speed cpu-to-loss --nanogpt PATH --shakespeare tinyshakespeare.txt --out results.jsonl
+    python -m bench gpt2-speed --device cuda --nanogpt PATH --mdn mdn.jsonl.xz --out results.jsonl
+    python -m bench table --out results.jsonl --picture docs/speed.svg
+
+Each row runs the sides in alternation and appends its results to --out; rows that are there already are
+skipped, unless --again. `table` prints what the file holds and draws it. The last line is one JSON document.
+Peers stay outside this repository: their checkouts are copied, and nothing is written to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import overhead, results, speed, sweep, to_loss, writing
+from bench.ground import Ground, Missing, Options
+from bench.picture import ratios_picture, sweep_picture
+from bench.results import Result
+from bench.table import document, table
+from bench.watch import Failed
+from glassgpt.errors import UserError
+
+Row = Callable[[Ground], list[Result]]
+
+ROWS: dict[str, Row] = {
+    "gpt2-speed": speed.gpt2_speed,
+    "fp8-loss": speed.fp8_loss,
+    "shakespeare-whole": speed.shakespeare_whole,
+    "shakespeare-to-loss": to_loss.shakespeare_to_loss,
+    "mdn-rates": to_loss.mdn_rates,
+    "mdn-to-loss": to_loss.mdn_to_loss,
+    "overhead": overhead.overhead,
+    "steadiness": overhead.steadiness,
+    "sampling": writing.sampling,
+    "sweep": sweep.sweep,
+    "cpu-speed": speed.cpu_speed,
+    "cpu-to-loss": to_loss.cpu_to_loss,
+}
+# The row of a command whose results have other names.
+FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser()
+    asked = vars(parser.parse_args(arguments))
+    rows, again, scratch = asked.pop("rows"), asked.pop("again"), asked.pop("scratch")
+    picture, sweep_place = asked.pop("picture"), asked.pop("sweep_picture")
+    options = Options(**asked | {"ours": tuple(asked["ours"])})
+    code = 0
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
+        ground = Ground(options, Path(folder))
+        for name in rows:
+            if name != "table" and (again or not is_done(name, ground)):
+                code |= run_row(name, ground)
+    found = results.read(options.out)
+    print(f"\n{table(found)}")
+    if picture is not None:
+        picture.write_text(ratios_picture(found), encoding="utf-8")
+    swept = [result for result in found if result.row == "sweep"]
+    if sweep_place is not None and swept:
+        result = swept[-1]
+        sweep_place.write_text(sweep_picture(sweep.known_points(result), result.machine), encoding="utf-8")
+    print(json.dumps(document(found)))
+    return code
+
+
+def is_done(name: str, ground: Ground) -> bool:
+    row = FIRST_RESULT.get(name, f"{name}-fp8" if ground.options.fp8 else name)
+    done = results.latest(ground.options.out, row, ground.kind) is not None
+    if done:
+        print(f"{name}: is in {ground.options.out} already; --again measures again", flush=True)
+    return done
+
+
+def run_row(name: str, ground: Ground) -> int:
+    """A row that fails leaves the others alone."""
+    print(f"{name}: {ROWS[name].__doc__}", flush=True)
+    try:
+        for result in ROWS[name](ground):
+            results.append(ground.options.out, result)
+    except (Failed, Missing, UserError) as error:
+        print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rows", nargs="+", choices=[*ROWS, "table"], metavar="ROW", help=", ".join([*ROWS, "table"])
+    )
+    add = parser.add_argument
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/bench.jsonl"),
+        help="where results are appended, and read from",
+    )
+    add("--again", action="store_true", help="measure rows again that are in --out already")
+    add("--device", default="cpu")
+    add("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    add("--nanochat", type=Path, help="a checkout of nanochat; gpt2-speed then times its model too")
+    add("--shakespeare", type=Path, help="tinyshakespeare.txt, or a prepared folder")
+    add("--mdn", type=Path, help="mdn.jsonl.xz, or a folder that `python -m bench.mdn` prepared")
+    add(
+        "--scratch",
+        type=Path,
+        help="where copies, runs and caches go while it lasts; default: the system's place",
+    )
+    add("--picture", type=Path, help="an SVG of the ratios")
+    add("--sweep-picture", type=Path, help="an SVG of the sweep")
+    add("--rounds", type=int, default=usual["rounds"], help="of the rows that time updates")
+    add("--updates", type=int, help="instead of the row's own number; of sampling, tokens")
+    add(
+        "--seeds",
+        type=whole_numbers,
+        default=usual["seeds"],
+        help="of the rows that race to a loss: 1337,1,2",
+    )
+    add("--batch", type=int, default=usual["batch"], help="sequences of 1024 tokens, GPT-2 rows")
+    add("--fp8", action="store_true", help="gpt2-speed with --fp8=True on our side")
+    add("--no-warm", dest="warm", action="store_false", help="shakespeare-whole with cold caches only")
+    add("--seconds", type=float, default=usual["seconds"], help="of updates that nanoGPT gets on mdn")
+    add("--step-ms", type=float, help="of nanoGPT's update there; default: as gpt2-speed measured it")
+    add(
+        "--rates",
+        type=numbers,
+        default=usual["rates"],
+        help="nanoGPT's on mdn; default: the best of mdn-rates",
+    )
+    add("--target", type=float, help="race to this loss instead of nanoGPT's")
+    add(
+        "--patience",
+        type=int,
+        default=usual["patience"],
+        help="evaluations past its best, then nanoGPT is stopped",
+    )
+    add("--preset", default=usual["preset"], help="instead of the row's own")
+    add("--ours", action="append", default=[], metavar="KEY=VALUE", help="a setting for our side; recorded")
+    add("--compile", choices=["on", "off"], default=usual["compile"], help="of the sweep")
+    add("--tiny", action="store_true", help="tiny models and few updates: only to see that a row works")
+    return parser
+
+
+if __name__ == "__main__":
+    # A time limit's signal: the processes of a row end with this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    sys.exit(main())

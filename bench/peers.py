@@ -1,0 +1,242 @@
+"""The peers: scratch copies of their checkouts, their training scripts run as they are, their logs read.
+
+Nothing of theirs is part of this repository, and nothing is written to the checkouts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from bench.watch import Line, Watched, environment, watch
+from glassgpt.data.dataset import open_dataset
+
+Flags = Mapping[str, object]
+
+_SEED = "torch.manual_seed(1337 "  # nanoGPT's only one, and no flag of it
+_DEFAULT_VOCABULARY = 50304  # of nanoGPT, for data without a meta.pkl
+
+# train.py as it is, and then what it used.
+_AND_MEMORY = """
+import runpy, sys, torch
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+if torch.cuda.is_available():
+    print("peak memory", torch.cuda.max_memory_allocated())
+"""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    number: int
+    loss: float
+    printed_ms: float
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    number: int
+    val_loss: float  # its own estimate, from random batches
+    at_s: float
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """A run of nanoGPT's train.py."""
+
+    out: Path
+    watched: Watched
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out / "ckpt.pt"
+
+    @property
+    def best_at_s(self) -> float:
+        """When it began to write the checkpoint that is there at the end."""
+        return saves(self.watched.lines)[-1]
+
+
+def as_flags(settings: Flags) -> list[str]:
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+@dataclass(frozen=True)
+class NanoGPT:
+    """A scratch copy of nanoGPT."""
+
+    place: Path
+
+    @classmethod
+    def copy(cls, checkout: Path, place: Path) -> NanoGPT:
+        shutil.copytree(
+            checkout, place, ignore=shutil.ignore_patterns(".git", "out*", "*.bin", "__pycache__")
+        )
+        return cls(place)
+
+    def digest(self) -> str:
+        """Which nanoGPT this is: its two files that matter."""
+        content = (self.place / "train.py").read_bytes() + (self.place / "model.py").read_bytes()
+        return hashlib.sha256(content).hexdigest()[:12]
+
+    def add_data(self, name: str, prepared: Path) -> None:
+        """The same tokens in nanoGPT's layout."""
+        dataset = open_dataset(prepared)
+        assert dataset.manifest.dtype == "uint16", "nanoGPT reads nothing else"
+        folder = self.place / "data" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "val"):
+            shutil.copyfile(prepared / f"{split}.bin", folder / f"{split}.bin")
+        (folder / "meta.pkl").unlink(missing_ok=True)
+        if dataset.manifest.vocab_size != _DEFAULT_VOCABULARY:
+            (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": dataset.manifest.vocab_size}))
+
+    def train(
+        self,
+        name: str,
+        caches: Path,
+        settings: Flags,
+        config: str = "",
+        seed: int = 1337,
+        memory: bool = False,
+        enough: Callable[[list[Line]], bool] = lambda lines: False,
+    ) -> PeerRun:
+        """`python train.py [config] --key=value …`; `memory`: and print the peak of it at the end."""
+        out = self.place / name
+        command = [sys.executable, *(["-c", _AND_MEMORY] if memory else []), self._script(seed)]
+        command += [config] if config else []
+        command += as_flags({**settings, "out_dir": out})
+        return PeerRun(out, watch(command, self.place, environment(caches), enough))
+
+    def _script(self, seed: int) -> str:
+        """train.py, or a copy with another seed in it."""
+        if seed == 1337:
+            return "train.py"
+        text = (self.place / "train.py").read_text(encoding="utf-8")
+        assert text.count(_SEED) == 1, "this train.py sets its seed in another way"
+        changed = self.place / f"train-{seed}.py"
+        changed.write_text(text.replace(_SEED, _SEED.replace("1337", str(seed))), encoding="utf-8")
+        return changed.name
+
+
+# --- its log ---
+
+_ITERATION = re.compile(r"iter (\d+): loss (\S+), time ([\d.]+)ms")
+_EVALUATED = re.compile(r"step (\d+): train loss \S+, val loss (\S+)")
+_MEMORY = re.compile(r"peak memory (\d+)")
+
+
+def iterations(lines: Sequence[Line]) -> list[Iteration]:
+    found = ((line, _ITERATION.match(line.text)) for line in lines)
+    return [Iteration(int(m[1]), float(m[2]), float(m[3]), line.at_s) for line, m in found if m]
+
+
+def evaluations(lines: Sequence[Line]) -> list[Evaluated]:
+    found = ((line, _EVALUATED.match(line.text)) for line in lines)
+    return [Evaluated(int(m[1]), float(m[2]), line.at_s) for line, m in found if m]
+
+
+def saves(lines: Sequence[Line]) -> list[float]:
+    return [line.at_s for line in lines if line.text.startswith("saving checkpoint")]
+
+
+def peak_bytes(lines: Sequence[Line]) -> int | None:
+    found = [m for line in lines if (m := _MEMORY.match(line.text))]
+    return int(found[-1][1]) if found else None
+
+
+def interval_ms(lines: Sequence[Line], warm_up: int) -> list[float]:
+    """Milliseconds of an update, by the clock on the wall, from one log line to the next.
+
+    Its own figures say the same when it logs every iteration; otherwise they are those of one iteration that
+    waited for no device. Intervals with an evaluation in them are left out.
+    """
+    stops = {one.number for one in evaluations(lines)}
+    logged = [one for one in iterations(lines) if one.number >= warm_up]
+    return [
+        1000 * (after.at_s - before.at_s) / (after.number - before.number)
+        for before, after in pairwise(logged)
+        if stops.isdisjoint(range(before.number + 1, after.number + 1))
+    ]
+
+
+def steps_s(lines: Sequence[Line]) -> float:
+    """The time of all its iterations, those that evaluated or compiled counted as usual ones."""
+    ms = interval_ms(lines, warm_up=1)
+    return float(np.median(ms)) * iterations(lines)[-1].number / 1000 if ms else 0.0
+
+
+def gave_up(lines: list[Line], patience: int) -> bool:
+    """Whether the last `patience` evaluations were no better than one before: it has seen its best."""
+    losses = [one.val_loss for one in evaluations(lines)]
+    return len(losses) > patience and min(losses[-patience:]) > min(losses[:-patience])
+
+
+# --- nanochat ---
+
+# Its base_train.py wants a tokenizer, parquet files and a few packages; its model and optimizer do not. The
+# step is that of base_train.py at 92d63d4: forward, backward, optimizer, zero_grad, and a look at the loss.
+# Batches are random tokens on the device already, which can only make it faster.
+_NANOCHAT = """
+import json, sys, time
+import torch
+depth, T, B, vocabulary, updates, device = json.loads(sys.argv[1])
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.flash_attention import USE_FA3
+width = -(-depth * 64 // 128) * 128
+heads = width // 128
+with torch.device("meta"):
+    model = GPT(GPTConfig(sequence_len=T, vocab_size=vocabulary, n_layer=depth, n_head=heads, n_kv_head=heads,
+                          n_embd=width, window_pattern="SSSL" if USE_FA3 else "L"))
+model.to_empty(device=device)
+model.init_weights()
+parameters = sum(p.numel() for p in model.parameters())
+cuda = torch.device(device).type == "cuda"
+model = torch.compile(model, dynamic=False, disable=not cuda)
+optimizer = model.setup_optimizer()
+seconds = []
+for update in range(updates):
+    x, y = torch.randint(vocabulary, (2, B, T), device=device)
+    if cuda: torch.cuda.synchronize()
+    started = time.perf_counter()
+    loss = model(x, y)
+    loss.backward()
+    optimizer.step()
+    model.zero_grad(set_to_none=True)
+    loss.item()
+    if cuda: torch.cuda.synchronize()
+    seconds.append(time.perf_counter() - started)
+print(json.dumps({"seconds": seconds, "parameters": parameters, "flash_attention_3": USE_FA3,
+                  "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None}))
+"""
+
+
+@dataclass(frozen=True)
+class NanochatTimes:
+    """Seconds of every update of nanochat's model."""
+
+    seconds: list[float]
+    parameters: int
+    flash_attention_3: bool
+    peak_bytes: int | None
+
+
+def time_nanochat(
+    checkout: Path, caches: Path, device: str, updates: int, depth: int, T: int, B: int, vocabulary: int
+) -> NanochatTimes:
+    """Times steps of nanochat's model and optimizer, imported from its checkout."""
+    question = json.dumps([depth, T, B, vocabulary, updates, device])
+    settings = environment(caches) | {"PYTHONPATH": str(checkout.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
+    watched = watch([sys.executable, "-c", _NANOCHAT, question], caches, settings)
+    return NanochatTimes(**json.loads(watched.lines[-1].text))

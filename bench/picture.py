@@ -1,0 +1,162 @@
+"""Pictures without a plotting library: SVG that reads well on a light page and on a dark one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from xml.sax.saxutils import escape
+
+from bench.results import Result
+from bench.sweep import Point
+from bench.table import BARS, in_order, verdict
+
+# Greys and blues that stand out from white and from near-black alike: a picture does not know its page.
+_STYLE = """
+text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #768390 }
+.strong { font-weight: 600 } .small { font-size: 11px } .end { text-anchor: end } .mid { text-anchor: middle }
+.ours { fill: #2f81f7 } .void { fill: none; stroke: #8b949e; stroke-dasharray: 3 3 }
+.mark { stroke: #8b949e; stroke-width: 1.5 } .reach { stroke: #3fb950; stroke-width: 2.5 }
+.grid { stroke: #8b949e; stroke-opacity: .3 } .line { fill: none; stroke: #2f81f7; stroke-width: 2 }
+"""
+
+_LABELS, _BARS, _ROW = 350, 400, 34
+_WIDTH = _LABELS + _BARS + 110
+
+
+def _svg(width: int, height: int, label: str, body: Sequence[str]) -> str:
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(label)}">'
+    )
+    return "\n".join([opening, f"<style>{_STYLE}</style>", *body, "</svg>", ""])
+
+
+def _text(x: float, y: float, words: str, kind: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(words)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+# --- how many times faster ---
+
+
+def ratios_picture(results: Sequence[Result]) -> str:
+    """A bar for each ratio where more is better, from 1 on, with its bar and its reach marked."""
+    shown = [one for one in in_order(results) if BARS[one.key].form == "x" and BARS[one.key].bar is not None]
+    ends = [mark for one in shown for mark in (BARS[one.key].reach, one.value) if mark is not None]
+    most = max([*ends, 2.0]) * 1.08
+    x = _scale(1, most, _LABELS, _LABELS + _BARS)
+    bottom = 40 + _ROW * len(shown)
+    body = [_text(0, 16, "times nanoGPT, same machine, same command", "strong")]
+    for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 20, 40, 100):
+        if tick <= most:
+            body += [
+                _line(x(tick), 28, x(tick), bottom, "grid"),
+                _text(x(tick), bottom + 16, f"{tick:g}x", "mid small"),
+            ]
+    for number, one in enumerate(shown):
+        body += _ratio(one, x, 34 + _ROW * number)
+    body += [
+        _line(_LABELS, bottom + 28, _LABELS, bottom + 40, "mark"),
+        _text(_LABELS + 6, bottom + 38, "bar", "small"),
+        _line(_LABELS + 40, bottom + 28, _LABELS + 40, bottom + 40, "reach"),
+        _text(_LABELS + 46, bottom + 38, "reached for", "small"),
+    ]
+    return _svg(_WIDTH, bottom + 48, "GlassGPT against nanoGPT", body)
+
+
+def _ratio(result: Result, x: Callable[[float], float], top: float) -> list[str]:
+    bar = BARS[result.key]
+    assert bar.bar is not None
+    assert bar.reach is not None
+    left, right = sorted((x(1), x(max(result.value, 0.1))))
+    kind = "void" if result.objection else "ours"
+    where = "CPU" if result.device == "cpu" else "GPU"
+    words = f"{result.value:.{0 if result.value >= 10 else 2}f}x" + (
+        " does not count" if verdict(result).startswith("does not") else ""
+    )
+    return [
+        _text(_LABELS - 12, top + 17, f"{bar.what}, {where}", "end"),
+        f'<rect x="{left:.1f}" y="{top + 4}" width="{max(1.0, right - left):.1f}" height="18" rx="2" '
+        f'class="{kind}"/>',
+        _line(x(bar.bar), top + 1, x(bar.bar), top + 25, "mark"),
+        _line(x(bar.reach), top + 1, x(bar.reach), top + 25, "reach"),
+        _text(max(right, x(bar.reach)) + 8, top + 17, words, "strong"),
+    ]
+
+
+def _scale(low: float, high: float, left: float, right: float) -> Callable[[float], float]:
+    """Logarithmic: twice as fast is as far from once as four times from twice."""
+    width = math.log(high / low)
+    return lambda value: left + (right - left) * math.log(max(value, 1e-12) / low) / width
+
+
+# --- how cost grows ---
+
+_PANEL, _GAP, _HEIGHT = 240, 70, 170
+_AXES = {"size": "parameters", "context": "context, tokens", "batch": "micro-batch, sequences"}
+
+
+def sweep_picture(points: Sequence[Point], machine: str) -> str:
+    """Two rows of three panels: tokens/s and peak memory, against each axis."""
+    body = [_text(0, 16, f"one update after another, {machine}", "strong")]
+    figures: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
+        ("tokens/s", lambda point: point.tokens_per_s),
+        ("peak memory, GiB", lambda point: None if point.peak_bytes is None else point.peak_bytes / 2**30),
+    )
+    figures = tuple(one for one in figures if any(one[1](point) is not None for point in points))
+    for row, (name, figure) in enumerate(figures):
+        values = [value for point in points if (value := figure(point)) is not None]
+        for column, axis in enumerate(_AXES):
+            left, top = 60 + column * (_PANEL + _GAP), 50 + row * (_HEIGHT + 60)
+            ours = [point for point in points if point.axis == axis]
+            body += _panel(ours, axis, name, figure, (min(values), max(values)), left, top)
+    return _svg(60 + 3 * (_PANEL + _GAP), 50 + len(figures) * (_HEIGHT + 60), "how cost grows", body)
+
+
+def _panel(
+    points: Sequence[Point],
+    axis: str,
+    name: str,
+    figure: Callable[[Point], float | None],
+    ends: tuple[float, float],
+    left: float,
+    top: float,
+) -> list[str]:
+    place = {"size": "parameters", "context": "context", "batch": "batch"}[axis]
+    at = [float(getattr(point, place)) for point in points]
+    x = _scale(min(at), max(max(at), min(at) * 1.01), left, left + _PANEL)
+    y = _scale(ends[0] / 1.2, ends[1] * 1.2, top + _HEIGHT, top)
+    body = [_text(left, top - 8, f"{name} by {_AXES[axis]}", "small")]
+    for tick in _ticks(*ends):
+        body += [
+            _line(left, y(tick), left + _PANEL, y(tick), "grid"),
+            _text(left - 6, y(tick) + 4, _short(tick), "end small"),
+        ]
+    found = [
+        (x(where), y(value)) for where, point in zip(at, points, strict=True) if (value := figure(point))
+    ]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in found)
+    body += [f'<polyline points="{path}" class="line"/>']
+    body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="ours"/>' for a, b in found]
+    for where, point in zip(at, points, strict=True):
+        body.append(_text(x(where), top + _HEIGHT + 16, _short(where), "mid small"))
+        if point.tokens_per_s is None:
+            body.append(_text(x(where), top + _HEIGHT - 6, "no room", "mid small"))
+    return body
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 3, 10, 30, … between."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [mantissa * 10.0**power for power in powers for mantissa in (1, 3)]
+    return [tick for tick in ticks if low / 1.2 <= tick <= high * 1.2]
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.4g}"

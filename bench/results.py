@@ -1,0 +1,77 @@
+"""What a row found: one JSON line each, appended, so that rows may come from several sittings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Losses = dict[int, float]  # by context
+
+
+@dataclass(frozen=True)
+class Result:
+    """`values` are what a bar is set for: a ratio per round, or a share. All of one command."""
+
+    row: str
+    device: str  # "cpu" or "cuda"
+    machine: str
+    unit: str  # of the two sides' figures
+    nanogpt: list[float]
+    glassgpt: list[float]
+    values: list[float]
+    nanogpt_losses: list[Losses] = field(default_factory=list)
+    glassgpt_losses: list[Losses] = field(default_factory=list)
+    objection: str = ""  # why it does not count, for instance a loss that is worse
+    details: dict[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.row, self.device
+
+
+def own_loss(losses: Losses) -> float:
+    """At the model's own context, the longest there is."""
+    return losses[max(losses)]
+
+
+def median_loss(losses: Iterable[Losses]) -> float:
+    return statistics.median(own_loss(one) for one in losses)
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    return dataclasses.asdict(result) | {"value": result.value}
+
+
+def append(path: Path, result: Result) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(to_json(result)) + "\n")
+
+
+def read(path: Path) -> list[Result]:
+    """The latest of each row and kind of machine, in the order they came."""
+    found: dict[tuple[str, str], Result] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        document = json.loads(line)
+        document.pop("value")
+        for side in ("nanogpt_losses", "glassgpt_losses"):  # JSON has no numbers for names
+            document[side] = [{int(context): loss for context, loss in one.items()} for one in document[side]]
+        result = Result(**document)
+        found.pop(result.key, None)
+        found[result.key] = result
+    return list(found.values())
+
+
+def latest(path: Path, row: str, device: str) -> Result | None:
+    return next((result for result in read(path) if result.key == (row, device)), None)

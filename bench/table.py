@@ -1,0 +1,127 @@
+"""The table: what was asked of each row, what came out, and whether it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.results import Losses, Result, to_json
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a row must show, and what it reaches for. None: a figure that is reported, with no bar."""
+
+    what: str
+    bar: float | None
+    reach: float | None
+    form: str = (
+        "x"  # "x": a ratio, more is better. "<x": a ratio, less is better. "<%": a share, less is better.
+    )
+
+    @property
+    def less_is_better(self) -> bool:
+        return self.form.startswith("<")
+
+    def met(self, value: float, mark: float | None) -> bool:
+        return mark is not None and (value <= mark if self.less_is_better else value >= mark)
+
+    def show(self, value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{value:.2%}" if self.form == "<%" else f"{value:.2f}x"
+
+
+BARS: dict[tuple[str, str], Bar] = {
+    ("gpt2-speed", "cuda"): Bar("GPT-2 124M, tokens/s", 1.20, 1.35),
+    ("gpt2-500", "cuda"): Bar("GPT-2 124M, tokens/s over 500 updates", 1.20, 1.35),
+    ("fp8", "cuda"): Bar("GPT-2 124M with FP8, tokens/s over 500 updates", 1.30, 1.6),
+    ("gpt2-speed-fp8", "cuda"): Bar("GPT-2 124M with FP8, tokens/s", None, None),
+    ("gpt2-memory", "cuda"): Bar("GPT-2 124M, peak memory", 0.75, 0.5, "<x"),
+    ("gpt2-memory-fp8", "cuda"): Bar("GPT-2 124M with FP8, peak memory", None, None, "<x"),
+    ("shakespeare-whole", "cuda"): Bar("shakespeare_char, the whole command", 2.5, 4.0),
+    ("shakespeare-whole-warm", "cuda"): Bar("the same, compile caches warm", None, None),
+    ("shakespeare-to-loss", "cuda"): Bar("shakespeare_char, time to loss", 4.0, 7.0),
+    ("mdn-to-loss", "cuda"): Bar("GPT-2 124M on mdn, time to loss", 2.5, 4.0),
+    ("sampling-1", "cuda"): Bar("writing one text, GPT-2 124M", 10, 40),
+    ("sampling-8", "cuda"): Bar("writing eight texts, GPT-2 124M", 10, 40),
+    ("overhead", "cuda"): Bar("evaluating, saving, logging: share", 0.03, 0.01, "<%"),
+    ("steadiness", "cuda"): Bar("an update's p99 over p50", 1.15, 1.05, "<x"),
+    ("cpu-speed", "cpu"): Bar("README CPU run, tokens/s", 1.2, 1.6),
+    ("cpu-to-loss", "cpu"): Bar("README CPU run, time to loss", 4.0, 8.0),
+    ("sampling-1", "cpu"): Bar("writing one text, GPT-2 124M", 4, 10),
+    ("sampling-8", "cpu"): Bar("writing eight texts, GPT-2 124M", 4, 10),
+    ("overhead", "cpu"): Bar("evaluating, saving, logging: share", 0.03, 0.01, "<%"),
+}  # fmt: skip
+
+
+def bar_of(result: Result) -> Bar | None:
+    return BARS.get(result.key)
+
+
+def verdict(result: Result) -> str:
+    bar = bar_of(result)
+    if result.objection:
+        return f"does not count: {result.objection}"
+    if bar is None or bar.bar is None:
+        return ""
+    if bar.met(result.value, bar.reach):
+        return "reached"
+    return "bar met" if bar.met(result.value, bar.bar) else "missed"
+
+
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """As the bars are listed; what has none is not part of the table."""
+    found = {result.key: result for result in results}
+    return [found[key] for key in BARS if key in found]
+
+
+def table(results: Sequence[Result]) -> str:
+    """In Markdown."""
+    head = ("", "machine", "bar", "reach", "nanoGPT", "GlassGPT", "value", "spread", "loss", "verdict")
+    rows = [head, ("---",) * len(head), *(_cells(result) for result in in_order(results))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    bar = BARS[result.key]
+    spread = ""
+    if len(result.values) > 1:
+        spread = f"{bar.show(min(result.values))} to {bar.show(max(result.values))}"
+    return (
+        bar.what,
+        result.device,
+        bar.show(bar.bar),
+        bar.show(bar.reach),
+        _figure(result.nanogpt, result.unit),
+        "" if bar.form == "<%" else _figure(result.glassgpt, result.unit),
+        bar.show(result.value),
+        spread,
+        _losses(result),
+        verdict(result),
+    )
+
+
+def _figure(values: Sequence[float], unit: str) -> str:
+    if not values:
+        return ""
+    value = median(values)
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+
+
+def _losses(result: Result) -> str:
+    sides = [result.nanogpt_losses, result.glassgpt_losses]
+    return " / ".join(_loss(side) for side in sides) if all(sides) else ""
+
+
+def _loss(losses: Sequence[Losses]) -> str:
+    """`1.4691 @256`: the median, and the context; the baseline's after it, if that is another."""
+    contexts = sorted({context for one in losses for context in one}, reverse=True)
+    return ", ".join(f"{median(one[c] for one in losses if c in one):.4f} @{c}" for c in contexts)
+
+
+def document(results: Sequence[Result]) -> dict[str, Any]:
+    rows = [to_json(result) | {"verdict": verdict(result)} for result in results]
+    return {"bench": "side by side", "rows": rows}

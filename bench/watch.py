@@ -1,0 +1,94 @@
+"""Runs a command, and says when each of its lines came."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHOWN_ON_FAILURE = 30  # lines
+
+
+@dataclass(frozen=True)
+class Line:
+    at_s: float  # since the process was started
+    text: str
+
+
+@dataclass(frozen=True)
+class Watched:
+    wall_s: float
+    lines: list[Line]
+
+
+class Failed(Exception):
+    """The command ended badly; the message has its last lines."""
+
+
+def watch(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    enough: Callable[[list[Line]], bool] = lambda lines: False,
+    limit_s: float = 3600,
+) -> Watched:
+    """Runs it to its end, or until `enough` says so of the lines so far. The clock starts first."""
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env={**environment, "PYTHONUNBUFFERED": "1"},  # a line counts when it is printed
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    limit = threading.Timer(limit_s, _end, [process])
+    limit.start()
+    lines: list[Line] = []
+    satisfied = False
+    try:
+        assert process.stdout is not None
+        for text in process.stdout:
+            lines.append(Line(time.perf_counter() - started, text.rstrip("\n")))
+            if enough(lines):
+                satisfied = True
+                break
+        if satisfied:
+            _end(process)
+        code = process.wait()
+    finally:
+        limit.cancel()
+        _end(process)
+    wall_s = time.perf_counter() - started
+    if code and not satisfied:
+        tail = "\n".join(line.text for line in lines[-_SHOWN_ON_FAILURE:])
+        late = f" after the limit of {limit_s:.0f} s" if wall_s >= limit_s else ""
+        shown = " ".join(part if "\n" not in part else "…" for part in command)
+        raise Failed(f"{shown} ended with {code}{late}:\n{tail}")
+    return Watched(wall_s, lines)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+
+
+def environment(caches: Path) -> dict[str, str]:
+    """With everything that compiling keeps in `caches`: empty it is a cold start, used before a warm one."""
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": "inductor-cache",
+        "TRITON_CACHE_DIR": "triton-cache",
+        "CUDA_CACHE_PATH": "cuda-cache",
+        "XDG_CACHE_HOME": "other-caches",
+    }
+    for name in folders.values():
+        (caches / name).mkdir(parents=True, exist_ok=True)
+    kept = {name: str((caches / folder).resolve()) for name, folder in folders.items()}
+    # The peers run in folders of their own, where a relative path means something else.
+    paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return dict(os.environ) | kept | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

@@ -1,0 +1,144 @@
+"""Our GPU kernels equal the formulas in fused.py; in bfloat16 they are as near to float32 as PyTorch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.model import fused, loss
+from glassgpt.model.gpt import GPT, GPTConfig, _rotary
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_matmuls() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw).cuda().requires_grad_()
+
+
+def check(piece: Callable[..., Any], *inputs: Tensor) -> None:
+    """`piece(inputs, kernel)`: values and gradients with the kernel are those without."""
+    results = []
+    for kernel in (False, True):
+        out = piece(*inputs, kernel)
+        outs = [tensor for tensor in (out if isinstance(out, tuple) else (out,)) if tensor.requires_grad]
+        weights = [normal(*tensor.shape, seed=7 + i).detach() for i, tensor in enumerate(outs)]
+        total = sum(
+            ((one * weight).sum() for one, weight in zip(outs, weights, strict=True)), torch.tensor(0.0)
+        )
+        results.append([*outs, *torch.autograd.grad(total, [x for x in inputs if x.requires_grad])])
+    for plain, own in zip(*results, strict=True):
+        torch.testing.assert_close(own, plain, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 48, 384, 768, 1600])
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_add_and_norm(width: int, rms: bool, bias: bool) -> None:
+    if rms and bias:
+        pytest.skip("RMSNorm has no bias")
+    x, y, weight = normal(37, width), normal(37, width, seed=1), normal(width, seed=2)
+    if not bias:
+        check(lambda x, y, w, kernel: fused.add_norm(x, y, w, None, rms, kernel), x, y, weight)
+        check(lambda x, w, kernel: fused.add_norm(x, None, w, None, rms, kernel), x, weight)
+        return
+    check(
+        lambda x, y, w, b, kernel: fused.add_norm(x, y, w, b, rms, kernel),
+        x,
+        y,
+        weight,
+        normal(width, seed=3),
+    )
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu2"])
+@pytest.mark.parametrize("shape", [(1,), (5, 1023), (3, 4097)])
+def test_activations(name: str, shape: tuple[int, ...]) -> None:
+    check(lambda x, kernel: fused.activate(x, name, kernel), normal(*shape))
+
+
+def test_gelu_is_exact_far_out() -> None:
+    x = torch.linspace(-12, 12, 20_001, device="cuda")
+    wanted = torch.nn.functional.gelu(x.double())
+    assert (fused.activate(x, "gelu", True).double() - wanted).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 32), (12, 64), (5, 128)])
+def test_rotation_and_norm(heads: int, width: int) -> None:
+    rotation = tuple(table.cuda() for table in _rotary(19, width))
+
+    def piece(qkv: Tensor, kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
+        return fused.rotate_norm(qkv, rotation, kernel)  # type: ignore[arg-type]
+
+    check(piece, normal(2, 19, 3, heads, width))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 65, 8192, 50_304])
+def test_the_gradient_of_the_loss(vocabulary: int) -> None:
+    logits = normal(9, vocabulary).detach() * 4
+    targets = torch.randint(0, vocabulary, (9,), device="cuda")
+    targets[3] = IGNORED_TARGET
+    share, own, plain = torch.tensor(0.25, device="cuda"), logits.clone(), logits.clone()
+    losses = [
+        fused.turn_into_gradient(x, targets, share, kernel) for x, kernel in ((plain, False), (own, True))
+    ]
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(own, plain, atol=1e-6, rtol=1e-5)
+
+
+# --- the whole model ---
+
+
+def model_of(arch: str) -> GPT:
+    torch.manual_seed(0)
+    activation = "gelu" if arch == "gpt2" else "relu2"
+    model = GPT(GPTConfig(1000, 64, 4, 4, 128, arch=arch, activation=activation, bias=arch == "gpt2"))
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from zeros and ones
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.cuda()
+
+
+def gradients(model: GPT, low: bool, kernels: bool) -> tuple[float, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 1000, (8, 65), generator=draw).cuda()
+    model.set_kernels(kernels)
+    model.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16, enabled=low):
+        result = model(tokens[:, :-1], tokens[:, 1:])
+    result.backward()
+    return float(result), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_model_with_kernels_is_the_same_model(
+    arch: str, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(arch)
+    plain_loss, plain = gradients(model, low=False, kernels=False)
+    rough_loss, rough = gradients(model, low=True, kernels=False)
+    if in_pieces:
+        monkeypatch.setitem(loss._PIECE_BYTES, "cuda", 100 * 2 * 1000)
+    own_loss, own = gradients(model, low=False, kernels=True)
+    assert own_loss == pytest.approx(plain_loss, abs=1e-5)
+    assert (own - plain).norm() < 1e-5 * plain.norm()
+    low_loss, low = gradients(model, low=True, kernels=True)
+    assert abs(low_loss - plain_loss) <= abs(rough_loss - plain_loss) + 1e-3
+    assert (low - plain).norm() <= 1.02 * (rough - plain).norm(), "no further from float32 than PyTorch's"

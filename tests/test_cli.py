@@ -482,7 +482,7 @@ def test_resume_keeps_the_settings_of_the_run(mine: Path, capsys: Capture) -> No
     assert train("--seed=5", "--beta1=0.8") == 0
     assert main(["train", "--init_from=resume", "--max_iters=4", "--weight_decay=0.2"]) == 0
     first, second = (record["config"] for record in records("runs/quickstart") if record["kind"] == "run")
-    decided = {"init_from", "out_dir", "device", "dtype", "compile"}  # which the run itself wrote down
+    decided = {"init_from", "out_dir", "device", "dtype", "compile", "attention", "kernels", "graph"}
     changed = {name for name in first if first[name] != second[name]}
     assert changed - decided == {"max_iters", "weight_decay"}
 

@@ -310,7 +310,7 @@ def test_a_file_is_data_and_never_code(tmp_path: Path) -> None:
 def test_unknown_preset_gets_the_nearest() -> None:
     with pytest.raises(UserError, match=r"^quickstrat is neither a preset .*; did you mean quickstart\?$"):
         find_recipe("quickstrat")
-    with pytest.raises(UserError, match=r"there are eval_gpt2, .*, gpt2_124m, quickstart"):
+    with pytest.raises(UserError, match=r"there are eval_gpt2, .*, gpt2_124m, gpt2_124m_fast, quickstart"):
         find_recipe("zzz")
 
 
@@ -576,9 +576,12 @@ def test_the_presets_there_are() -> None:
         "finetune_shakespeare",
         "fineweb_edu_12gb",
         "gpt2_124m",
+        "gpt2_124m_fast",
         "quickstart",
         "shakespeare_char",
         "shakespeare_char_cpu",
+        "shakespeare_char_cpu_fast",
+        "shakespeare_char_fast",
     ]
 
 
@@ -716,6 +719,10 @@ FREE = {  # fields that none of the others restrict; the ranges are those of fin
     "dropout": st.floats(0, 1, exclude_max=True),
     "beta1": st.floats(0, 1, exclude_max=True),
     "beta2": st.floats(0, 1, exclude_max=True),
+    "muon_momentum": st.floats(0, 1, exclude_max=True),
+    "muon_steps": st.integers(1, 5),
+    "matrix_lr": rates,
+    "embedding_lr": st.none() | rates,
     "wsd_decay_fraction": st.floats(0, 1, exclude_min=True),
     "weight_decay": st.floats(0, 1e9),
     "grad_clip": st.floats(0, 1e30),

@@ -147,6 +147,12 @@ def estimate_step_s(
     return max(arithmetic, estimate_launch_s(device, n_layer) * plan.micro_steps)
 
 
+# Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
+# They save half a millisecond per layer and update or more (H200; bench/LOG.md).
+_KERNELS_SAVE_S = 5e-4
+_WORTH_BUILDING_S = 1.5
+
+
 def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
     works = fused.kernels_work(device)
     if config.kernels == "triton" and not works:
@@ -160,6 +166,9 @@ def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
         return Choice("kernels", "plain", why)
     if config.compile == "on":
         return Choice("kernels", "plain", "the compiler makes its own")
+    saving = config.max_iters * config.n_layer * _KERNELS_SAVE_S
+    if config.eval_only or saving < _WORTH_BUILDING_S:
+        return Choice("kernels", "plain", "the run is too short to build our own for")
     return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
 
 

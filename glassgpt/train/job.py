@@ -137,9 +137,6 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
     choices.append(dtype := devices.choose_dtype(config.dtype, device))
-    choices.append(kernels := devices.choose_kernels(config, device))
-    own_kernels = kernels.value == "triton"
-
     shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":
@@ -157,6 +154,8 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         device.type, devices.device_name(device), str(dtype.value), total, config.probe_seconds
     )
     speed = peak.measured or peak.value
+    choices.append(kernels := devices.choose_kernels(config, device))
+    own_kernels = kernels.value == "triton"
     eager_step_s = devices.estimate_step_s(device, plan, per_token, shape.n_layer, speed)
     choices.append(compiling := devices.choose_compile(config, device, eager_step_s, own_kernels))
     run_s = None if eager_step_s is None else eager_step_s * config.max_iters

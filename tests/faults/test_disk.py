@@ -43,6 +43,7 @@ def settings(disk: Path, data: Path) -> TrainConfig:
         n_head=2,
         n_embd=32,
         block_size=8,
+        dtype="float32",  # as in this process, which the end is compared with
         batch_size=4,
         warmup_iters=3,
         max_iters=20,

@@ -198,6 +198,17 @@ def test_our_kernels_are_for_cuda() -> None:
         choose_kernels(TrainConfig(kernels="triton"), CPU)
 
 
+def test_our_kernels_must_be_worth_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.model.fused.kernels_work", lambda device: True)
+
+    def chosen(updates: int, **settings: Any) -> Any:
+        return choose_kernels(TrainConfig(n_layer=6, max_iters=updates, **settings), CUDA).value
+
+    assert chosen(400) == "plain"
+    assert chosen(600) == chosen(1, kernels="triton") == "triton"
+    assert chosen(600, kernels="plain") == chosen(600, compile="on") == chosen(600, eval_only=True) == "plain"
+
+
 def test_kernels_of_our_own_make_compiling_needless() -> None:
     assert choose_compile(TrainConfig(), CUDA, 1.0, kernels=True).value == "off"
     assert choose_compile(TrainConfig(compile="on"), CUDA, 1.0, kernels=True).value == "on"

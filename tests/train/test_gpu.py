@@ -101,7 +101,7 @@ def test_every_second_is_in_the_ledger(on_gpu: MakeConfig) -> None:
     train(config)
     end = records(config.out_dir, "end")[-1]
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"], rel=1e-9)
-    assert end["ledger"]["other"] < 0.02 * end["wall_s"]
+    assert end["ledger"]["other"] < 0.02 * end["wall_s"] + 0.02  # a run of half a second
     assert all(seconds >= 0 for seconds in end["ledger"].values())
 
 

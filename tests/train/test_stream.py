@@ -11,7 +11,8 @@ from glassgpt.train.stream import Resident
 
 @pytest.mark.parametrize(("dtype", "top"), [(np.uint8, 255), (np.uint16, 65_535), (np.uint32, 2**32 - 1)])
 def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
-    tokens = np.random.default_rng(0).integers(0, top, 500, endpoint=True, dtype=np.uint64).astype(dtype)
+    drawn = np.random.default_rng(0).integers(0, top, 500, endpoint=True, dtype=np.uint64)
+    tokens: np.ndarray = drawn.astype(dtype)
     tokens[7] = top  # the largest of all, whose sign bit is set
     resident = Resident(tokens, 16, torch.device("cpu"))
     starts = torch.tensor([0, 7, 483])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -70,3 +72,18 @@ def tiny(tiny_data: Path, tmp_path: Path) -> MakeConfig:
         return TrainConfig(**settings | changes)
 
     return make
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Pretends that there are `count` cards of a compute capability."""
+
+    def pretend(major: int, minor: int, count: int = 1) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {major}.{minor}")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+
+    return pretend

@@ -1,10 +1,7 @@
-"""Where and how to compute: device, dtype, kernels, compile, attention, graph; decided with reasons."""
+"""Where to compute, and in which dtype; decided with reasons. speedups.py decides what makes it fast there."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +11,6 @@ import torch
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.model import fused
-from glassgpt.model.gpt import attend
-from glassgpt.train.batching import BatchPlan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,6 +25,7 @@ class Placement:
     attention: str = "sdpa"
     kernels: bool = False  # our own, in Triton
     graph: bool = False  # updates are recorded and replayed
+    data_on_card: bool = False
 
     def autocast(self) -> AbstractContextManager[object]:
         """Weights stay float32; matmuls run in `dtype`."""
@@ -84,12 +79,13 @@ def device_name(device: torch.device) -> str:
     return f"{threads} threads" if threads > 1 else "1 thread"
 
 
-def choose_dtype(asked: str, device: torch.device) -> Choice:
+def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
+    """`width`: the channels of the model to be trained; None if it only writes."""
     if device.type == "cpu":
         if asked == "float16":
             return Choice("dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16")
         if asked == "auto":
-            return _cpu_dtype()
+            return _cpu_dtype(width)
     if asked != "auto":
         return Choice("dtype", asked, "asked for" + _remark(asked, device))
     if device.type == "mps":
@@ -103,7 +99,14 @@ def choose_dtype(asked: str, device: torch.device) -> Choice:
     )
 
 
-def _cpu_dtype() -> Choice:
+_WIDE_FOR_BFLOAT16 = 64  # below, casting takes longer than the products save
+
+
+def _cpu_dtype(width: int | None) -> Choice:
+    if width is None:
+        return Choice("dtype", "float32", "one token at a time, weights are fetched rather than multiplied")
+    if width < _WIDE_FOR_BFLOAT16:
+        return Choice("dtype", "float32", "so narrow a model gains nothing from less")
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
     return Choice("dtype", "float32", "this CPU has no fast bfloat16")
@@ -116,199 +119,6 @@ def _remark(asked: str, device: torch.device) -> str:
     if asked == "bfloat16" and device.type == "cuda" and not modern_card:
         return "; this card only emulates it, slowly: --dtype=float16 is better"
     return ""
-
-
-# What compiling costs and saves, as measured with torch 2.11 (H200) and 2.13 (2 CPU cores); bench/LOG.md.
-_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0)}  # at all, and per layer
-_COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3}  # of an eager step
-
-
-def estimate_arithmetic_s(
-    device: torch.device, tokens: int, flops_per_token: int, peak: float | None
-) -> float | None:
-    """About how long so many tokens compute, forward and backward: at a usual share of the peak."""
-    return (
-        None if peak is None else tokens * flops_per_token / ((0.5 if device.type == "cpu" else 0.43) * peak)
-    )
-
-
-def estimate_launch_s(device: torch.device, n_layer: int) -> float:
-    """About how long Python takes to ask for a micro-batch's kernels, one by one."""
-    return 0.0 if device.type == "cpu" else 2.3e-3 * n_layer
-
-
-def estimate_step_s(
-    device: torch.device, plan: BatchPlan, flops_per_token: int, n_layer: int, peak: float | None
-) -> float | None:
-    """About how long an eager update will take: computing or asking, whichever is more."""
-    arithmetic = estimate_arithmetic_s(device, plan.tokens, flops_per_token, peak)
-    if arithmetic is None:
-        return None
-    return max(arithmetic, estimate_launch_s(device, n_layer) * plan.micro_steps)
-
-
-# Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
-# They save half a millisecond per layer and update or more (H200; bench/LOG.md).
-_KERNELS_SAVE_S = 5e-4
-_WORTH_BUILDING_S = 1.5
-
-
-def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
-    works = fused.kernels_work(device)
-    if config.kernels == "triton" and not works:
-        raise UserError("--kernels=triton needs a CUDA card of compute capability 7 and Triton; try plain")
-    if config.kernels != "auto":
-        return Choice("kernels", config.kernels, "asked for")
-    if not works:
-        why = (
-            "triton is not installed" if device.type == "cuda" else f"our own are for CUDA, not {device.type}"
-        )
-        return Choice("kernels", "plain", why)
-    if config.compile == "on":
-        return Choice("kernels", "plain", "the compiler makes its own")
-    saving = config.max_iters * config.n_layer * _KERNELS_SAVE_S
-    if config.eval_only or saving < _WORTH_BUILDING_S:
-        return Choice("kernels", "plain", "the run is too short to build our own for")
-    return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
-
-
-def choose_compile(
-    config: TrainConfig, device: torch.device, eager_step_s: float | None, kernels: bool
-) -> Choice:
-    """`eager_step_s`: about how long an update will take without compiling; None if nobody can say."""
-    if config.compile != "auto":
-        return Choice("compile", config.compile, "asked for")
-    if kernels:
-        return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
-    missing = _missing_for_compile(device)
-    if missing:
-        return Choice("compile", "off", missing)
-    if config.eval_only:
-        return Choice("compile", "off", "one evaluation does not pay for it")
-    if eager_step_s is None:
-        return Choice(
-            "compile", "off", "no estimate of a step's time to weigh it against; --compile=on forces it"
-        )
-    fixed, per_layer = _COMPILE_COST_S[device.type]
-    cost = fixed + per_layer * config.n_layer
-    saving = config.max_iters * eager_step_s * _COMPILE_SAVES[device.type]
-    break_even = cost / (eager_step_s * _COMPILE_SAVES[device.type])
-    verdict = "on" if saving > cost else "off"
-    step_ms = eager_step_s * 1000
-    return Choice(
-        "compile",
-        verdict,
-        f"costs about {cost:.0f} s, saves about {saving:.0f} s of {config.max_iters:,} updates at "
-        f"about {step_ms:{',.0f' if step_ms >= 10 else '.2g'}} ms: breaks even near update {break_even:,.0f}",
-    )
-
-
-def _missing_for_compile(device: torch.device) -> str | None:
-    if device.type == "mps":
-        return "not dependable on Apple's GPU yet; --compile=on forces it"
-    variable, *usual = (
-        ("CC", "cc", "gcc", "clang") if device.type == "cuda" else ("CXX", "c++", "g++", "clang++")
-    )
-    if not any(name and shutil.which(name) for name in (os.environ.get(variable), *usual)):
-        return f"no {'C' if variable == 'CC' else 'C++'} compiler was found"
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
-        if torch.cuda.get_device_capability(device)[0] < 7:
-            return "the card is too old for triton"
-    return None
-
-
-def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float | None) -> Choice:
-    """`run_s`: about how long the run's updates will take."""
-    if config.attention != "auto":
-        return Choice("attention", config.attention, "asked for")
-    if device.type == "cpu" and dtype == "bfloat16" and config.block_size <= _SHORT_FOR_CPU:
-        return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
-    if device.type != "cuda" or dtype == "float32" or run_s is None or run_s < _LONG_RUN_S:
-        return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
-    times = _attention_times(config, device, DTYPES[dtype])
-    if not times:
-        return Choice("attention", "sdpa", "none of PyTorch's fused kernels does this shape alone")
-    # The usual one unless another is clearly faster: the choice shall not hang on noise.
-    best = min(times, key=lambda how: times[how] * (0.95 if how == "flash" else 1.0))
-    figures = ", ".join(f"{how} {seconds * 1000:.2f} ms" for how, seconds in times.items())
-    return Choice("attention", best, f"measured forward and backward: {figures}")
-
-
-_SHORT_FOR_CPU = 256
-_LONG_RUN_S = 120  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run
-
-
-def _attention_times(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Seconds of one layer, of those that can do it."""
-    sequences = max(1, _MEASURED_TOKENS // config.block_size)
-    shape = (sequences, config.block_size, 3, config.n_head, config.n_embd // config.n_head)
-    qkv = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-    times = {}
-    for how in ("flash", "cudnn", "efficient"):
-        try:
-            times[how] = _attention_time(qkv, config.dropout, how)
-        except RuntimeError:  # this card, shape or dtype is not for that one; the other ones say the same
-            continue
-    return times
-
-
-_MEASURED_TOKENS = 16_384
-_MEASURED_CALLS = 10
-
-
-def _attention_time(qkv: torch.Tensor, dropout: float, how: str) -> float:
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-    for call in range(_MEASURED_CALLS + 3):
-        if call == 3:
-            events[0].record()
-        out = attend(q, k, v, dropout, how)
-        torch.autograd.grad(out, qkv, out)
-    events[1].record()
-    events[1].synchronize()
-    return float(events[0].elapsed_time(events[1])) / 1000 / _MEASURED_CALLS
-
-
-def choose_graph(
-    config: TrainConfig,
-    device: torch.device,
-    dtype: str,
-    compiled: bool,
-    arithmetic_s: float | None,
-    launch_s: float,
-) -> Choice:
-    """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask."""
-    if device.type != "cuda":
-        if config.graph == "on":
-            raise UserError(f"--graph=on is for CUDA cards, and this run is on {device.type}")
-        return Choice("graph", "off", f"{device.type} has none")
-    if dtype == "float16":
-        return Choice("graph", "off", "float16's loss scaler has to look at every update")
-    if config.graph != "auto":
-        return Choice("graph", config.graph, "asked for")
-    if compiled:
-        return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
-    if arithmetic_s is None or arithmetic_s > 2 * launch_s:
-        return Choice("graph", "off", "the card has enough to do with each kernel")
-    return Choice(
-        "graph",
-        "on",
-        f"asking for the kernels one by one takes about {launch_s * 1000:.0f} ms, "
-        f"computing about {arithmetic_s * 1000:.1f} ms: recorded once, replayed ever after",
-    )
-
-
-def choose_data_place(size: int, device: torch.device, free_bytes: int | None) -> Choice:
-    if device.type != "cuda" or free_bytes is None:
-        return Choice("data", "in memory", f"there is no other place on {device.type}")
-    if size > free_bytes * _DATA_SHARE:
-        return Choice("data", "in memory", f"its {size / 1e9:.1f} GB would take too much of the card's")
-    return Choice("data", "on the card", f"its {size / 1e6:.0f} MB fit there: no copying at every update")
-
-
-_DATA_SHARE = 0.05  # of the card's free memory
 
 
 def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:

@@ -33,6 +33,7 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.rundir import Place, make_run_dir
+from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
 from glassgpt.train.task import Task
 
@@ -136,7 +137,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     choices.append(choice)
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
-    choices.append(dtype := devices.choose_dtype(config.dtype, device))
+    choices.append(dtype := devices.choose_dtype(config.dtype, device, config.n_embd))
     shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":
@@ -153,39 +154,24 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     peak = hardware.find_peak(
         device.type, devices.device_name(device), str(dtype.value), total, config.probe_seconds
     )
-    speed = peak.measured or peak.value
-    choices.append(kernels := devices.choose_kernels(config, device))
-    own_kernels = kernels.value == "triton"
-    eager_step_s = devices.estimate_step_s(device, plan, per_token, shape.n_layer, speed)
-    choices.append(compiling := devices.choose_compile(config, device, eager_step_s, own_kernels))
-    run_s = None if eager_step_s is None else eager_step_s * config.max_iters
-    choices.append(attention := devices.choose_attention(config, device, str(dtype.value), run_s))
-    graph = devices.choose_graph(
+    placement, speedups = choose_speedups(
         config,
         device,
         str(dtype.value),
-        compiling.value == "on",
-        devices.estimate_arithmetic_s(device, plan.tokens // plan.micro_steps, per_token, speed),
-        devices.estimate_launch_s(device, shape.n_layer),
+        plan,
+        per_token,
+        peak.measured or peak.value,
+        splits["train"].nbytes,
+        free,
     )
-    choices.append(graph)
+    choices += speedups
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
 
     sampling, sample_choices = _choose_sampling(config, dataset)
     choices += sample_choices
 
-    placement = Placement(
-        device,
-        str(dtype.value),
-        compile=compiling.value == "on",
-        attention=str(attention.value),
-        kernels=own_kernels,
-        graph=graph.value == "on",
-    )
     model = _build_model(config, shape, placement)
-    choices.append(data := devices.choose_data_place(splits["train"].nbytes, device, free))
-    on_card = data.value == "on the card"
-    stream = Stream(splits["train"], config.block_size, plan, config.seed, device, on_card)
+    stream = Stream(splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card)
     progress = Progress()
 
     learner = Learner(model, config, placement, plan, stream, ledger)

@@ -1,4 +1,4 @@
-"""Where to compute, and in which dtype; decided with reasons. speedups.py decides what makes it fast there."""
+"""Where to compute, and in which dtype; decided with reasons. speedups.py makes it fast there."""
 
 from __future__ import annotations
 

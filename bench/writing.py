@@ -35,7 +35,12 @@ def read_sampling(ground: Ground, document: dict[str, Any]) -> list[Result]:
             nanogpt=found["rounds"]["nanogpt"],
             glassgpt=found["rounds"]["glassgpt"],
             values=found["ratios"],
-            details={"tokens": document["tokens"], "dtype": document["dtype"]},
+            details={
+                "tokens": document["tokens"],
+                "dtype": document["dtype"],
+                "later_texts": found["later_texts"],
+                "later_ratios": found["later_ratios"],
+            },
         )
         for batch, found in document["batches"].items()
     ]

@@ -494,7 +494,7 @@ def test_resume_checks_a_flag_against_the_settings_of_the_run(mine: Path, capsys
 
 
 def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -> None:
-    assert train("--keep_checkpoints=5", "--schedule=cosine", max_iters=6) == 0
+    assert train("--keep_checkpoints=5", "--schedule=cosine", "--warmup_iters=0", max_iters=6) == 0
     before = contents(Path("runs/quickstart"))
     capsys.readouterr()
     assert main(["train", "--init_from=quickstart@3", "--max_iters=7"]) == 0

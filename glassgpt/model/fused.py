@@ -72,10 +72,10 @@ def activate(x: Tensor, name: str, kernel: bool) -> Tensor:
     return F.gelu(x, approximate="tanh" if name == "gelu_new" else "none")
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, share: Tensor, kernel: bool) -> Tensor:
-    """Overwrites logits (rows, V) by `share` of their loss's gradient. Returns the losses (rows)."""
+def turn_into_gradient(logits: Tensor, targets: Tensor, kernel: bool) -> Tensor:
+    """Overwrites logits (rows, V) by the gradient of their loss. Returns the losses (rows)."""
     if kernel:
-        return _kernels().turn_into_gradient(logits, targets, share, IGNORED_TARGET)  # type: ignore[no-any-return]
+        return _kernels().turn_into_gradient(logits, targets, IGNORED_TARGET)  # type: ignore[no-any-return]
     log_probabilities = logits.float().log_softmax(-1)
     real = targets != IGNORED_TARGET
     rows = torch.arange(len(targets), device=targets.device)
@@ -83,5 +83,5 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, share: Tensor, kernel: b
     losses = -log_probabilities[rows, chosen] * real
     gradient = log_probabilities.exp_()
     gradient[rows, chosen] -= 1
-    logits.copy_(gradient * (share * real)[:, None])
+    logits.copy_(gradient * real[:, None])
     return losses

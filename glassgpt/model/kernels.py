@@ -291,7 +291,7 @@ class Activate(torch.autograd.Function):
 
 
 @triton.jit
-def _turn(logits, targets, losses, share, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * V
     target = tl.load(targets + row)
@@ -307,7 +307,7 @@ def _turn(logits, targets, losses, share, V, IGNORED: tl.constexpr, BLOCK: tl.co
     real = target != IGNORED
     chosen = tl.load(here + target, real, 0.0).to(tl.float32) * LOG2_E
     tl.store(losses + row, tl.where(real, (log_total - chosen) / LOG2_E, 0.0))
-    factor = tl.where(real, tl.load(share), 0.0)
+    factor = tl.where(real, 1.0, 0.0)
     tl.debug_barrier()  # nobody overwrites the target's logit before all have read it
     for first in range(0, V, BLOCK):
         c = first + tl.arange(0, BLOCK)
@@ -316,8 +316,8 @@ def _turn(logits, targets, losses, share, V, IGNORED: tl.constexpr, BLOCK: tl.co
         tl.store(here + c, gradient * factor, c < V)
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, share: Tensor, ignored: int) -> Tensor:
-    """Overwrites logits (rows, V) by `share` of their loss's gradient. Returns the losses (rows)."""
+def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """Overwrites logits (rows, V) by their loss's gradient. Returns the losses (rows)."""
     losses = torch.empty(len(logits), device=logits.device)
-    _turn[(len(logits),)](logits, targets, losses, share, logits.shape[1], ignored, _LOGITS, num_warps=16)
+    _turn[(len(logits),)](logits, targets, losses, logits.shape[1], ignored, _LOGITS, num_warps=16)
     return losses

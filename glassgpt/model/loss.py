@@ -50,20 +50,22 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool) -> Tensor:
         head = _Head(hidden, weight)
-        share = 1 / (targets != IGNORED_TARGET).sum()
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(targets), rows):
             piece = slice(start, start + rows)
             logits = head.logits(piece)
-            total += fused.turn_into_gradient(logits, targets[piece], share, kernel).sum()
+            total += fused.turn_into_gradient(logits, targets[piece], kernel).sum()
             head.take_gradient(logits, piece)
-        ctx.save_for_backward(head.hidden_grad.to(hidden.dtype), head.weight_grad.to(weight.dtype))
+        # The share of the mean comes later, with a loss scaler's factor: float16 would lose what is so small.
+        share = 1 / (targets != IGNORED_TARGET).sum()
+        ctx.save_for_backward(head.hidden_grad.to(hidden.dtype), head.weight_grad.to(weight.dtype), share)
         return total * share
 
     @staticmethod
     def backward(ctx: Any, *scale: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * scale[0], weight_grad * scale[0], None, None, None
+        hidden_grad, weight_grad, share = ctx.saved_tensors
+        factor = scale[0] * share
+        return hidden_grad * factor, weight_grad * factor, None, None, None
 
 
 class _Head:

@@ -8,11 +8,12 @@ compiled once, and the result does not depend on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
@@ -22,6 +23,7 @@ from glassgpt.train.learner import Learner
 
 DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
+_KEPT_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
 _LOGITS_BYTES = 2**30  # an evaluation batch's float32 logits stay under this
 
 
@@ -83,27 +85,51 @@ def batch_rows(config: TrainConfig, device_type: str, vocab_size: int) -> int:
     return max(1, tokens // config.block_size)
 
 
+class Windows:
+    """What is evaluated of a split, as batches on the device: the same ones every time, and so, unless they
+    are many, made once and kept there."""
+
+    def __init__(
+        self, tokens: np.ndarray, block_size: int, eval_tokens: int | None, rows: int, device: torch.device
+    ) -> None:
+        """`eval_tokens=None`: all of the split. `rows`: windows in a batch."""
+        self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
+        self._starts = evaluation_windows(len(tokens), block_size, eval_tokens)
+        self._kept: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        """Inputs and targets, and how many targets each window has."""
+        if len(self) * self._block_size > _KEPT_TOKENS:
+            yield from self._made()
+            return
+        if self._kept is None:
+            self._kept = list(self._made())
+        yield from self._kept
+
+    def _made(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        for i in range(0, len(self), self._rows):
+            chunk = self._starts[i : i + self._rows]
+            nothing = len(self._tokens)  # a window that starts there is all padding
+            filled = np.pad(chunk, (0, self._rows - len(chunk)), constant_values=nothing)
+            x, y = evaluation_batch(self._tokens, filled, self._block_size)
+            counts = (y != IGNORED_TARGET).sum(1)
+            yield torch.from_numpy(x).to(self._device), torch.from_numpy(y).to(self._device), counts
+
+
 def evaluate(
-    learner: Learner,
-    tokens: np.ndarray,
-    eval_tokens: int | None,
-    rows: int,
-    ledger: Ledger,
-    should_stop: Callable[[], bool] = lambda: False,
+    learner: Learner, windows: Windows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
-    """The loss on a split; None if asked to stop on the way. `eval_tokens=None`: all of it."""
-    T = learner.config.block_size
-    starts = evaluation_windows(len(tokens), T, eval_tokens)
-    sums: list[torch.Tensor] = []
+    """The loss on these windows; None if asked to stop on the way."""
+    sums: list[Tensor] = []
     counts: list[np.ndarray] = []
     first_call_s = None
     with ledger.phase("eval") as whole:
-        for i in range(0, len(starts), rows):
+        for x, y, filled in windows:
             if should_stop():
                 return None
-            chunk = starts[i : i + rows]
-            filled = np.pad(chunk, (0, rows - len(chunk)), constant_values=len(tokens))  # nothing but padding
-            x, y = evaluation_batch(tokens, filled, T)
             if learner.is_first("score"):
                 with ledger.phase("compile") as first_call:
                     sums.append(_window_sums(learner, x, y))
@@ -111,19 +137,18 @@ def evaluate(
                 first_call_s = first_call.seconds
             else:
                 sums.append(_window_sums(learner, x, y))
-            counts.append((y != IGNORED_TARGET).sum(1))
-        window_sums = torch.cat(sums).cpu().numpy()[: len(starts)]
+            counts.append(filled)
+        window_sums = torch.cat(sums).cpu().numpy()[: len(windows)]
     if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one
         ledger.move("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
-    window_tokens = np.concatenate(counts)[: len(starts)]
+    window_tokens = np.concatenate(counts)[: len(windows)]
     total = int(window_tokens.sum())
     return Evaluation(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
 
 
-def _window_sums(learner: Learner, x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+def _window_sums(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
     """In float64, so that the order of summation does not show."""
-    device = learner.placement.device
-    losses = learner.score(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))
-    if device.type == "mps":  # which has no float64
+    losses = learner.score(x, y)
+    if losses.device.type == "mps":  # which has no float64
         losses = losses.cpu()
     return losses.double().sum(1)

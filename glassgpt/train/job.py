@@ -28,7 +28,7 @@ from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import Saver, readable
 from glassgpt.train.device import Placement
-from glassgpt.train.evaluate import Evaluation, batch_rows, tokens_to_evaluate
+from glassgpt.train.evaluate import Evaluation, Windows, batch_rows, tokens_to_evaluate
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
@@ -84,18 +84,27 @@ class Job:
     peak: Peak
     flops_per_token: int
     eval_tokens: int
-    eval_rows: int
+    eval_rows: int  # windows in a batch
     progress: Progress
     choices: list[Choice]
     takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
     interval: Interval
+    windows: dict[str, Windows] = field(init=False)  # what is evaluated of each split
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
     saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
     told_setbacks: set[str] = field(default_factory=set)
     eval_cost: Mean = field(default_factory=Mean)
     save_cost: Mean = field(default_factory=Mean)
+
+    def __post_init__(self) -> None:
+        self.windows = {split: self.windows_of(split, self.eval_tokens) for split in self.splits}
+
+    def windows_of(self, split: str, eval_tokens: int | None) -> Windows:
+        """`eval_tokens=None`: the whole split."""
+        tokens, context = self.splits[split], self.config.block_size
+        return Windows(tokens, context, eval_tokens, self.eval_rows, self.placement.device)
 
     @property
     def run_dir(self) -> Path:

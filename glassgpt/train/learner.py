@@ -67,9 +67,6 @@ class Learner:
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
-        if not self.scaler.is_enabled() and placement.device.type != "mps":
-            for optimizer in self.optimizers:  # what the scaler does in float16; Apple's kernel cannot skip
-                optimizer.found_inf = self.finite.bad
         self._forward: Callable[..., Tensor] = torch.compile(model) if placement.compile else model
         record = Recording if placement.graph else _as_it_is
         self._do_micro_step, self._do_finish = record(self._micro_step), record(self._finish)
@@ -153,14 +150,26 @@ class Learner:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # type: ignore[arg-type]
         norm = self._clip()
-        # With a scaler an infinite gradient is routine: it skips that update and lowers its scale.
-        self.finite.watch(number, *((loss,) if self.scaler.is_enabled() else (loss, norm)))
-        if self.placement.device.type != "mps" or self.finite.first_bad_update() is None:
-            for optimizer in self.optimizers:
-                self.scaler.step(optimizer)  # type: ignore[arg-type]
+        if self.scaler.is_enabled():
+            # An infinite gradient is routine: that update is skipped, by all, and the scale lowered.
+            self.finite.watch(number, loss)
+            skip = (~norm.isfinite()).float()
+        else:
+            self.finite.watch(number, loss, norm)
+            skip = self.finite.bad
+        self._step(skip)
         self.scaler.update()
         self.model.zero_grad(set_to_none=not self.placement.graph)  # a recording wants them in their place
         return (norm,)
+
+    def _step(self, skip: Tensor) -> None:
+        """Unless `skip` is 1, which is left to the device to see; Apple's kernel cannot."""
+        on_mps = self.placement.device.type == "mps"
+        if on_mps and skip:
+            return
+        for optimizer in self.optimizers:
+            optimizer.found_inf = None if on_mps else skip
+            optimizer.step()
 
     def _clip(self) -> Tensor:
         parameters = list(self.model.parameters())

@@ -15,7 +15,7 @@ from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
 from glassgpt.model.generate import generate
 from glassgpt.train import records
-from glassgpt.train.evaluate import Evaluation, evaluate, is_gain
+from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.state import state_of, tensors_of
 
@@ -101,7 +101,9 @@ def evaluate_splits(job: Job) -> None:
     """Both splits, on the same tokens as ever. Keeps track of the best, and of the last real gain."""
     catch_up(job)
     before = job.ledger.seconds()
-    result = evaluate_split(job, "train", job.eval_tokens) and evaluate_split(job, "val", job.eval_tokens)
+    result = evaluate_split(job, "train", job.windows["train"]) and evaluate_split(
+        job, "val", job.windows["val"]
+    )
     if result is None:
         return
     progress = job.progress
@@ -115,17 +117,10 @@ def evaluate_splits(job: Job) -> None:
     job.eval_cost.add(since(before, job.ledger.seconds())["eval"])
 
 
-def evaluate_split(job: Job, split: str, eval_tokens: int | None, closing: bool = False) -> Evaluation | None:
+def evaluate_split(job: Job, split: str, windows: Windows, closing: bool = False) -> Evaluation | None:
     """Evaluates and records; None if the user asked to stop meanwhile."""
     before = job.ledger.seconds()
-    result = evaluate(
-        job.learner,
-        job.splits[split],
-        eval_tokens,
-        job.eval_rows,
-        job.ledger,
-        should_stop=lambda: job.stop.requested,
-    )
+    result = evaluate(job.learner, windows, job.ledger, should_stop=lambda: job.stop.requested)
     spent = since(before, job.ledger.seconds())
     tell_setbacks(job)
     if result is not None:
@@ -231,7 +226,8 @@ def close(job: Job, ending: Ending) -> Ending:
     """What remains to be done for a run that ends, in whatever way. Being stopped meanwhile is an end too."""
     if ending.exit_code == 0 and not job.config.eval_only:
         if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
-            evaluate_split(job, "val", None, closing=True)  # all of it once, whatever was sampled before
+            # All of it once, whatever was sampled before.
+            evaluate_split(job, "val", job.windows_of("val", None), closing=True)
         if job.sampling is not None and not job.stop.requested:
             write_sample(job, job.sampling)
     with job.ledger.phase("checkpoint"):

@@ -25,7 +25,7 @@ class Optimizer:
     `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
     """
 
-    _step_supports_amp_scaling = True  # tells torch's loss scaler that `found_inf` will be heeded
+    remembers: tuple[str, ...]  # names of what it keeps of each parameter
 
     def __init__(self, groups: Iterable[dict[str, Any]], config: TrainConfig) -> None:
         self.param_groups = [group for group in groups if group["params"]]
@@ -36,7 +36,6 @@ class Optimizer:
             group["lr"] = torch.zeros((), device=device) if on_card else config.learning_rate * group["times"]
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.found_inf: Tensor | None = None
-        self.grad_scale: Tensor | None = None
 
     def step(self) -> None:
         raise NotImplementedError
@@ -69,6 +68,8 @@ class AdamW(Optimizer):
 
     An `embedding` has a rate of its own and no decay: a row learns only when its token comes along.
     """
+
+    remembers = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], embedding: Sequence[Tensor], config: TrainConfig
@@ -108,7 +109,7 @@ class AdamW(Optimizer):
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=self.grad_scale,
+                grad_scale=None,
                 found_inf=self.found_inf,
             )
             if self.found_inf is not None:  # one that was skipped does not count
@@ -131,6 +132,8 @@ class Muon(Optimizer):
     Adam scales each number by itself; a matrix's gradient is dominated by few directions all the same, and
     the rare ones learn slowly. (Jordan et al., 2024.)
     """
+
+    remembers = ("momentum",)
 
     def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
         self._momentum, self._decay = config.muon_momentum, config.weight_decay
@@ -212,23 +215,33 @@ def optimizer_tensors(model: GPT, optimizers: Sequence[Optimizer]) -> dict[str, 
     return {
         f"{name}:{key}": value
         for name, parameter in model.named_parameters()
-        for key, value in _state_of(optimizers, parameter).items()
+        for key, value in _optimizer_of(optimizers, parameter).state[parameter].items()
     }
 
 
-def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Puts the state back, each tensor where it came from; a tensor without a home is an error."""
-    parameters = dict(model.named_parameters())
+def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Puts the state back, each tensor where it came from; a tensor without a home is an error.
+
+    What another optimizer remembered is of no use to this one; says so.
+    """
+    parameters, useless = dict(model.named_parameters()), set()
     for label, tensor in tensors.items():
         name, _, key = label.rpartition(":")
         if name not in parameters:
             raise UserError(f"the checkpoint has optimizer state for {name}, which this model does not have")
-        # Also AdamW's step count: fused kernels keep it beside the parameter.
-        _state_of(optimizers, parameters[name])[key] = tensor.to(parameters[name].device)
+        optimizer = _optimizer_of(optimizers, parameters[name])
+        if key in optimizer.remembers:
+            # Also AdamW's step count: fused kernels keep it beside the parameter.
+            optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        else:
+            useless.add(name)
+    if not useless:
+        return []
+    return [f"the optimizer is another now: it begins without a memory of {len(useless)} parameters"]
 
 
-def _state_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> dict[str, Tensor]:
+def _optimizer_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> Optimizer:
     for optimizer in optimizers:
         if any(parameter is one for group in optimizer.param_groups for one in group["params"]):
-            return optimizer.state[parameter]
+            return optimizer
     raise AssertionError("every parameter has an optimizer")

@@ -163,6 +163,7 @@ def _missing_for_compile(device: torch.device) -> str | None:
 def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float | None) -> Choice:
     """`run_s`: about how long the run's updates will take."""
     if config.attention != "auto":
+        _check_attention(config, device, dtype)
         return Choice("attention", config.attention, "asked for")
     if device.type == "cpu" and dtype == "bfloat16" and config.block_size <= _SHORT_FOR_CPU:
         return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
@@ -175,6 +176,20 @@ def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_
     best = min(times, key=lambda how: times[how] * (0.95 if how == "flash" else 1.0))
     figures = ", ".join(f"{how} {seconds * 1000:.2f} ms" for how, seconds in times.items())
     return Choice("attention", best, f"measured forward and backward: {figures}")
+
+
+def _check_attention(config: TrainConfig, device: torch.device, dtype: str) -> None:
+    """Not every kernel does every dtype and head size on every device: tried on two tokens."""
+    shape = (1, 2, 3, config.n_head, config.n_embd // config.n_head)
+    qkv = torch.zeros(shape, device=device, dtype=DTYPES[dtype], requires_grad=True)
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+    try:
+        attend(q, k, v, config.dropout, config.attention).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise UserError(
+            f"--attention={config.attention} cannot do heads of {shape[-1]} channels in {dtype} on "
+            f"{device.type} here; try --attention=auto"
+        ) from None
 
 
 _SHORT_FOR_CPU = 256

@@ -97,8 +97,8 @@ def _load_weights(job: Job, origin: Origin) -> None:
 def _take_over(job: Job, origin: Origin) -> list[Record]:
     """Everything, so that the run goes on where the other one was."""
     _load_weights(job, origin)
-    load_optimizers(job.model, job.learner.optimizers, origin.optimizer)
-    complaints = list(origin.complaints)
+    forgotten = load_optimizers(job.model, job.learner.optimizers, origin.optimizer)
+    complaints = [*origin.complaints, *forgotten]
     if origin.kind == "run":
         complaints += _take_over_progress(job, origin)
     else:  # nanoGPT keeps no place in the data, and its losses are of random batches

@@ -179,6 +179,8 @@ def _stored(run_dir: Path, origin: Origin | None) -> Recipe:
 def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Without what was decided for another device; here it is decided anew."""
     kept = dict(settings)
+    if "dtype" in overrides and overrides["dtype"] != kept.get("dtype"):
+        kept.pop("attention", None)  # which may not do this one
     if "device" in overrides and overrides["device"] != kept.get("device"):
         for name in ("dtype", "compile", "attention", "kernels", "graph"):
             kept.pop(name, None)

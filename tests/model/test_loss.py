@@ -47,14 +47,18 @@ def test_in_pieces_it_is_the_same(
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
-def test_in_bfloat16_it_is_as_near_to_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, weight, targets = some(512, 64, 300, 0)
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 65_536.0)])
+def test_in_16_bits_it_is_as_near_to_the_truth(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scale: float
+) -> None:
+    """float16 with a loss scaler, as always: what is small must not be lost before it is scaled."""
+    hidden, weight, targets = some(4096, 64, 300, 0)
     truth = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
 
     def error() -> float:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype):
             found = loss.cross_entropy(hidden, weight, targets)
-        grads = torch.autograd.grad(found, (hidden, weight))
+        grads = [grad / scale for grad in torch.autograd.grad(found * scale, (hidden, weight))]
         return sum(float((mine - true).norm() / true.norm()) for mine, true in zip(grads, truth, strict=True))
 
     at_once = error()

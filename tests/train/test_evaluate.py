@@ -21,6 +21,7 @@ from glassgpt.train.batching import BatchPlan
 from glassgpt.train.evaluate import (
     DEFAULT_EVAL_TOKENS,
     Evaluation,
+    Windows,
     batch_rows,
     evaluate,
     is_gain,
@@ -45,8 +46,12 @@ def val(tiny_data: Path) -> np.ndarray:
     return open_dataset(tiny_data).tokens("val")
 
 
+def windows_of(learner: Learner, tokens: np.ndarray, eval_tokens: int | None, rows: int) -> Windows:
+    return Windows(tokens, learner.config.block_size, eval_tokens, rows, torch.device("cpu"))
+
+
 def score(learner: Learner, tokens: np.ndarray, eval_tokens: int | None = None, rows: int = 5) -> Evaluation:
-    result = evaluate(learner, tokens, eval_tokens, rows, Ledger())
+    result = evaluate(learner, windows_of(learner, tokens, eval_tokens, rows), Ledger())
     assert result is not None
     return result
 
@@ -107,9 +112,27 @@ def test_nothing_is_drawn_and_nothing_is_learned(learner: Learner, val: np.ndarr
     assert not learner.optimizers[0].state
 
 
+def test_windows_are_made_once_unless_they_are_many(
+    learner: Learner, val: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = windows_of(learner, val, None, 3)
+    first, second = list(windows), list(windows)
+    assert all(one[0] is other[0] for one, other in zip(first, second, strict=True))
+    monkeypatch.setattr("glassgpt.train.evaluate._KEPT_TOKENS", 10)
+    many = windows_of(learner, val, None, 3)
+    third, fourth = list(many), list(many)
+    assert all(one[0] is not other[0] for one, other in zip(third, fourth, strict=True))
+    for one, other in zip(first, third, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
 def test_asked_to_stop_it_stops(learner: Learner, val: np.ndarray) -> None:
     answers = iter([False, False, True])
-    assert evaluate(learner, val, None, 2, Ledger(), should_stop=lambda: next(answers)) is None
+    assert (
+        evaluate(learner, windows_of(learner, val, None, 2), Ledger(), should_stop=lambda: next(answers))
+        is None
+    )
 
 
 def test_time_goes_to_eval_and_the_first_call_to_compile(
@@ -122,11 +145,11 @@ def test_time_goes_to_eval_and_the_first_call_to_compile(
         return original(*batch)
 
     monkeypatch.setattr(learner, "score", slow_at_first)
-    evaluate(learner, val, None, 2, ledger)
+    evaluate(learner, windows_of(learner, val, None, 2), ledger)
     first = ledger.seconds()
     assert 0.15 < first["compile"] < 0.3
     assert 0 < first["eval"] < 0.15
-    evaluate(learner, val, None, 2, ledger)
+    evaluate(learner, windows_of(learner, val, None, 2), ledger)
     assert ledger.seconds()["compile"] == first["compile"]
 
 

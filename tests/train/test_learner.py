@@ -334,3 +334,23 @@ def test_textbook_attention_can_be_asked_for(tiny: MakeConfig) -> None:
         train(tiny(name, attention=name, max_iters=5))
     assert run_losses(tiny("manual").out_dir) == pytest.approx(run_losses(tiny("sdpa").out_dir), abs=1e-5)
     assert choices(tiny("manual").out_dir)["attention"] == ("manual", "asked for")
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_an_overflow_anywhere_skips_the_update_of_every_optimizer(tiny: MakeConfig, factor: float) -> None:
+    """In float16 it is routine, and Muon must not step on what AdamW's gradients did to the norm."""
+    learner = make_learner(tiny(optimizer="muon", arch="modern"), dtype="float16")
+    assert learner.scaler.is_enabled()
+    learner.update(0, 0)
+    before, scale = weights(learner), learner.scaler.get_scale()
+    hook = learner.model.lm_head.weight.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: gradient * factor
+    )
+    learner.update(1, 4)
+    hook.remove()
+    assert_same_tensors({"model": weights(learner)}, {"model": before})
+    assert learner.scaler.get_scale() == scale / 2
+    learner.update(2, 8)
+    after = weights(learner)
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert any(not torch.equal(after[name], before[name]) for name in after)

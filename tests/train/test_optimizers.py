@@ -210,3 +210,17 @@ def test_a_skipped_step_changes_nothing(optimizer: Any) -> None:
         one.step()
     assert {name: bits(parameter) for name, parameter in model.named_parameters()} == weights
     assert {name: bits(tensor) for name, tensor in optimizer_tensors(model, both).items()} == state
+
+
+@pytest.mark.parametrize(("before", "now"), [("adamw", "muon"), ("muon", "adamw")])
+def test_another_optimizer_begins_without_the_memory_of_the_one_before(before: Any, now: Any) -> None:
+    model = make_model("modern")
+    theirs = make_optimizers(model, replace(MUON, optimizer=before), torch.float32)
+    give_gradients(model, 0)
+    for one in theirs:
+        one.step()
+    ours = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
+    complaints = load_optimizers(model, ours, optimizer_tensors(model, theirs))
+    assert complaints == ["the optimizer is another now: it begins without a memory of 8 parameters"]
+    for one in ours:
+        one.step()

@@ -34,7 +34,7 @@ from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe, to_toml
 from glassgpt.train import checkpoint, loop, session
 from glassgpt.train.checkpoint import load_last
-from glassgpt.train.evaluate import Evaluation
+from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.job import Job
 from glassgpt.train.session import train
 
@@ -286,10 +286,10 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
     config = tiny(max_iters=4, eval_tokens=32)
     original = loop.evaluate_split
 
-    def stopping(job: Job, split: str, eval_tokens: int | None, closing: bool = False) -> Evaluation | None:
+    def stopping(job: Job, split: str, windows: Windows, closing: bool = False) -> Evaluation | None:
         if closing:
             job.stop.signal = signal.SIGINT
-        return original(job, split, eval_tokens, closing)
+        return original(job, split, windows, closing)
 
     monkeypatch.setattr(loop, "evaluate_split", stopping)
     run = train(config)

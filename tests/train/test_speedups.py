@@ -88,6 +88,10 @@ def test_attention_is_fused_unless_asked_or_slow() -> None:
     def chosen(dtype: str = "float32", **settings: Any) -> Any:
         return choose_attention(TrainConfig(**settings), CPU, dtype, 1e6).value
 
+    with pytest.raises(
+        UserError, match=r"--attention=cudnn cannot do heads of 64 channels in float32 on cpu"
+    ):
+        chosen(attention="cudnn")
     assert chosen() == "sdpa"
     assert chosen(attention="manual") == "manual"
     assert chosen("bfloat16", block_size=256) == "manual"

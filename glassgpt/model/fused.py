@@ -6,7 +6,6 @@ has a kernel for each that reads and writes every tensor once.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 EPSILON = {"layer": 1e-5, "rms": 1.2e-7}  # GPT-2's; float32's own
-
-
-def kernels_work(device: torch.device) -> bool:
-    """Triton is there, and the card is one it knows."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= 7
 
 
 def _kernels() -> ModuleType:
@@ -49,12 +41,16 @@ def add_norm(
 
 def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, T, H, D) of qkv (B, T, 3, H, D): q and k turned by their positions, then normed."""
-    if kernel and qkv.is_contiguous():
+    if kernel and qkv.is_contiguous() and _is_power_of_two(qkv.shape[-1]):
         return _kernels().RotateNorm.apply(qkv, *rotation, EPSILON["rms"])  # type: ignore[no-any-return]
     q, k, v = qkv.unbind(2)
     width = q.shape[-1:]
     q, k = (F.rms_norm(_rotate(part, rotation), width, eps=EPSILON["rms"]) for part in (q, k))
     return q, k, v
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0  # Triton counts in no others
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -63,7 +63,7 @@ class Learner:
     ) -> None:
         self.model, self.config, self.placement = model, config, placement
         self._plan, self._stream, self._ledger = plan, stream, ledger
-        self.setbacks: dict[str, Exception] = {}  # `compile` or `graph`: why the run goes on without it
+        self.setbacks: dict[str, Exception] = {}  # `compile`, `kernels`, `graph`: why it goes on without
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
@@ -174,23 +174,24 @@ class Learner:
     def _clip(self) -> Tensor:
         parameters = list(self.model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
         return norm
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T:
-        """Compiling is lazy: it fails, if it does, in the first real call. Then the run goes on without."""
+        """Code is built when it is first called, and fails then, if it does. The run goes on without it."""
         try:
             result = call()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if what in self._tried or self._forward is self.model:
+            if what in self._tried or not (self.model.kernels or self._forward is not self.model):
                 raise
+            self.setbacks["kernels" if self.model.kernels else "compile"] = error
+            self.model.set_kernels(False)
             self._forward = self.model
             self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
-            self.setbacks["compile"] = error
             self._seed_dropout()
             result = call()
         self._tried.add(what)

@@ -126,9 +126,10 @@ def _bytes_per_token(job: Job, split: str) -> float | None:
 
 
 def setback(job: Job, what: str, error: Exception) -> Record:
-    """`what` is `compile` or `graph`."""
+    """`what` is `compile`, `kernels` or `graph`."""
     doing, explanation = {
         "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
+        "kernels": ("building kernels", "Triton could not build GlassGPT's own here. Only speed is lost."),
         "graph": ("recording", "An update could not be recorded as a CUDA graph. Only speed is lost."),
     }[what]
     first_line = (str(error).strip().splitlines() or [""])[0]
@@ -140,7 +141,7 @@ def setback(job: Job, what: str, error: Exception) -> Record:
         "title": f"{doing} failed; the run goes on without it",
         "evidence": f"{type(error).__name__}: {first_line}",
         "explanation": explanation,
-        "advice": f"--{what}=off skips the attempt",
+        "advice": f"--{what}={'plain' if what == 'kernels' else 'off'} skips the attempt",
     }
 
 

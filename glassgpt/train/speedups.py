@@ -13,7 +13,6 @@ import torch
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.model import fused
 from glassgpt.model.gpt import attend
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import DTYPES, Placement
@@ -95,16 +94,13 @@ _WORTH_BUILDING_S = 1.5
 
 
 def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
-    works = fused.kernels_work(device)
-    if config.kernels == "triton" and not works:
-        raise UserError("--kernels=triton needs a CUDA card of compute capability 7 and Triton; try plain")
+    missing = "our own are for CUDA cards" if device.type != "cuda" else _missing_to_build(device)
+    if config.kernels == "triton" and missing:
+        raise UserError(f"--kernels=triton is not possible here: {missing}; try --kernels=auto")
     if config.kernels != "auto":
         return Choice("kernels", config.kernels, "asked for")
-    if not works:
-        why = (
-            "triton is not installed" if device.type == "cuda" else f"our own are for CUDA, not {device.type}"
-        )
-        return Choice("kernels", "plain", why)
+    if missing:
+        return Choice("kernels", "plain", missing)
     if config.compile == "on":
         return Choice("kernels", "plain", "the compiler makes its own")
     saving = config.max_iters * config.n_layer * _KERNELS_SAVE_S
@@ -121,7 +117,7 @@ def choose_compile(
         return Choice("compile", config.compile, "asked for")
     if kernels:
         return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
-    missing = _missing_for_compile(device)
+    missing = _missing_to_build(device)
     if missing:
         return Choice("compile", "off", missing)
     if config.eval_only:
@@ -144,7 +140,7 @@ def choose_compile(
     )
 
 
-def _missing_for_compile(device: torch.device) -> str | None:
+def _missing_to_build(device: torch.device) -> str | None:
     if device.type == "mps":
         return "not dependable on Apple's GPU yet; --compile=on forces it"
     variable, *usual = (

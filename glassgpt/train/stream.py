@@ -71,7 +71,7 @@ class Resident:
 
     def __init__(self, tokens: np.ndarray, block_size: int, device: torch.device) -> None:
         # torch computes little in unsigned types: the same bits as signed ones, and the sign undone below.
-        signed = np.ascontiguousarray(tokens).view(f"i{tokens.dtype.itemsize}")
+        signed = np.array(tokens).view(f"i{tokens.dtype.itemsize}")
         self._tokens = torch.from_numpy(signed).to(device)
         self._mask = 2 ** (8 * tokens.dtype.itemsize) - 1
         self._steps = torch.arange(block_size + 1, device=device)

@@ -79,7 +79,7 @@ def test_gelu_is_exact_far_out() -> None:
     assert (fused.activate(x, "gelu", True).double() - wanted).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 32), (12, 64), (5, 128)])
+@pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 32), (12, 64), (5, 128), (4, 48), (2, 96)])
 def test_rotation_and_norm(heads: int, width: int) -> None:
     rotation = tuple(table.cuda() for table in _rotary(19, width))
 

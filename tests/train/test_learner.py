@@ -28,6 +28,7 @@ from tiny import (
 from torch import Tensor
 
 from glassgpt.config import TrainConfig
+from glassgpt.model.gpt import GPT
 from glassgpt.train.learner import Learner
 from glassgpt.train.schedule import learning_rate
 from glassgpt.train.session import train
@@ -354,3 +355,28 @@ def test_an_overflow_anywhere_skips_the_update_of_every_optimizer(tiny: MakeConf
     after = weights(learner)
     assert all(tensor.isfinite().all() for tensor in after.values())
     assert any(not torch.equal(after[name], before[name]) for name in after)
+
+
+def test_kernels_that_cannot_be_built_cost_speed_only(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("Failed to find C compiler")
+
+    plain, own = tiny("plain", dropout=0.1), tiny("own", dropout=0.1)
+    train(plain)
+    monkeypatch.setattr("glassgpt.model.fused._kernels", broken)
+    monkeypatch.setattr(Learner, "__init__", with_kernels(Learner.__init__))
+    train(own)
+    assert run_losses(own.out_dir) == run_losses(plain.out_dir)
+    (finding,) = records(own.out_dir, "finding")
+    assert (finding["id"], finding["advice"]) == ("kernels-failed", "--kernels=plain skips the attempt")
+    assert "Failed to find C compiler" in finding["evidence"]
+
+
+def with_kernels(init: Any) -> Any:
+    def changed(learner: Learner, model: GPT, *rest: Any) -> None:
+        model.set_kernels(True)
+        init(learner, model, *rest)
+
+    return changed

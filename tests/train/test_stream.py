@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,10 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
     drawn = np.random.default_rng(0).integers(0, top, 500, endpoint=True, dtype=np.uint64)
     tokens: np.ndarray = drawn.astype(dtype)
     tokens[7] = top  # the largest of all, whose sign bit is set
-    resident = Resident(tokens, 16, torch.device("cpu"))
+    tokens.setflags(write=False)  # as a dataset's are
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resident = Resident(tokens, 16, torch.device("cpu"))
     starts = torch.tensor([0, 7, 483])
     x, y = resident.rows(starts)
     for row, start in enumerate(starts.tolist()):

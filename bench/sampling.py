@@ -89,7 +89,7 @@ def gather(batch: int, rounds: int) -> dict[str, Any]:
 
 def one_round(options: argparse.Namespace) -> dict[str, list[float]]:
     device = torch.device(options.device)
-    placement = Placement(device, dtype_of(options), compile=device.type == "cuda", attention="sdpa")
+    placement = Placement(device, dtype_of(options), graph=device.type == "cuda")
     theirs, ours = same_models(options.nanogpt, device)
     check_same_text(theirs, ours)
     (batch,) = options.batches
@@ -155,7 +155,7 @@ def write_glass(model: GPT, placement: Placement, batch: int, count: int) -> Non
         vocab_size=KNOWN_TOKENS,
         temperature=TEMPERATURE,
         top_k=TOP_K,
-        graph=placement.compile,
+        graph=placement.graph,
     )
     for _ in range(count):
         with placement.autocast():

@@ -73,9 +73,10 @@ class TrainConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"
     # The highest rate, reached after the warm-up. Small models take more, large ones less.
     learning_rate: float = 6e-4
-    # Muon's highest rate.
+    # Muon's highest rate. All rates follow one schedule, each in proportion to its highest.
     matrix_lr: float = 0.02
-    # With muon: AdamW's highest rate for the matrix that reads tokens. none: learning_rate.
+    # With muon and tie_embeddings=False: AdamW's highest rate for the matrix that reads tokens. none:
+    # learning_rate.
     embedding_lr: float | None = None
     # Number of updates.
     max_iters: int = 600_000
@@ -87,7 +88,7 @@ class TrainConfig:
     beta2: float = 0.95
     # Muon's memory of gradients.
     muon_momentum: float = 0.95
-    # How thoroughly Muon makes a step orthogonal. 3 will do where its own arithmetic is felt: small batches.
+    # 3, 4 or 5: how thoroughly Muon evens a step out. 3 where its own arithmetic is felt: small batches.
     muon_steps: int = 5
     # Gradients with a larger norm are scaled down to it; 0 switches that off.
     grad_clip: float = 1.0
@@ -228,8 +229,8 @@ def find_problems(config: TrainConfig) -> list[str]:
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
-    if not 1 <= config.muon_steps <= 5:
-        problems.append(f"--muon_steps={config.muon_steps} must be 1 to 5")
+    if not 3 <= config.muon_steps <= 5:
+        problems.append(f"--muon_steps={config.muon_steps} must be 3, 4 or 5")
     if not 0 < config.wsd_decay_fraction <= 1:
         problems.append(f"--wsd_decay_fraction={config.wsd_decay_fraction} must be above 0 and at most 1")
     if config.decay_lr and config.min_lr is not None and config.min_lr > config.learning_rate:

@@ -1,15 +1,13 @@
 """How much arithmetic a token costs. No torch: planning uses it too.
 
 The convention is nanoGPT's, so that figures compare: 6 FLOPs per parameter and token (2 forward, 4 backward)
-for every parameter except positions, plus attention's two T x T products, 12 x layers x heads x head_dim x
+for every parameter that is multiplied with, which positions and a separate input embedding are not, plus attention's two T x T products, 12 x layers x heads x head_dim x
 context, the causal half not taken off. GPT-2 124M at 1024 tokens and 50304 ids comes to 854.8 MFLOP/token.
 """
 
 from __future__ import annotations
 
-CONVENTION = (
-    "6 x (parameters without positions) + 12 x layers x heads x head_dim x context, causal not halved"
-)
+CONVENTION = "6 x (parameters multiplied with: no positions, no separate input embedding) + 12 x layers x heads x head_dim x context, causal not halved"
 
 
 def parameters(
@@ -37,11 +35,11 @@ def parameters(
     return total + (block_size * n_embd if positions and arch == "gpt2" else 0)
 
 
-def flops_per_token(parameters_without_positions: int, n_layer: int, n_embd: int, context: int) -> int:
+def flops_per_token(parameters_multiplied: int, n_layer: int, n_embd: int, context: int) -> int:
     """Forward and backward, per trained token. heads x head_dim is n_embd."""
-    return 6 * parameters_without_positions + 12 * n_layer * n_embd * context
+    return 6 * parameters_multiplied + 12 * n_layer * n_embd * context
 
 
-def plain_flops_per_token(parameters_without_positions: int) -> int:
+def plain_flops_per_token(parameters_multiplied: int) -> int:
     """The 6N rule without attention, which many quote."""
-    return 6 * parameters_without_positions
+    return 6 * parameters_multiplied

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import fused
 
-# Logits held at a time. Above it nothing gets faster; below, cards are not kept busy.
-_PIECE_BYTES = {"cuda": 2**30, "cpu": 2**25, "mps": 2**28}
+# Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
+_PIECE_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
+_FEW_BYTES = 2**24  # so few are not worth the trouble
 
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -30,16 +31,16 @@ def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False) -> Tensor:
     """Their mean."""
-    rows = rows_at_a_time(len(targets), len(weight), hidden.device.type)
-    if rows == len(targets):
+    if 2 * len(targets) * len(weight) <= _FEW_BYTES:
         logits = F.linear(hidden, weight).float()
         return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
+    rows = rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
     return _InPieces.apply(hidden, weight, targets, rows, kernel)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def rows_at_a_time(tokens: int, vocab_size: int, device_type: str) -> int:
+def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:
     """An even share of the tokens whose logits stay under the limit."""
-    most = max(1, _PIECE_BYTES[device_type] // (2 * vocab_size))
+    most = max(1, _PIECE_BYTES[device_type] // (2 if kernel else 8) // vocab_size)
     pieces = -(-tokens // most)
     return -(-tokens // pieces)
 

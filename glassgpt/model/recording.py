@@ -49,7 +49,6 @@ class Recording:
     def _record(self, inputs: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
         """Notes the kernels down; none of them is run."""
         self._inputs = [tensor.clone() for tensor in inputs]
-        torch.cuda.empty_cache()  # a recording has memory of its own, and needs as much as one call
         graph = torch.cuda.CUDAGraph()
         # Other threads, which save checkpoints, may use the card meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -80,7 +80,7 @@ class Writer:
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
-            graph=self.placement.compile,
+            graph=self.placement.graph,
         )
         while True:
             with self.placement.autocast():
@@ -111,7 +111,7 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":
         choices.append(graph)
-    placement = Placement(device, str(dtype.value), compile=graph.value == "on", attention="sdpa")
+    placement = Placement(device, str(dtype.value), graph=graph.value == "on")
     if device.index is not None:
         torch.cuda.set_device(device)
     return Writer(

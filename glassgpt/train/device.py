@@ -133,11 +133,14 @@ def sequences_that_fit(
 
     Weights, gradients and AdamW's two moments take 16 bytes a parameter. A token keeps about 34 bytes a
     channel and layer for the backward pass (one sixth of that under activation checkpointing, besides one
-    layer's worth), and its logits about 12 bytes a vocabulary entry. Compiled code needs less.
+    layer's worth). Logits come in pieces: about 2 GiB with all that goes with them, and the head's gradient;
+    or, if that is less, 12 bytes an entry.
     """
     if free_bytes is None:
         return None
     layers = config.n_layer / 6 + 1 if config.activation_checkpointing else config.n_layer
-    per_token = 34 * layers * config.n_embd * (2 if config.dtype == "float32" else 1) + 12 * vocab_size
+    per_token = 34 * layers * config.n_embd * (2 if config.dtype == "float32" else 1)
     room = 0.85 * free_bytes - 16 * parameters
-    return max(1, int(room / (per_token * config.block_size)))
+    pieces = 2 * 2**30 + 4 * vocab_size * config.n_embd
+    tokens = max((room - pieces) / per_token, room / (per_token + 12 * vocab_size))
+    return max(1, int(tokens / config.block_size))

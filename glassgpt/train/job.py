@@ -31,6 +31,7 @@ from glassgpt.train.device import Placement
 from glassgpt.train.evaluate import Evaluation, Windows, batch_rows, tokens_to_evaluate
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
+from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.speedups import choose_speedups
@@ -174,6 +175,8 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         free,
     )
     choices += speedups
+    if config.optimizer == "muon":
+        choices.append(Choice("optimizer", "muon", describe_rates(config)))
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
 
     sampling, sample_choices = _choose_sampling(config, dataset)
@@ -304,6 +307,9 @@ def _without_work(config: TrainConfig) -> list[Choice]:
     if config.wandb_log or config.wandb_project or config.wandb_run_name:
         journal_has_it = "no tracker is built in yet; every number is in the run's journal.jsonl"
         choices.append(Choice("wandb_log", config.wandb_log, journal_has_it))
+    if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
+        reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
+        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
     if config.backend:
         choices.append(Choice("backend", config.backend, "not used: this run is one process"))
     return choices

@@ -27,13 +27,12 @@ class Optimizer:
 
     remembers: tuple[str, ...]  # names of what it keeps of each parameter
 
-    def __init__(self, groups: Iterable[dict[str, Any]], config: TrainConfig) -> None:
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self.param_groups = [group for group in groups if group["params"]]
         device = self.param_groups[0]["params"][0].device
         for group in self.param_groups:
-            # On a CUDA card the rate is there too: an update that was recorded reads it anew each time.
-            on_card = device.type == "cuda"
-            group["lr"] = torch.zeros((), device=device) if on_card else config.learning_rate * group["times"]
+            # Set before every update. On a CUDA card it lies there: a recorded update reads it anew.
+            group["lr"] = torch.zeros((), device=device) if device.type == "cuda" else 0.0
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.found_inf: Tensor | None = None
 
@@ -58,6 +57,14 @@ def make_optimizers(model: GPT, config: TrainConfig, dtype: torch.dtype) -> list
     rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     embedding = [] if config.tie_embeddings else [model.transformer.wte.weight]
     return [Muon(matrices, config, dtype), AdamW(rest, embedding, config)]
+
+
+def describe_rates(config: TrainConfig) -> str:
+    """Of Muon and what goes with it."""
+    rates = f"matrices of the blocks at {config.matrix_lr:g}; AdamW for the rest at {config.learning_rate:g}"
+    if config.tie_embeddings or config.embedding_lr is None:
+        return rates
+    return f"{rates}, embedding at {config.embedding_lr:g}"
 
 
 # --- AdamW ---
@@ -85,13 +92,15 @@ class AdamW(Optimizer):
             {"params": vectors, "weight_decay": 0.0, "times": 1.0},
             {"params": list(embedding), "weight_decay": 0.0, "times": embedding_times},
         ]
-        super().__init__(groups, config)
+        super().__init__(groups)
         self._betas = config.beta1, config.beta2
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
             states = [self._state_of(parameter) for parameter in parameters]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
@@ -143,7 +152,7 @@ class Muon(Optimizer):
         ones = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
         times = config.matrix_lr / config.learning_rate
         groups = [{"params": threes, "maps": 3, "times": times}, {"params": ones, "maps": 1, "times": times}]
-        super().__init__(groups, config)
+        super().__init__(groups)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -158,14 +167,15 @@ class Muon(Optimizer):
         self, matrices: list[nn.Parameter], shape: tuple[int, ...], rate: float | Tensor
     ) -> None:
         """Matrices of one shape at once: few large products instead of many small ones."""
-        before = [self._momentum_of(matrix) for matrix in matrices]
+        momenta = [self._momentum_of(matrix) for matrix in matrices]
         gradient = torch.stack([_gradient(matrix) for matrix in matrices])
-        average = torch.stack(before).lerp_(gradient, 1 - self._momentum)
+        before = torch.stack(momenta)
+        average = before.lerp(gradient, 1 - self._momentum)
         ahead = gradient.lerp(average, self._momentum)  # Nesterov's: as if the next average were known
         change = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
         change *= math.sqrt(max(1.0, shape[0] / shape[1]))
         if self.found_inf is not None:
-            average = torch.where(self.found_inf > 0, torch.stack(before), average)
+            average = torch.where(self.found_inf > 0, before, average)
             change = torch.where(self.found_inf > 0, 0.0, change)
             rate = rate * (1 - self.found_inf)
         for matrix, momentum, new_momentum, step in zip(

@@ -48,11 +48,7 @@ class Origin:
 
 
 # What weights decide about a model. Dropout has none; of context they allow less, see `fitted`.
-# fmt: off
-MODEL_SETTINGS = (
-    "n_layer", "n_head", "n_embd", "bias", "arch", "activation", "tie_embeddings",
-)
-# fmt: on
+MODEL_SETTINGS = ("n_layer", "n_head", "n_embd", "bias", "arch", "activation", "tie_embeddings")
 
 
 def fitted(config: TrainConfig, origin: Origin) -> TrainConfig:

@@ -23,12 +23,14 @@ def run_record(job: Job) -> Record:
     """What this process is about to do, on what, and why."""
     shape, manifest = job.model.config, job.dataset.manifest
     counted = parameter_count(shape, positions=False)
+    multiplied = parameter_count(shape, lookups=False)
     model = {
         "parameters": parameter_count(shape),
         "parameters_without_positions": counted,
+        "parameters_multiplied": multiplied,
         "flops_per_token": job.flops_per_token,
         "flops_convention": flops.CONVENTION,
-        "plain_flops_per_token": flops.plain_flops_per_token(counted),
+        "plain_flops_per_token": flops.plain_flops_per_token(multiplied),
     }
     data = {
         "name": manifest.name,

@@ -40,7 +40,9 @@ def choose_speedups(
         device,
         dtype,
         compiling.value == "on",
-        estimate_arithmetic_s(device, plan.tokens // plan.micro_steps, flops_per_token, peak),
+        estimate_arithmetic_s(
+            device, plan.tokens // plan.micro_steps, flops_per_token, peak or _SOME_CARDS_PEAK
+        ),
         estimate_launch_s(device, config.n_layer),
     )
     data = choose_data_place(data_bytes, device, free_bytes)
@@ -63,13 +65,13 @@ _COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0)}  # at all, and per l
 _COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3}  # of an eager step
 
 
-def estimate_arithmetic_s(
-    device: torch.device, tokens: int, flops_per_token: int, peak: float | None
-) -> float | None:
-    """About how long so many tokens compute, forward and backward: at a usual share of the peak."""
-    return (
-        None if peak is None else tokens * flops_per_token / ((0.5 if device.type == "cpu" else 0.43) * peak)
-    )
+_USUAL_SHARE = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # of the peak that training reaches
+_SOME_CARDS_PEAK = 1e14  # FLOP/s, where nobody knows better
+
+
+def estimate_arithmetic_s(device: torch.device, tokens: int, flops_per_token: int, peak: float) -> float:
+    """About how long so many tokens compute, forward and backward."""
+    return tokens * flops_per_token / (_USUAL_SHARE[device.type] * peak)
 
 
 def estimate_launch_s(device: torch.device, n_layer: int) -> float:
@@ -81,9 +83,9 @@ def estimate_step_s(
     device: torch.device, plan: BatchPlan, flops_per_token: int, n_layer: int, peak: float | None
 ) -> float | None:
     """About how long an eager update will take: computing or asking, whichever is more."""
-    arithmetic = estimate_arithmetic_s(device, plan.tokens, flops_per_token, peak)
-    if arithmetic is None:
+    if peak is None:
         return None
+    arithmetic = estimate_arithmetic_s(device, plan.tokens, flops_per_token, peak)
     return max(arithmetic, estimate_launch_s(device, n_layer) * plan.micro_steps)
 
 
@@ -228,7 +230,7 @@ def choose_graph(
     device: torch.device,
     dtype: str,
     compiled: bool,
-    arithmetic_s: float | None,
+    arithmetic_s: float,
     launch_s: float,
 ) -> Choice:
     """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask."""
@@ -242,7 +244,9 @@ def choose_graph(
         return Choice("graph", config.graph, "asked for")
     if compiled:
         return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
-    if arithmetic_s is None or arithmetic_s > 2 * launch_s:
+    if config.activation_checkpointing and config.dropout:
+        return Choice("graph", "off", "recomputing needs dropout's random numbers again: not recordable")
+    if arithmetic_s > 2 * launch_s:
         return Choice("graph", "off", "the card has enough to do with each kernel")
     return Choice(
         "graph",

@@ -87,6 +87,39 @@ def test_it_trains_and_resumes_exactly(on_gpu: MakeConfig, dtype: str) -> None:
     assert all(("loss_scale" in step) == (dtype == "float16") for step in steps)
 
 
+@pytest.mark.parametrize(("optimizer", "kernels"), [("adamw", "plain"), ("muon", "triton")])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_recorded_it_is_the_same_run(
+    on_gpu: MakeConfig, optimizer: str, kernels: str, checkpointing: bool
+) -> None:
+    settings: dict[str, Any] = {
+        "optimizer": optimizer,
+        "kernels": kernels,
+        "arch": "modern",
+        "dtype": "float32",
+        "dropout": 0.0 if checkpointing else 0.1,
+        "gradient_accumulation_steps": 2,
+        "activation_checkpointing": checkpointing,
+    }
+    recorded, usual = (on_gpu(name, graph=name, **settings) for name in ("on", "off"))
+    train(recorded)
+    train(usual)
+    assert records(recorded.out_dir, "finding") == []
+    assert run_losses(recorded.out_dir) == pytest.approx(run_losses(usual.out_dir), abs=2e-3)
+
+
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_muon_and_our_kernels_resume_where_they_were(on_gpu: MakeConfig, graph: str) -> None:
+    settings: dict[str, Any] = {
+        "optimizer": "muon", "kernels": "triton", "arch": "modern", "dropout": 0.1, "graph": graph,
+    }  # fmt: skip
+    whole, cut = on_gpu("whole", max_iters=20, **settings), on_gpu("cut", max_iters=20, **settings)
+    train(whole)
+    run_until_crash(cut, 13)
+    resume(cut)
+    assert run_losses(cut.out_dir) == pytest.approx(run_losses(whole.out_dir), abs=2e-2)
+
+
 def test_the_dtype_is_decided_by_the_card(on_gpu: MakeConfig) -> None:
     config = on_gpu(max_iters=2)
     train(config)

@@ -121,9 +121,7 @@ def test_the_run_record_says_everything_that_was_decided(tiny: MakeConfig, tiny_
     assert run["data"]["hash"] == data.hash
     assert run["data"]["epochs"] == pytest.approx(30 * 96 / len(data.tokens("train")))
     assert run["batch"] == {"batch_size": 12, "micro_steps": 1, "sequences": 12, "tokens": 96}
-    assert (
-        run["model"]["flops_per_token"] == 6 * run["model"]["parameters_without_positions"] + 12 * 2 * 16 * 8
-    )
+    assert run["model"]["flops_per_token"] == 6 * run["model"]["parameters_multiplied"] + 12 * 2 * 16 * 8
     assert run["machine"]["torch"]
     decided = choices(config.out_dir)
     assert set(decided) >= {

@@ -125,13 +125,13 @@ def test_kernels_of_our_own_make_compiling_needless() -> None:
 
 
 def test_a_graph_where_asking_takes_longer_than_computing() -> None:
-    def chosen(
-        arithmetic_s: float | None, dtype: str = "bfloat16", compiled: bool = False, **settings: Any
-    ) -> Any:
+    def chosen(arithmetic_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
         return choose_graph(TrainConfig(**settings), CUDA, dtype, compiled, arithmetic_s, 0.014).value
 
     assert chosen(0.004) == "on"
-    assert chosen(0.2) == chosen(None) == "off"
+    assert chosen(0.2) == "off"
+    assert chosen(0.004, activation_checkpointing=True) == "on"
+    assert chosen(0.004, activation_checkpointing=True, dropout=0.1) == "off"
     assert chosen(0.2, graph="on") == "on"
     assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
     assert choose_graph(TrainConfig(), CPU, "float32", False, 0.004, 0.014).value == "off"

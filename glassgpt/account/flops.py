@@ -1,13 +1,17 @@
 """How much arithmetic a token costs. No torch: planning uses it too.
 
 The convention is nanoGPT's, so that figures compare: 6 FLOPs per parameter and token (2 forward, 4 backward)
-for every parameter that is multiplied with, which positions and a separate input embedding are not, plus attention's two T x T products, 12 x layers x heads x head_dim x
-context, the causal half not taken off. GPT-2 124M at 1024 tokens and 50304 ids comes to 854.8 MFLOP/token.
+for every parameter that is multiplied with, which positions and a separate input embedding are not, plus
+attention's two T x T products, 12 x layers x heads x head_dim x context, the causal half not taken off.
+GPT-2 124M at 1024 tokens and 50304 ids comes to 854.8 MFLOP/token.
 """
 
 from __future__ import annotations
 
-CONVENTION = "6 x (parameters multiplied with: no positions, no separate input embedding) + 12 x layers x heads x head_dim x context, causal not halved"
+CONVENTION = (
+    "6 x (parameters multiplied with: no positions, no separate input embedding) "
+    "+ 12 x layers x heads x head_dim x context, causal not halved"
+)
 
 
 def parameters(

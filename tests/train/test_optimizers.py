@@ -43,6 +43,7 @@ def test_matrices_are_decayed_and_vectors_are_not(arch: str) -> None:
 def test_updates_are_torchs_plain_adamw() -> None:
     ours, theirs = make_model(), make_model()
     (optimizer,) = make_optimizers(ours, CONFIG, torch.float32)
+    optimizer.set_learning_rate(CONFIG.learning_rate)
     decayed = [p for p in theirs.parameters() if p.dim() >= 2]
     others = [p for p in theirs.parameters() if p.dim() < 2]
     plain = torch.optim.AdamW(
@@ -126,6 +127,7 @@ MUON = TrainConfig(
 def muon_of(model: GPT, config: TrainConfig = MUON) -> Muon:
     muon, _ = make_optimizers(model, config, torch.float32)
     assert isinstance(muon, Muon)
+    muon.set_learning_rate(config.learning_rate)
     return muon
 
 
@@ -198,6 +200,7 @@ def test_a_skipped_step_changes_nothing(optimizer: Any) -> None:
     both = make_optimizers(model, config, torch.float32)
     give_gradients(model, 0)
     for one in both:
+        one.set_learning_rate(config.learning_rate)
         one.found_inf = torch.zeros(())
         one.step()
     weights = {name: bits(parameter) for name, parameter in model.named_parameters()}

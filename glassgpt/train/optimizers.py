@@ -179,7 +179,7 @@ class Muon(Optimizer):
             change = torch.where(self.found_inf > 0, 0.0, change)
             rate = rate * (1 - self.found_inf)
         for matrix, momentum, new_momentum, step in zip(
-            matrices, before, average, change * rate, strict=True
+            matrices, momenta, average, change * rate, strict=True
         ):
             momentum.copy_(new_momentum)
             matrix.mul_(1 - rate * self._decay).sub_(step)

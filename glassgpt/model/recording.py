@@ -27,33 +27,39 @@ class Recording:
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
         self.failure: Exception | None = None  # why there is no recording; the work is then done as usual
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # recording wants one that is not the default one
+        # What comes before a recording must not be on the default stream either.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next call would record."""
+        return self._calls >= self._warm_up and self._graph is None and self.failure is None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self._calls < self._warm_up or self.failure:
+        if self.is_due:
+            self.record(*inputs)
+        if self._graph is None:
             self._calls += 1
             return self._on_side_stream(inputs)
-        if self._graph is None:
-            try:
-                self._graph = self._record(inputs)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self.failure = error
-                return self._on_side_stream(inputs)
         for place, tensor in zip(self._inputs, inputs, strict=True):
             place.copy_(tensor)
         self._graph.replay()
         return self._outputs
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
-        """Notes the kernels down; none of them is run."""
+    def record(self, *inputs: Tensor) -> None:
+        """Notes the kernels down; none of them is run. It takes as much memory as a call, for good."""
         self._inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
-        # Other threads, which save checkpoints, may use the card meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._outputs = self._work(*self._inputs)
-        return graph
+        try:
+            # Other threads, which save checkpoints, may use the card meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._outputs = self._work(*self._inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.failure = error
+        else:
+            self._graph = graph
 
     def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self._stream.wait_stream(torch.cuda.current_stream())

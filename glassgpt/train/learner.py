@@ -92,14 +92,20 @@ class Learner:
                 batch = self._stream.micro_batch(start)
             self._dropout_seed = _dropout_seed(self.config.seed, number, micro_step)
             self._seed_dropout()
-            losses.append(self._do_micro_step(*batch)[0].clone())
+            losses.append(self._done(self._do_micro_step, *batch).clone())
         loss = torch.stack(losses).mean()
-        (norm,) = self._do_finish(torch.full_like(loss, number, dtype=torch.int64), loss)
+        norm = self._done(self._do_finish, torch.full_like(loss, number, dtype=torch.int64), loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
-        for recording in (self._do_micro_step, self._do_finish):
-            if isinstance(recording, Recording) and recording.failure:
-                self.setbacks["graph"] = recording.failure
+
+    def _done(self, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+        """What `work` gives. Recording it, when its time has come, is accounted for as compiling."""
+        if isinstance(work, Recording) and work.is_due:
+            with self._ledger.phase("compile"):
+                work.record(*inputs)
+            if work.failure:
+                self.setbacks["graph"] = work.failure
+        return work(*inputs)[0]
 
     def first_bad_update(self, done: int) -> int | None:
         """The first update that was not finite, of the `done` that were tried. Waits for the device.

@@ -25,6 +25,7 @@ from tiny import (
     resume,
     run_evals,
     run_losses,
+    run_until_crash,
 )
 
 from glassgpt import cli
@@ -345,3 +346,15 @@ def test_several_processes_are_refused_rather_than_trained_side_by_side(
     with pytest.raises(UserError, match="without torchrun"):
         train(config)
     assert not Path(config.out_dir).exists()
+
+
+def test_a_run_with_muon_goes_on_exactly(tiny: MakeConfig) -> None:
+    whole, cut = (
+        tiny(name, optimizer="muon", arch="modern", tie_embeddings=False, dropout=0.1)
+        for name in ("whole", "cut")
+    )
+    train(whole)
+    run_until_crash(cut, 13)
+    resume(cut)
+    assert run_losses(cut.out_dir) == run_losses(whole.out_dir)
+    assert_same_tensors(last_tensors(cut.out_dir), last_tensors(whole.out_dir))

@@ -34,6 +34,14 @@ MakeConfig = Callable[..., TrainConfig]
 _WORDS = ("glass", "house", "room", "door", "a", "sees", "the", "light", "through", "wall")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the marker `gpu` means."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 3000 characters of some twenty kinds: small enough to overfit, and never random by accident."""

@@ -24,18 +24,20 @@ _FEW_BYTES = 2**24  # so few are not worth the trouble
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Of each of the targets (N), from `hidden` (N, C) by a head of `weight` (V, C)."""
-    return F.cross_entropy(
-        F.linear(hidden, weight).float(), targets, ignore_index=IGNORED_TARGET, reduction="none"
-    )
+    return _at_once(hidden, weight, targets, "none")
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False) -> Tensor:
     """Their mean."""
     if 2 * len(targets) * len(weight) <= _FEW_BYTES:
-        logits = F.linear(hidden, weight).float()
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
+        return _at_once(hidden, weight, targets, "mean")
     rows = rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
     return _InPieces.apply(hidden, weight, targets, rows, kernel)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _at_once(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    logits = F.linear(hidden, weight).float()
+    return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction=reduction)
 
 
 def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:

@@ -71,7 +71,7 @@ class Learner:
         record = Recording if placement.graph else _as_it_is
         self._do_micro_step, self._do_finish = record(self._micro_step), record(self._finish)
         self._tried: set[str] = set()
-        self._dropout_seed = 0
+        self._now = (0, 0)  # update and micro-step
         # On the device until somebody asks: an update never waits for the host.
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
@@ -90,7 +90,7 @@ class Learner:
         for micro_step, start in enumerate(starts):
             with self._ledger.phase("data"):
                 batch = self._stream.micro_batch(start)
-            self._dropout_seed = _dropout_seed(self.config.seed, number, micro_step)
+            self._now = (number, micro_step)
             self._seed_dropout()
             losses.append(self._done(self._do_micro_step, *batch).clone())
         loss = torch.stack(losses).mean()
@@ -135,7 +135,7 @@ class Learner:
 
     def _seed_dropout(self) -> None:
         if self.config.dropout:
-            torch.manual_seed(self._dropout_seed)
+            torch.manual_seed(_dropout_seed(self.config.seed, *self._now))
 
     def _micro_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor]:
         """Forward and backward; the gradients add up."""

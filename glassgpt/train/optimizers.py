@@ -7,6 +7,7 @@ nothing. AdamW's arithmetic is torch's own fused kernel all the same.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Groups of parameters, each with its rate `lr`, `times` the schedule's; and what it remembers of each.
 
     `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
@@ -36,8 +37,9 @@ class Optimizer:
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.found_inf: Tensor | None = None
 
+    @abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """Moves the parameters by their gradients."""
 
     def set_learning_rate(self, rate: float) -> None:
         """`rate` is the schedule's; groups with a rate of their own follow it in proportion."""

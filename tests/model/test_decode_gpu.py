@@ -14,10 +14,7 @@ from glassgpt.model.decode import CacheReader, WindowReader, prepared
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.gpu
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 one_or_several = pytest.mark.parametrize("rows", [1, 5])
 

@@ -13,10 +13,7 @@ from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import fused, loss
 from glassgpt.model.gpt import GPT, GPTConfig, _rotary
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from glassgpt.model.recording import Recording
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_every_call_counts_before_and_after_the_recording() -> None:

@@ -30,10 +30,7 @@ from glassgpt.sample.writer import open_writer
 from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
 from glassgpt.train.session import train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -70,7 +70,6 @@ def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
     device = torch.device("cuda")

@@ -33,6 +33,7 @@ Row = Callable[[Ground], list[Result]]
 ROWS: dict[str, Row] = {
     "gpt2-speed": speed.gpt2_speed,
     "fp8-loss": speed.fp8_loss,
+    "shakespeare": to_loss.shakespeare,
     "shakespeare-whole": speed.shakespeare_whole,
     "shakespeare-to-loss": to_loss.shakespeare_to_loss,
     "mdn-rates": to_loss.mdn_rates,
@@ -45,7 +46,7 @@ ROWS: dict[str, Row] = {
     "cpu-to-loss": to_loss.cpu_to_loss,
 }
 # The row of a command whose results have other names.
-FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1"}
+FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1", "shakespeare": "shakespeare-whole"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_done(name: str, ground: Ground) -> bool:
-    row = FIRST_RESULT.get(name, f"{name}-fp8" if ground.options.fp8 else name)
+    row = FIRST_RESULT.get(name, name)
     done = results.latest(ground.options.out, row, ground.kind) is not None
     if done:
         print(f"{name}: is in {ground.options.out} already; --again measures again", flush=True)
@@ -137,7 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the rows that race to a loss: 1337,1,2",
     )
     add("--batch", type=int, default=usual["batch"], help="sequences of 1024 tokens, GPT-2 rows")
-    add("--fp8", action="store_true", help="gpt2-speed with --fp8=True on our side")
+    add("--fp8", action="store_true", help="gpt2-speed with --fp8=True on our side too")
     add("--no-warm", dest="warm", action="store_false", help="shakespeare-whole with cold caches only")
     add("--seconds", type=float, default=usual["seconds"], help="of updates that nanoGPT gets on mdn")
     add("--step-ms", type=float, help="of nanoGPT's update there; default: as gpt2-speed measured it")

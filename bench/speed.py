@@ -12,8 +12,9 @@ from statistics import median
 from typing import Any
 
 from bench import glass, peers
+from bench.glass import GlassRun
 from bench.ground import TINY_TOKENS, Ground
-from bench.peers import Flags
+from bench.peers import Flags, PeerRun
 from bench.results import Losses, Result, median_loss, own_loss
 from bench.watch import Failed
 
@@ -81,22 +82,26 @@ def gpt2_tokens(ground: Ground) -> int:
 
 
 def gpt2_speed(ground: Ground) -> list[Result]:
-    """GPT-2 124M: tokens/s and peak memory."""
+    """GPT-2 124M: tokens/s and peak memory; with --fp8, ours in 8-bit floats too."""
     updates = ground.options.updates or 100
-    more = {"fp8": True} if ground.options.fp8 else {}
     # Compiling is not what is timed here: each side compiles in its first round only.
     their_caches, our_caches = ground.fresh("caches"), ground.fresh("caches")
-    theirs, ours = [], []
+    theirs = []
+    ours: dict[str, list[Timed]] = {"": [], **({"-fp8": []} if ground.options.fp8 else {})}
     for number in range(ground.options.rounds):
         theirs.append(nanogpt_gpt2(ground, their_caches, updates, 1337 + number))
-        ours.append(glass_gpt2(ground, our_caches, updates, 1337 + number, **more))
-    details: dict[str, Any] = {"updates": updates, "batch": ground.options.batch, "fp8": ground.options.fp8}
+        for kind, timed in ours.items():
+            timed.append(glass_gpt2(ground, our_caches, updates, 1337 + number, fp8=kind == "-fp8"))
+    details: dict[str, Any] = {"updates": updates, "batch": ground.options.batch}
     if ground.options.nanochat is not None:
         details["nanochat"] = nanochat_speed(ground, updates)
-    row = "gpt2-speed-fp8" if ground.options.fp8 else "gpt2-speed"
-    # A hundred updates into training, seeds differ by some hundredths; the row with 500 updates is stricter.
-    speed = compared_speed(ground, row, theirs, ours, gpt2_tokens(ground), 0.05, details)
-    return [speed, *compared_memory(ground, row.replace("speed", "memory"), theirs, ours)]
+    rows = []
+    for kind, timed in ours.items():
+        # A hundred updates into training, seeds differ by some hundredths; fp8-loss is stricter.
+        tokens = gpt2_tokens(ground)
+        rows.append(compared_speed(ground, f"gpt2-speed{kind}", theirs, timed, tokens, 0.05, details))
+        rows += compared_memory(ground, f"gpt2-memory{kind}", theirs, timed)
+    return rows
 
 
 def compared_speed(
@@ -185,7 +190,8 @@ def fp8_loss(ground: Ground) -> list[Result]:
     ]
     # Within 0.01 of nanoGPT's is the bar; of our own in bf16, on the same batches, is what FP8 itself costs.
     objection = rows[0].objection or worse(own_loss(fp8.losses), own_loss(plain.losses), 0.01)
-    return [replace(rows[0], objection=objection), rows[1]]
+    memory = compared_memory(ground, "gpt2-memory", [theirs], [plain])
+    return [replace(rows[0], objection=objection), rows[1], *memory]
 
 
 # --- shakespeare_char, the whole command ---
@@ -204,27 +210,30 @@ def shakespeare_whole(ground: Ground) -> list[Result]:
     for row in ("shakespeare-whole", *(["shakespeare-whole-warm"] if ground.options.warm else [])):
         ours = ground.run_glass("shakespeare_char", data, our_caches, shakespeare_settings(ground))
         theirs = ground.run_nanogpt(their_caches, shakespeare_settings(ground), SHAKESPEARE_CONFIG)
-        their_losses = ground.score_nanogpt(theirs, data)
-        our_losses = ground.score_glass(ours, data, 256)
-        ground.say(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
-        rows.append(
-            ground.result(
-                row,
-                "s",
-                nanogpt=[theirs.watched.wall_s],
-                glassgpt=[ours.wall_s],
-                values=[theirs.watched.wall_s / ours.wall_s],
-                nanogpt_losses=[their_losses],
-                glassgpt_losses=[our_losses],
-                objection=worse(median_loss([our_losses]), median_loss([their_losses]), 0.02),
-                details={
-                    "nanogpt_best_at_s": theirs.best_at_s,
-                    "overhead": {"shakespeare_char": glass.overhead_share(ours)},
-                    "ledger": ours.ledger,
-                },
-            )
-        )
+        rows.append(compared_whole(ground, row, theirs, ours, data))
     return rows
+
+
+def compared_whole(ground: Ground, row: str, theirs: PeerRun, ours: GlassRun, data: Path) -> Result:
+    """Both commands from start to end."""
+    their_losses = ground.score_nanogpt(theirs, data)
+    our_losses = ground.score_glass(ours, data, 256)
+    ground.say(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
+    return ground.result(
+        row,
+        "s",
+        nanogpt=[theirs.watched.wall_s],
+        glassgpt=[ours.wall_s],
+        values=[theirs.watched.wall_s / ours.wall_s],
+        nanogpt_losses=[their_losses],
+        glassgpt_losses=[our_losses],
+        objection=worse(median_loss([our_losses]), median_loss([their_losses]), 0.02),
+        details={
+            "nanogpt_best_at_s": theirs.best_at_s,
+            "overhead": {"shakespeare_char": glass.overhead_share(ours)},
+            "ledger": ours.ledger,
+        },
+    )
 
 
 # --- the CPU command of nanoGPT's README ---

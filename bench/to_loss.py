@@ -16,7 +16,7 @@ from bench.glass import GlassRun
 from bench.ground import Ground
 from bench.peers import Flags, PeerRun
 from bench.results import Losses, Result, latest, own_loss
-from bench.speed import GPT2, README_CPU, SHAKESPEARE_CONFIG, shakespeare_settings
+from bench.speed import GPT2, README_CPU, SHAKESPEARE_CONFIG, compared_whole, shakespeare_settings
 
 SHAKESPEARE_TARGET = 1.4697  # nanoGPT's best checkpoint of shakespeare_char
 CPU_TARGET = 1.8982  # nanoGPT's README run for a CPU
@@ -92,6 +92,23 @@ def shakespeare_to_loss(ground: Ground) -> list[Result]:
         race(
             ground, "shakespeare-to-loss", data, preset, 256, SHAKESPEARE_TARGET, shakespeare_settings(ground)
         )
+    ]
+
+
+def shakespeare(ground: Ground) -> list[Result]:
+    """Both at once, with one run of nanoGPT's: the whole command, and the wall clock to its best loss."""
+    data, preset = ground.shakespeare, ground.options.preset or "shakespeare_char_fast"
+    first, *others = ground.options.seeds
+    settings = shakespeare_settings(ground)
+    runs = [our_run(ground, preset, data, first)]
+    ours = ground.run_glass("shakespeare_char", data, ground.fresh("caches"), settings)
+    theirs = ground.run_nanogpt(ground.fresh("caches"), settings, SHAKESPEARE_CONFIG)
+    runs += [our_run(ground, preset, data, seed) for seed in others]
+    target = None if ground.options.tiny else SHAKESPEARE_TARGET
+    best = reached(ground, theirs, data)
+    return [
+        compared_whole(ground, "shakespeare-whole", theirs, ours, data),
+        arrivals(ground, "shakespeare-to-loss", best, runs, data, preset, 256, target),
     ]
 
 

@@ -146,6 +146,8 @@ class TrainConfig:
     # triton: GlassGPT's own GPU kernels for norms, activations and loss; ready at once, where compiling takes
     # half a minute to find the like. plain: PyTorch's.
     kernels: Literal["auto", "triton", "plain"] = "auto"
+    # Matmuls in 8-bit floats while training, on cards that have them (RTX 40, H100 and newer); less exact.
+    fp8: bool = False
     # Record an update once and replay it (CUDA graphs): small models are otherwise held up by Python.
     graph: Literal["auto", "on", "off"] = "auto"
     # Recompute activations in the backward pass: less memory, about a third more time.

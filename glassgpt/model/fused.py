@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.model import float8
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -35,8 +36,16 @@ def add_norm(
         return _kernels().AddNorm.apply(x, y, weight, bias, eps, rms)  # type: ignore[no-any-return]
     total = x if y is None else x + y
     if rms:
-        return total, F.rms_norm(total, weight.shape, weight, eps)
+        return total, F.rms_norm(total, weight.shape, weight.to(total.dtype), eps)  # mixed, it is not fused
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+def linear(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
+    """`low`: where gradients are wanted, in 8-bit floats."""
+    if not low or not torch.is_grad_enabled():
+        return layer(x)  # type: ignore[no-any-return]
+    y = float8.linear(x, layer.weight)
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:

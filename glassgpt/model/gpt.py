@@ -82,7 +82,7 @@ class Attention(nn.Module):
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.kernels = False
+        self.kernels = self.float8 = False
         self.attention = "sdpa"  # see GPT.set_attention
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=bias)
@@ -91,18 +91,19 @@ class Attention(nn.Module):
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
     ) -> Tensor:
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        qkv = fused.linear(self.c_attn, x, self.float8).view(B, T, 3, self.n_head, C // self.n_head)
         if rotation is not None:
             parts = fused.rotate_norm(qkv, rotation, self.kernels)
         else:
-            parts = qkv.unbind(2)
+            parts = qkv.unbind(2)  # type: ignore[assignment]
         q, k, v = (part.transpose(1, 2) for part in parts)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             y = cache.attend(q, k, v)
         else:
             y = attend(q, k, v, dropout, self.attention)
-        return F.dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), dropout, self.training)
+        y = fused.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.float8)
+        return F.dropout(y, dropout, self.training)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
@@ -133,13 +134,14 @@ class MLP(nn.Module):
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
         self.dropout = config.dropout
-        self.activation, self.kernels = config.activation, False
+        self.activation = config.activation
+        self.kernels = self.float8 = False
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = fused.activate(self.c_fc(x), self.activation, self.kernels)
-        return F.dropout(self.c_proj(x), self.dropout, self.training)
+        x = fused.activate(fused.linear(self.c_fc, x, self.float8), self.activation, self.kernels)
+        return F.dropout(fused.linear(self.c_proj, x, self.float8), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -184,7 +186,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = False
-        self.kernels = False
+        self.kernels = self.float8 = False
         self.transformer = Transformer(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -232,6 +234,13 @@ class GPT(nn.Module):
             if isinstance(module, Norm | Attention | MLP):
                 module.kernels = on
 
+    def set_float8(self, on: bool) -> None:
+        """Whether training multiplies in 8-bit floats (float8.py); it needs the kernels."""
+        self.float8 = on
+        for module in self.modules():
+            if isinstance(module, Attention | MLP):
+                module.float8 = on
+
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """The last layer's output (B, T, C), normed: what the head reads.
 
@@ -273,7 +282,7 @@ class GPT(nn.Module):
             return self.lm_head(hidden)  # type: ignore[no-any-return]
         flat, wanted = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)
         if reduction == "mean":
-            return loss.cross_entropy(flat, self.lm_head.weight, wanted, self.kernels)
+            return loss.cross_entropy(flat, self.lm_head.weight, wanted, self.kernels, self.float8)
         return loss.losses(flat, self.lm_head.weight, wanted).view(targets.shape)
 
     def new_cache(self, tokens: int) -> Cache:

@@ -25,6 +25,7 @@ _ELEMENTS_BACKWARD = 1024
 _ROWS = 4  # of a norm
 _HEAD_ELEMENTS = 4096  # of queries and keys
 _LOGITS = 8192  # of a row of logits at a time
+_TILE = 64  # rows and columns, where a transposed copy is made along
 
 
 # --- norms ---
@@ -66,14 +67,15 @@ def _add_norm(
 @triton.jit
 def _add_norm_backward(
     x, weight, grad_out, grad_total, grad_x, weight_parts, bias_parts, rows, C, eps,
-    RMS: tl.constexpr, ADDS: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    RMS: tl.constexpr, ADDS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, BLOCK)
     w = tl.load(weight + c, c < C, 0.0)[None, :]
     weight_sum = tl.zeros((BLOCK,), tl.float32)
     bias_sum = tl.zeros((BLOCK,), tl.float32)
-    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        r = first + tl.arange(0, ROWS)
+    # Three rows are under way at a time: two are fetched while one is computed.
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=3):
+        r = row + tl.arange(0, 1)
         ok = (r < rows)[:, None] & (c < C)[None, :]
         at = r[:, None].to(tl.int64) * C + c[None, :]
         n, scale = _normed(tl.load(x + at, ok, 0.0).to(tl.float32), ok, C, eps, RMS)
@@ -111,22 +113,22 @@ class AddNorm(torch.autograd.Function):
         y = x if y is None else y.contiguous()
         _add_norm[grid](x, y, weight, bias, total, out, rows, C, eps, **flags, **sizes, num_warps=4)
         ctx.save_for_backward(total, weight)
-        ctx.how = (rows, C, eps, flags, sizes)
+        ctx.how = (rows, C, eps, flags, block)
         ctx.set_materialize_grads(False)  # nobody reads the sum after the last norm
         return total, out
 
     @staticmethod
     def backward(ctx, grad_total: Tensor | None, grad_out: Tensor):
         x, weight = ctx.saved_tensors
-        rows, C, eps, flags, sizes = ctx.how
+        rows, C, eps, flags, block = ctx.how
         grad_x = torch.empty_like(x)
-        programs = min(8 * _processors(x.device), triton.cdiv(rows, _ROWS))
+        programs = min(8 * _processors(x.device), rows)
         weight_parts = torch.empty(programs, C, device=x.device)
         bias_parts = torch.empty(programs, C, device=x.device) if flags["BIAS"] else None
         from_later = grad_out if grad_total is None else grad_total.contiguous()
         _add_norm_backward[(programs,)](
             x, weight, grad_out.contiguous(), from_later, grad_x, weight_parts, bias_parts, rows, C, eps,
-            **(flags | {"ADDS": grad_total is not None}), **sizes, num_warps=max(1, sizes["BLOCK"] // 512),
+            **(flags | {"ADDS": grad_total is not None}), BLOCK=block, num_warps=max(1, block // 1024),
         )  # fmt: skip
         grad_bias = bias_parts.sum(0) if flags["BIAS"] else None
         return grad_x, grad_x if flags["ADDS"] else None, weight_parts.sum(0), grad_bias, None, None
@@ -321,3 +323,87 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
     losses = torch.empty(len(logits), device=logits.device)
     _turn[(len(logits),)](logits, targets, losses, logits.shape[1], ignored, _LOGITS, num_warps=16)
     return losses
+
+
+# --- 8-bit floats ---
+
+
+@triton.jit
+def _to_float8(
+    x, factor, out, out_t, R, C, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    ok = (r < R)[:, None] & (c < C)[None, :]
+    at = r[:, None].to(tl.int64) * C + c[None, :]
+    v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
+    low = tl.minimum(tl.maximum(v, -LIMIT), LIMIT).to(out.dtype.element_ty)
+    tl.store(out + at, low, ok)
+    at_t = c[:, None].to(tl.int64) * R + r[None, :]
+    tl.store(out_t + at_t, tl.trans(low), (c < C)[:, None] & (r < R)[None, :])
+
+
+def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed."""
+    assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
+    R, C = x.shape
+    out = torch.empty(R, C, dtype=dtype, device=x.device)
+    out_t = torch.empty(C, R, dtype=dtype, device=x.device)
+    grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
+    limit = torch.finfo(dtype).max
+    _to_float8[grid](x.contiguous(), factor, out, out_t, R, C, limit, _TILE, _TILE, num_warps=4)
+    return out, out_t
+
+
+@triton.jit
+def _log_totals(logits, targets, losses, totals, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    here = logits + row * V
+    target = tl.load(targets + row)
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    most, total = -float("inf"), 0.0
+    for first in range(0, V, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * LOG2_E
+        new_most = tl.maximum(most, tl.max(x))
+        total = total * tl.exp2(most - new_most) + tl.sum(tl.exp2(x - new_most))
+        most = new_most
+    log_total = most + tl.log2(total)
+    real = target != IGNORED
+    chosen = tl.load(here + target, real, 0.0).to(tl.float32) * LOG2_E
+    tl.store(losses + row, tl.where(real, (log_total - chosen) / LOG2_E, 0.0))
+    tl.store(totals + row, log_total)
+
+
+@triton.jit
+def _float8_gradient(
+    logits, targets, totals, out, out_t, R, V,
+    FACTOR: tl.constexpr, IGNORED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    ok = (r < R)[:, None] & (c < V)[None, :]
+    at = r[:, None].to(tl.int64) * V + c[None, :]
+    target = tl.load(targets + r, r < R, IGNORED)[:, None]
+    x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * 1.4426950408889634
+    gradient = tl.exp2(x - tl.load(totals + r, r < R, 0.0)[:, None]) - (c[None, :] == target).to(tl.float32)
+    low = tl.where(target != IGNORED, gradient * FACTOR, 0.0).to(out.dtype.element_ty)
+    tl.store(out + at, low, ok)
+    at_t = c[:, None].to(tl.int64) * R + r[None, :]
+    tl.store(out_t + at_t, tl.trans(low), (c < V)[:, None] & (r < R)[None, :])
+
+
+def float8_gradient(
+    logits: Tensor, targets: Tensor, factor: float, dtype: torch.dtype, ignored: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses (R); `factor` times their gradient to the logits (R, V) in an 8-bit dtype; that transposed."""
+    R, V = logits.shape
+    losses, totals = (torch.empty(R, device=logits.device) for _ in range(2))
+    out = torch.empty(R, V, dtype=dtype, device=logits.device)
+    out_t = torch.empty(V, R, dtype=dtype, device=logits.device)
+    _log_totals[(R,)](logits, targets, losses, totals, V, ignored, _LOGITS, num_warps=16)
+    grid = (triton.cdiv(V, _TILE), triton.cdiv(R, _TILE))
+    _float8_gradient[grid](
+        logits, targets, totals, out, out_t, R, V, factor, ignored, _TILE, _TILE, num_warps=4
+    )
+    return losses, out, out_t

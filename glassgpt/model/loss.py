@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import fused
+from glassgpt.model import float8, fused
 
 # Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
 _PIECE_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
@@ -27,12 +27,14 @@ def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return _at_once(hidden, weight, targets, "none")
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False) -> Tensor:
-    """Their mean."""
+def cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False, low: bool = False
+) -> Tensor:
+    """Their mean. `low`: by products in 8-bit floats."""
     if 2 * len(targets) * len(weight) <= _FEW_BYTES:
         return _at_once(hidden, weight, targets, "mean")
     rows = rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
-    return _InPieces.apply(hidden, weight, targets, rows, kernel)  # type: ignore[no-any-return,no-untyped-call]
+    return _InPieces.apply(hidden, weight, targets, rows, kernel, low)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _at_once(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -41,24 +43,25 @@ def _at_once(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) ->
 
 
 def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:
-    """An even share of the tokens whose logits stay under the limit."""
+    """An even share of the tokens whose logits stay under the limit, or nearly."""
     most = max(1, _PIECE_BYTES[device_type] // (2 if kernel else 8) // vocab_size)
     pieces = -(-tokens // most)
-    return -(-tokens // pieces)
+    rows = -(-tokens // pieces)
+    return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them
 
 
 class _InPieces(torch.autograd.Function):
     """Does the backward pass along with the forward one; `backward` only hands out what is there."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool) -> Tensor:
-        head = _Head(hidden, weight)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool, low: bool
+    ) -> Tensor:
+        head = _Head8(hidden, weight) if low else _Head(hidden, weight, kernel)
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(targets), rows):
             piece = slice(start, start + rows)
-            logits = head.logits(piece)
-            total += fused.turn_into_gradient(logits, targets[piece], kernel).sum()
-            head.take_gradient(logits, piece)
+            total += head.losses(piece, targets[piece]).sum()
         # The share of the mean comes later, with a loss scaler's factor: float16 would lose what is so small.
         share = 1 / (targets != IGNORED_TARGET).sum()
         ctx.save_for_backward(head.hidden_grad.to(hidden.dtype), head.weight_grad.to(weight.dtype), share)
@@ -68,32 +71,56 @@ class _InPieces(torch.autograd.Function):
     def backward(ctx: Any, *scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad, share = ctx.saved_tensors
         factor = scale[0] * share
-        return hidden_grad * factor, weight_grad * factor, None, None, None
+        return hidden_grad * factor, weight_grad * factor, None, None, None, None
 
 
 class _Head:
     """The head's three products, in autocast's dtype. The weight's gradient adds up in float32."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, kernel: bool) -> None:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        self._hidden, self._weight = hidden.detach().to(dtype), weight.detach().to(dtype)
+        self._hidden, self._weight, self._kernel = (
+            hidden.detach().to(dtype),
+            weight.detach().to(dtype),
+            kernel,
+        )
         self.hidden_grad = torch.empty_like(self._hidden)
         self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
 
-    def logits(self, piece: slice) -> Tensor:
-        return self._hidden[piece] @ self._weight.t()
+    def losses(self, piece: slice, targets: Tensor) -> Tensor:
+        """Of a piece of the tokens; takes their gradients along."""
+        logits = self._hidden[piece] @ self._weight.t()
+        losses = fused.turn_into_gradient(logits, targets, self._kernel)
+        self.hidden_grad[piece] = logits @ self._weight
+        self._add_to_weight(logits.t(), self._hidden[piece])
+        return losses
 
-    def take_gradient(self, gradient: Tensor, piece: slice) -> None:
-        self.hidden_grad[piece] = gradient @ self._weight
-        if self._weight.is_cuda and self._weight.dtype != torch.float32:
+    def _add_to_weight(self, gradient: Tensor, hidden: Tensor) -> None:
+        if hidden.is_cuda and hidden.dtype != torch.float32:
             # Straight into float32: no rounding of the pieces, no second pass to add them.
-            torch.addmm(
-                self.weight_grad,
-                gradient.t(),
-                self._hidden[piece],
-                out_dtype=torch.float32,
-                out=self.weight_grad,
-            )
+            grad = self.weight_grad
+            torch.addmm(grad, gradient, hidden, out_dtype=torch.float32, out=grad)
         else:
-            self.weight_grad += gradient.t() @ self._hidden[piece]
+            self.weight_grad += gradient @ hidden
+
+
+class _Head8:
+    """The same in 8-bit floats. A gradient to logits is between -1 and 1: its factor is known beforehand."""
+
+    _FACTOR = 2.0**14
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self._hidden = float8.low_activations(hidden.detach())
+        self._weight = float8.low_weight(weight.detach())
+        self._back = torch.full((), 1 / self._FACTOR, device=hidden.device)
+        self.hidden_grad = torch.empty(hidden.shape, dtype=torch.bfloat16, device=hidden.device)
+        self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+
+    def losses(self, piece: slice, targets: Tensor) -> Tensor:
+        x, w = self._hidden, self._weight
+        logits = float8.product(x.rows[piece], w.rows, x.back, w.back)
+        losses, rows, columns = float8.loss_gradient(logits, targets, self._FACTOR)
+        self.hidden_grad[piece] = float8.product(rows, w.columns, self._back, w.back)
+        self.weight_grad += float8.product(columns, x.columns[:, piece], self._back, x.back, torch.float32)
+        return losses

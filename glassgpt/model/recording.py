@@ -50,6 +50,7 @@ class Recording:
         """Notes the kernels down; none of them is run. It takes as much memory as a call, for good."""
         self._inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
+        random = torch.cuda.get_rng_state()
         try:
             # Other threads, which save checkpoints, may use the card meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -58,6 +59,7 @@ class Recording:
             raise
         except RuntimeError as error:
             self.failure = error
+            _replace_generator(random)
         else:
             self._graph = graph
 
@@ -67,3 +69,11 @@ class Recording:
             outputs = self._work(*inputs)
         torch.cuda.current_stream().wait_stream(self._stream)
         return outputs
+
+
+def _replace_generator(state: Tensor) -> None:
+    """A recording that failed leaves the card's random generator believing that it is still recorded."""
+    fresh = torch.Generator(device="cuda")
+    fresh.set_state(state)
+    now = torch.cuda.default_generators[torch.cuda.current_device()]
+    now.graphsafe_set_state(fresh.graphsafe_get_state())

@@ -26,6 +26,7 @@ class Placement:
     kernels: bool = False  # our own, in Triton
     graph: bool = False  # updates are recorded and replayed
     data_on_card: bool = False
+    float8: bool = False  # matmuls while training
 
     def autocast(self) -> AbstractContextManager[object]:
         """Weights stay float32; matmuls run in `dtype`."""

@@ -320,6 +320,7 @@ def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement) ->
     model = GPT(shape)  # on the CPU first, so that every device starts from the same weights
     model.set_attention(placement.attention)
     model.set_kernels(placement.kernels)
+    model.set_float8(placement.float8)
     model.activation_checkpointing = config.activation_checkpointing
     return model.to(placement.device)
 

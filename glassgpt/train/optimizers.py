@@ -170,21 +170,20 @@ class Muon(Optimizer):
     ) -> None:
         """Matrices of one shape at once: few large products instead of many small ones."""
         momenta = [self._momentum_of(matrix) for matrix in matrices]
-        gradient = torch.stack([_gradient(matrix) for matrix in matrices])
-        before = torch.stack(momenta)
-        average = before.lerp(gradient, 1 - self._momentum)
-        ahead = gradient.lerp(average, self._momentum)  # Nesterov's: as if the next average were known
-        change = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
-        change *= math.sqrt(max(1.0, shape[0] / shape[1]))
+        gradients = torch.stack([_gradient(matrix) for matrix in matrices])
+        news: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
-            average = torch.where(self.found_inf > 0, before, average)
-            change = torch.where(self.found_inf > 0, 0.0, change)
-            rate = rate * (1 - self.found_inf)
-        for matrix, momentum, new_momentum, step in zip(
-            matrices, momenta, average, change * rate, strict=True
-        ):
-            momentum.copy_(new_momentum)
-            matrix.mul_(1 - rate * self._decay).sub_(step)
+            gradients.masked_fill_(self.found_inf > 0, 0.0)
+            news, rate = news * (1 - self.found_inf), rate * (1 - self.found_inf)
+        averages = torch.stack(momenta).lerp_(gradients, news)
+        torch._foreach_copy_(momenta, averages.unbind())
+        ahead = gradients.lerp_(averages, self._momentum)  # Nesterov's: as if the next average were known
+        changes = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
+        length = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
+        for matrix, change in zip(matrices, changes, strict=True):
+            if self._decay:
+                matrix.mul_(1 - rate * self._decay)
+            matrix.sub_(change * length)
 
     def _momentum_of(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
@@ -209,14 +208,16 @@ _TOWARDS_ONE = (
 
 
 def orthogonal(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Matrices (…, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
-    x = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices  # the small side squared
-    x = (x / (1.02 * x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
+    """Matrices (N, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = (matrices / (1.02 * matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
+    x = x.mT if is_tall else x  # the small side squared
     for a, b, c in _TOWARDS_ONE[:steps]:
         square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    wanted: Tensor = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
-    return wanted.to(matrices.dtype)
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    made: Tensor = x.mT if is_tall else x
+    return made
 
 
 # --- their state ---

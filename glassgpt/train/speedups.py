@@ -31,6 +31,8 @@ def choose_speedups(
     """`peak`: FLOP/s, if known. `free_bytes`: of the card's memory, if it has one."""
     kernels = choose_kernels(config, device)
     own_kernels = kernels.value == "triton"
+    if config.fp8:
+        check_float8(config, device, dtype, own_kernels, plan)
     eager_step_s = estimate_step_s(device, plan, flops_per_token, config.n_layer, peak)
     compiling = choose_compile(config, device, eager_step_s, own_kernels)
     run_s = None if eager_step_s is None else eager_step_s * config.max_iters
@@ -54,6 +56,7 @@ def choose_speedups(
         kernels=own_kernels,
         graph=graph.value == "on",
         data_on_card=data.value == "on the card",
+        float8=config.fp8,
     )
     # Elsewhere than on a CUDA card there is nothing to choose about the others.
     of_cuda = [kernels, graph, data] if device.type == "cuda" else []
@@ -191,7 +194,7 @@ def _check_attention(config: TrainConfig, device: torch.device, dtype: str) -> N
 
 
 _SHORT_FOR_CPU = 256
-_LONG_RUN_S = 120  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run
+_LONG_RUN_S = 60  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run
 
 
 def _attention_times(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -254,6 +257,25 @@ def choose_graph(
         f"asking for the kernels one by one takes about {launch_s * 1000:.0f} ms, "
         f"computing about {arithmetic_s * 1000:.1f} ms: recorded once, replayed ever after",
     )
+
+
+_FLOAT8_MULTIPLE = 16  # of every side of a product
+
+
+def check_float8(
+    config: TrainConfig, device: torch.device, dtype: str, own_kernels: bool, plan: BatchPlan
+) -> None:
+    problems = []
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        problems.append("--fp8=True needs a card with 8-bit floats: RTX 40, L4, H100 or newer")
+    elif not own_kernels:
+        problems.append("--fp8=True needs --kernels=triton and --compile=off")
+    if dtype != "bfloat16":
+        problems.append(f"--fp8=True goes with --dtype=bfloat16, not {dtype}")
+    if config.n_embd % _FLOAT8_MULTIPLE or plan.batch_size * config.block_size % _FLOAT8_MULTIPLE:
+        problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
+    if problems:
+        raise UserError(problems)
 
 
 def choose_data_place(size: int, device: torch.device, free_bytes: int | None) -> Choice:

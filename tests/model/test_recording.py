@@ -53,3 +53,16 @@ def test_what_cannot_be_recorded_is_done_as_usual() -> None:
         assert recording(torch.full((2,), float(call), device="cuda"))[0].tolist() == [2.0 * call * call] * 2
         torch.cuda.synchronize()
     assert recording.failure is not None
+
+
+def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
+    def draws_and_peeks(x: Tensor) -> tuple[Tensor]:
+        return (x * float(torch.rand((), device="cuda")),)
+
+    torch.manual_seed(5)
+    wanted = [float(torch.rand((), device="cuda")) for _ in range(4)]
+    torch.manual_seed(5)
+    recording = Recording(draws_and_peeks, warm_up=1)
+    found = [float(recording(torch.ones((), device="cuda"))[0]) for _ in range(4)]
+    assert recording.failure is not None
+    assert found == wanted

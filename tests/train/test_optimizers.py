@@ -131,7 +131,7 @@ def muon_of(model: GPT, config: TrainConfig = MUON) -> Muon:
     return muon
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (8, 32), (32, 8), (3, 12, 6)])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (1, 8, 32), (1, 32, 8), (3, 12, 6)])
 def test_orthogonal_keeps_directions_and_evens_out_lengths(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
@@ -139,7 +139,7 @@ def test_orthogonal_keeps_directions_and_evens_out_lengths(shape: tuple[int, ...
     assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.35
     along = (found * (u @ v)).sum((-2, -1)) / (found.norm(dim=(-2, -1)) * (u @ v).norm(dim=(-2, -1)))
     assert along.min() > 0.99
-    assert orthogonal(torch.zeros(4, 4), 5, torch.float32).abs().max() == 0
+    assert orthogonal(torch.zeros(1, 4, 4), 5, torch.float32).abs().max() == 0
 
 
 def test_muon_has_the_blocks_matrices_and_adamw_the_rest() -> None:
@@ -185,7 +185,7 @@ def test_muons_steps_are_the_papers() -> None:
         muon.step()
         for part in range(3):
             rows = slice(16 * part, 16 * part + 16)
-            wanted = before[rows] - 0.05 * orthogonal(ahead[rows], 5, torch.float32)
+            wanted = before[rows] - 0.05 * orthogonal(ahead[None, rows], 5, torch.float32)[0]
             torch.testing.assert_close(weight.detach()[rows], wanted, atol=1e-5, rtol=1e-5)
     tall = parameters["transformer.h.1.mlp.c_fc.weight"]  # 64 x 16: a step twice as long
     start = tall.detach().clone()

@@ -60,6 +60,12 @@ def peak_bytes(run: GlassRun) -> int | None:
     return max((int(peak) for peak in peaks if peak is not None), default=None)
 
 
+def choices(run: GlassRun) -> dict[str, str]:
+    """What it decided by itself, by name."""
+    found = (choice for record in run.of_kind("run") for choice in record["choices"])
+    return {choice["name"]: str(choice["value"]) for choice in found}
+
+
 def overhead_share(run: GlassRun) -> float:
     """What evaluating, saving and logging took of the whole process, imports and compiling included."""
     ledger = run.ledger

@@ -6,7 +6,7 @@ an evaluation left out; both sides log equally often.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +41,7 @@ class Timed:
     ms: float  # median of an update
     peak_bytes: int | None
     losses: Losses
+    choices: dict[str, str] = field(default_factory=dict)  # what GlassGPT decided
 
 
 # --- GPT-2 124M ---
@@ -73,7 +74,7 @@ def glass_gpt2(ground: Ground, caches: Path, updates: int, seed: int, **more: ob
     run = ground.run_glass("gpt2_124m", ground.mdn, caches, settings)
     losses = ground.score_glass(run, ground.mdn, 1024, "last")
     ms = median(glass.interval_ms(run, updates // 4))
-    return Timed(ms, glass.peak_bytes(run), losses)
+    return Timed(ms, glass.peak_bytes(run), losses, glass.choices(run))
 
 
 def gpt2_tokens(ground: Ground) -> int:
@@ -114,6 +115,8 @@ def compared_speed(
     details: dict[str, Any],
 ) -> Result:
     """Tokens/s of both, `tokens` an update; `slack`: how much of a loss is noise between seeds."""
+    if ours[0].choices:
+        details = details | {"choices": ours[0].choices}
     nanogpt, glassgpt = ([tokens / one.ms * 1000 for one in side] for side in (theirs, ours))
     their_losses, our_losses = [one.losses for one in theirs], [one.losses for one in ours]
     if ground.kind == "cuda":

@@ -52,10 +52,9 @@ def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> t
     """q, k, v (B, T, H, D) of qkv (B, T, 3, H, D): q and k turned by their positions, then normed."""
     if kernel and qkv.is_contiguous() and _is_power_of_two(qkv.shape[-1]):
         return _kernels().RotateNorm.apply(qkv, *rotation, EPSILON["rms"])  # type: ignore[no-any-return]
-    q, k, v = qkv.unbind(2)
-    width = q.shape[-1:]
-    q, k = (F.rms_norm(_rotate(part, rotation), width, eps=EPSILON["rms"]) for part in (q, k))
-    return q, k, v
+    turned = _rotate(qkv[:, :, :2], rotation)
+    q, k = F.rms_norm(turned, turned.shape[-1:], eps=EPSILON["rms"]).unbind(2)
+    return q, k, qkv[:, :, 2]
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -63,7 +62,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = (table.to(x.dtype)[:, None] for table in rotation)
+    cos, sin = (table.to(x.dtype)[:, None, None] for table in rotation)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 

@@ -133,7 +133,7 @@ def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, s
     q, k = torch.randn(2, 8, generator=draw)
 
     def score(at_q: int, at_k: int) -> float:
-        turned_q, turned_k = (_rotate(x.expand(64, 1, 8), table)[:, 0] for x in (q, k))
+        turned_q, turned_k = (_rotate(x.expand(64, 1, 1, 8), table)[:, 0, 0] for x in (q, k))
         return float(turned_q[at_q] @ turned_k[at_k])
 
     assert score(i + shift, j + shift) == pytest.approx(score(i, j), abs=1e-4)
@@ -141,8 +141,8 @@ def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, s
 
 
 def test_rotary_tells_distances_apart() -> None:
-    x = torch.ones(64, 1, 8)
-    turned = _rotate(x, _rotary(64, 8))[:, 0]
+    x = torch.ones(64, 1, 1, 8)
+    turned = _rotate(x, _rotary(64, 8))[:, 0, 0]
     scores = [float(turned[0] @ turned[distance]) for distance in range(4)]
     assert scores[0] == pytest.approx(8)
     assert len({round(score, 2) for score in scores}) == 4

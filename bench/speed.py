@@ -233,6 +233,7 @@ def compared_whole(ground: Ground, row: str, theirs: PeerRun, ours: GlassRun, da
         objection=worse(median_loss([our_losses]), median_loss([their_losses]), 0.02),
         details={
             "nanogpt_best_at_s": theirs.best_at_s,
+            "choices": glass.choices(ours),
             "overhead": {"shakespeare_char": glass.overhead_share(ours)},
             "ledger": ours.ledger,
         },

@@ -35,18 +35,12 @@ def choose_speedups(
         check_float8(config, device, dtype, own_kernels, plan)
     eager_step_s = estimate_step_s(device, plan, flops_per_token, config.n_layer, peak)
     compiling = choose_compile(config, device, eager_step_s, own_kernels)
-    run_s = None if eager_step_s is None else eager_step_s * config.max_iters
-    attention = choose_attention(config, device, dtype, run_s)
-    graph = choose_graph(
-        config,
-        device,
-        dtype,
-        compiling.value == "on",
-        estimate_arithmetic_s(
-            device, plan.tokens // plan.micro_steps, flops_per_token, peak or _SOME_CARDS_PEAK
-        ),
-        estimate_launch_s(device, config.n_layer),
+    micro_s = estimate_arithmetic_s(
+        device, plan.tokens // plan.micro_steps, flops_per_token, peak or _SOME_CARDS_PEAK
     )
+    attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
+    launch_s = estimate_launch_s(device, config.n_layer)
+    graph = choose_graph(config, device, dtype, compiling.value == "on", micro_s, launch_s)
     data = choose_data_place(data_bytes, device, free_bytes)
     placement = Placement(
         device,
@@ -161,14 +155,14 @@ def _missing_to_build(device: torch.device) -> str | None:
     return None
 
 
-def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float | None) -> Choice:
-    """`run_s`: about how long the run's updates will take."""
+def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float) -> Choice:
+    """`run_s`: about how long the run will compute."""
     if config.attention != "auto":
         _check_attention(config, device, dtype)
         return Choice("attention", config.attention, "asked for")
     if device.type == "cpu" and dtype == "bfloat16" and config.block_size <= _SHORT_FOR_CPU:
         return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
-    if device.type != "cuda" or dtype == "float32" or run_s is None or run_s < _LONG_RUN_S:
+    if device.type != "cuda" or dtype == "float32" or run_s < _LONG_RUN_S:
         return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
     times = _attention_times(config, device, DTYPES[dtype])
     if not times:

@@ -48,13 +48,6 @@ def linear(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
-def mlp(first: nn.Linear, second: nn.Linear, x: Tensor, activation: str, kernel: bool, low: bool) -> Tensor:
-    """Two layers with an activation in between. `low`: as above."""
-    if low and torch.is_grad_enabled() and first.bias is None and activation != "gelu_new":
-        return float8.mlp(x, first.weight, second.weight, activation == "relu2")
-    return linear(second, activate(linear(first, x, low), activation, kernel), low)
-
-
 def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, T, H, D) of qkv (B, T, 3, H, D): q and k turned by their positions, then normed."""
     if kernel and qkv.is_contiguous() and _is_power_of_two(qkv.shape[-1]):

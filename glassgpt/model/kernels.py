@@ -330,47 +330,28 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 @triton.jit
 def _to_float8(
-    x, before, factor, out, out_t, R, C,
-    LIMIT: tl.constexpr, ACTIVATES: tl.constexpr, SLOPES: tl.constexpr, RELU2: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, factor, out, out_t, R, C, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
-    v = tl.load(x + at, ok, 0.0).to(tl.float32)
-    if ACTIVATES:
-        v = _activation(v, RELU2)
-    if SLOPES:
-        v *= _slope(tl.load(before + at, ok, 0.0).to(tl.float32), RELU2)
-    v *= tl.load(factor)
+    v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
     low = tl.minimum(tl.maximum(v, -LIMIT), LIMIT).to(out.dtype.element_ty)
     tl.store(out + at, low, ok)
     at_t = c[:, None].to(tl.int64) * R + r[None, :]
     tl.store(out_t + at_t, tl.trans(low), (c < C)[:, None] & (r < R)[None, :])
 
 
-def to_float8(
-    x: Tensor,
-    factor: Tensor,
-    dtype: torch.dtype,
-    activates: bool = False,
-    before: Tensor | None = None,
-    relu2: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed.
-
-    On the way there, x is activated; or, being a gradient, taken back over the activation of `before`.
-    """
+def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed."""
     assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)
     out_t = torch.empty(C, R, dtype=dtype, device=x.device)
     grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
     limit = torch.finfo(dtype).max
-    how = (activates, before is not None, relu2)
-    before = x if before is None else before
-    _to_float8[grid](x.contiguous(), before, factor, out, out_t, R, C, limit, *how, _TILE, _TILE, num_warps=4)
+    _to_float8[grid](x.contiguous(), factor, out, out_t, R, C, limit, _TILE, _TILE, num_warps=4)
     return out, out_t
 
 

@@ -196,6 +196,7 @@ class Learner:
                 raise
             self.setbacks["kernels" if self.model.kernels else "compile"] = error
             self.model.set_kernels(False)
+            self.model.set_float8(False)  # which is made of them
             self._forward = self.model
             self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
             self._seed_dropout()

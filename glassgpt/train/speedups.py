@@ -13,6 +13,7 @@ import torch
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.model import float8
 from glassgpt.model.gpt import attend
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import DTYPES, Placement
@@ -54,6 +55,8 @@ def choose_speedups(
     )
     # Elsewhere than on a CUDA card there is nothing to choose about the others.
     of_cuda = [kernels, graph, data] if device.type == "cuda" else []
+    if config.fp8:
+        of_cuda.append(Choice("fp8", "on", "asked for; evaluation stays exact"))
     return placement, [compiling, attention, *of_cuda]
 
 
@@ -102,6 +105,8 @@ def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
         return Choice("kernels", "plain", missing)
     if config.compile == "on":
         return Choice("kernels", "plain", "the compiler makes its own")
+    if config.fp8:
+        return Choice("kernels", "triton", "8-bit floats need them")
     saving = config.max_iters * config.n_layer * _KERNELS_SAVE_S
     if config.eval_only or saving < _WORTH_BUILDING_S:
         return Choice("kernels", "plain", "the run is too short to build our own for")
@@ -263,11 +268,13 @@ def check_float8(
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         problems.append("--fp8=True needs a card with 8-bit floats: RTX 40, L4, H100 or newer")
     elif not own_kernels:
-        problems.append("--fp8=True needs --kernels=triton and --compile=off")
+        problems.append("--fp8=True needs our own kernels: --kernels=auto and --compile=auto, and triton")
     if dtype != "bfloat16":
         problems.append(f"--fp8=True goes with --dtype=bfloat16, not {dtype}")
     if config.n_embd % _FLOAT8_MULTIPLE or plan.batch_size * config.block_size % _FLOAT8_MULTIPLE:
         problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
+    if not problems and not float8.is_sound(device):
+        problems.append("--fp8=True does not work with this version of triton: its kernel computes wrongly")
     if problems:
         raise UserError(problems)
 

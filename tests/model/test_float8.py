@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from glassgpt.model import float8, loss
 from glassgpt.model.gpt import GPT, GPTConfig
@@ -55,33 +54,18 @@ def test_a_linear_layer_and_its_gradients() -> None:
     assert distance(found[1], wanted[1]) < 0.12
 
 
-@pytest.mark.parametrize("relu2", [False, True])
-def test_an_mlp_and_its_gradients(relu2: bool) -> None:
-    x = normal(4, 64, 96).bfloat16().requires_grad_()
-    first, second = (
-        (normal(*shape, seed=seed) * 0.05).requires_grad_()
-        for seed, shape in ((1, (160, 96)), (2, (96, 160)))
-    )
-    grad = normal(4, 64, 96, seed=3).bfloat16() / 256
-    inner = x.float() @ first.t()
-    exact = (F.relu(inner).square() if relu2 else F.gelu(inner)) @ second.t()
-    y = float8.mlp(x, first, second, relu2)
-    assert distance(y, exact) < 0.1
-    found = torch.autograd.grad(y, (x, first, second), grad)
-    wanted = torch.autograd.grad(exact, (x, first, second), grad.float())
-    for one, other in zip(found, wanted, strict=True):
-        assert distance(one, other) < 0.15
-
-
 def test_long_sums_keep_their_small_terms() -> None:
     """One term of 1 and 50,000 of 2e-5 each, as a softmax over a large vocabulary has them."""
     terms = torch.full((16, 50304), 2e-5, device="cuda")
     terms[:, 0] = 1.0
     low, ones = float8.Low(terms, 2.0**14, float8.BACKWARD), float8.low_activations(normal(16, 50304) * 0 + 1)
     exact = low.rows.float().sum(1) * low.back
-    torch.testing.assert_close(
-        float8.product(low.rows, ones.rows, low.back, ones.back)[:, 0].float(), exact, rtol=0.02, atol=0.0
-    )
+    found = float8.product(low.rows, ones.rows, low.back, ones.back)[:, 0].float()
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0.0)
+
+
+def test_the_kernel_is_sound_here() -> None:
+    assert float8.is_sound(torch.device("cuda"))
 
 
 def test_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ import torch
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.model import float8
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.speedups import (
+    check_float8,
     choose_attention,
     choose_compile,
     choose_data_place,
@@ -137,6 +139,26 @@ def test_a_graph_where_asking_takes_longer_than_computing() -> None:
     assert choose_graph(TrainConfig(), CPU, "float32", False, 0.004, 0.014).value == "off"
     with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
         choose_graph(TrainConfig(graph="on"), CPU, "float32", False, 0.004, 0.014)
+
+
+def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    def problems(device: torch.device, dtype: str, **settings: Any) -> str:
+        config = TrainConfig(fp8=True, **settings)
+        own = device.type == "cuda" and choose_kernels(config, device).value == "triton"
+        with pytest.raises(UserError) as raised:
+            check_float8(config, device, dtype, own, BatchPlan(4, 1, 4, 4 * config.block_size))
+        return str(raised.value)
+
+    on_cpu = problems(CPU, "float32", n_embd=24, n_head=2)
+    assert "needs a card with 8-bit floats" in on_cpu
+    assert "goes with --dtype=bfloat16, not float32" in on_cpu
+    assert "multiples of 16" in on_cpu
+    card(8, 6)
+    assert "needs a card with 8-bit floats" in problems(CUDA, "bfloat16")
+    card(9, 0)
+    assert "needs our own kernels" in problems(CUDA, "bfloat16", compile="on")
+    monkeypatch.setattr(float8, "is_sound", lambda device: False)
+    assert "its kernel computes wrongly" in problems(CUDA, "bfloat16", max_iters=1)
 
 
 def test_small_data_lies_on_the_card() -> None:

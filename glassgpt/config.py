@@ -308,3 +308,12 @@ def activation(config: TrainConfig) -> str:
 
 def data_dir(config: TrainConfig) -> Path:
     return Path(config.data_dir or f"data/{config.dataset}")
+
+
+# Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
+_PAD_VOCABULARY_ABOVE = 4096
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    """Rows of the model's matrix for so many tokens."""
+    return -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size

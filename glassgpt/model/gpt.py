@@ -48,14 +48,6 @@ class GPTConfig:
     tie_embeddings: bool = True
 
 
-# Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
-_PAD_VOCABULARY_ABOVE = 4096
-
-
-def padded_vocabulary(vocab_size: int) -> int:
-    return -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size
-
-
 class Norm(nn.Module):
     """LayerNorm whose bias can be left out; for `modern`, RMSNorm with a gain.
 

@@ -15,11 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import float8, fused
-
-# Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
-_PIECE_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
-_FEW_BYTES = 2**24  # so few are not worth the trouble
+from glassgpt.model import float8, fused, pieces
 
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -31,23 +27,15 @@ def cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False, low: bool = False
 ) -> Tensor:
     """Their mean. `low`: by products in 8-bit floats."""
-    if 2 * len(targets) * len(weight) <= _FEW_BYTES:
+    if pieces.are_few(len(targets), len(weight)):
         return _at_once(hidden, weight, targets, "mean")
-    rows = rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
+    rows = pieces.rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
     return _InPieces.apply(hidden, weight, targets, rows, kernel, low)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _at_once(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
     logits = F.linear(hidden, weight).float()
     return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction=reduction)
-
-
-def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:
-    """An even share of the tokens whose logits stay under the limit, or nearly."""
-    most = max(1, _PIECE_BYTES[device_type] // (2 if kernel else 8) // vocab_size)
-    pieces = -(-tokens // most)
-    rows = -(-tokens // pieces)
-    return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them
 
 
 class _InPieces(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""How an update's tokens are cut into micro-batches.
+"""How an update's tokens are cut into micro-batches, and evaluation's into batches.
 
 The result of a run depends on the tokens per update; how many of them go through the model at once is a
 matter of memory and speed. `batch_tokens` states the first, and the rest can be derived.
@@ -69,3 +69,24 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
     else:
         why = f"more than {enough * T:,} tokens in one pass gain nothing on {device_type}"
     return size, f"{why}; divides the update's {sequences} sequences"
+
+
+# --- evaluation ---
+
+
+DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
+_EVAL_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
+_EVAL_LOGITS_BYTES = 2**30  # an evaluation batch's float32 logits stay under this
+
+
+def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
+    """Per split. By default train is evaluated on as many tokens as the validation split has."""
+    if config.eval_iters is not None:
+        return config.eval_iters * plan.batch_size * config.block_size
+    return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
+
+
+def evaluation_rows(config: TrainConfig, device_type: str, vocab_size: int) -> int:
+    """Windows per batch: enough to keep the device busy, few enough for the logits to fit."""
+    tokens = min(_EVAL_BATCH_TOKENS[device_type], _EVAL_LOGITS_BYTES // (4 * vocab_size))
+    return max(1, tokens // config.block_size)

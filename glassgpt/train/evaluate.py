@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 
 from glassgpt.account.clock import Ledger
-from glassgpt.config import TrainConfig
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
-from glassgpt.train.batching import BatchPlan
 from glassgpt.train.learner import Learner
 
-DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
-_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 _KEPT_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
-_LOGITS_BYTES = 2**30  # an evaluation batch's float32 logits stay under this
 
 
 @dataclass(frozen=True)
@@ -70,19 +65,6 @@ def is_gain(reference: Evaluation | None, now: Evaluation) -> bool:
         return True  # other windows do not compare; start anew from these
     noise = _stderr(reference.window_losses - now.window_losses, now.window_tokens)
     return reference.loss - now.loss > (0.0 if math.isnan(noise) else noise)
-
-
-def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
-    """Per split. By default train is evaluated on as many tokens as the validation split has."""
-    if config.eval_iters is not None:
-        return config.eval_iters * plan.batch_size * config.block_size
-    return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
-
-
-def batch_rows(config: TrainConfig, device_type: str, vocab_size: int) -> int:
-    """Windows per batch: enough to keep the device busy, few enough for the logits to fit."""
-    tokens = min(_BATCH_TOKENS[device_type], _LOGITS_BYTES // (4 * vocab_size))
-    return max(1, tokens // config.block_size)
 
 
 class Windows:

@@ -22,13 +22,13 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT, GPTConfig, padded_vocabulary
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
-from glassgpt.train.batching import BatchPlan, plan_batch
+from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch, tokens_to_evaluate
 from glassgpt.train.checkpoint import Saver, readable
 from glassgpt.train.device import Placement
-from glassgpt.train.evaluate import Evaluation, Windows, batch_rows, tokens_to_evaluate
+from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
@@ -209,7 +209,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         peak=peak,
         flops_per_token=per_token,
         eval_tokens=eval_tokens,
-        eval_rows=batch_rows(config, device.type, shape.vocab_size),
+        eval_rows=evaluation_rows(config, device.type, shape.vocab_size),
         progress=progress,
         choices=choices,
         takes_everything=takes_everything,
@@ -265,7 +265,7 @@ def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | 
 
 def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
     config, given = task.config, _given_vocabulary(task)
-    size = padded_vocabulary(vocab_size) if given is None else given
+    size = settings.padded_vocabulary(vocab_size) if given is None else given
     reason = f"the dataset's {vocab_size}" + (", rounded up to a multiple of 64" if size > vocab_size else "")
     shape = GPTConfig(
         vocab_size=size,

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from glassgpt.config import Choice, TrainConfig, Value, activation
+from glassgpt.config import Choice, TrainConfig, Value, activation, padded_vocabulary
 from glassgpt.data.dataset import Dataset, Manifest, user_path
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPTConfig, padded_vocabulary
+from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
 from glassgpt.model.weights import with_head
 from glassgpt.recipe import check_settings, read_recipe

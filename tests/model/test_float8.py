@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.model import float8, loss
+from glassgpt.model import float8, pieces
 from glassgpt.model.gpt import GPT, GPTConfig
 
 pytestmark = [
@@ -73,8 +73,8 @@ def test_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GPT(GPTConfig(1024, 64, 4, 4, 128)).cuda()
     model.set_kernels(True)
     tokens = torch.randint(0, 1024, (8, 65), device="cuda")
-    monkeypatch.setattr(loss, "_FEW_BYTES", 0)
-    monkeypatch.setitem(loss._PIECE_BYTES, "cuda", 128 * 2 * 1024)
+    monkeypatch.setattr(pieces, "FEW_BYTES", 0)
+    monkeypatch.setitem(pieces.PIECE_BYTES, "cuda", 128 * 2 * 1024)
 
     def step(low: bool) -> tuple[float, Tensor]:
         model.set_float8(low)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import loss
+from glassgpt.model import loss, pieces
 
 
 def some(rows: int, width: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,8 +34,8 @@ def test_in_pieces_it_is_the_same(
     targets[list(ignored)] = IGNORED_TARGET
     limit = 8 * vocabulary * data.draw(st.integers(1, rows + 1))  # in bytes: so many rows at a time
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss, "_FEW_BYTES", 0)
-        patch.setitem(loss._PIECE_BYTES, "cpu", limit)
+        patch.setattr(pieces, "FEW_BYTES", 0)
+        patch.setitem(pieces.PIECE_BYTES, "cpu", limit)
         found = loss.cross_entropy(hidden, weight, targets)
     wanted = plain(hidden, weight, targets)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -63,19 +63,19 @@ def test_in_16_bits_it_is_as_near_to_the_truth(
         return sum(float((mine - true).norm() / true.norm()) for mine, true in zip(grads, truth, strict=True))
 
     at_once = error()
-    monkeypatch.setattr(loss, "_FEW_BYTES", 0)
-    monkeypatch.setitem(loss._PIECE_BYTES, "cpu", 100 * 8 * 300)
+    monkeypatch.setattr(pieces, "FEW_BYTES", 0)
+    monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", 100 * 8 * 300)
     assert error() <= at_once * 1.02
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_pieces_are_even_and_small(tokens: int, vocabulary: int) -> None:
-    rows = loss.rows_at_a_time(tokens, vocabulary, "cuda", kernel=True)
+    rows = pieces.rows_at_a_time(tokens, vocabulary, "cuda", kernel=True)
     assert 1 <= rows <= tokens
     assert rows <= 64 or (rows - 63) * vocabulary * 2 <= 2**30
-    pieces = -(-tokens // rows)
-    assert tokens - (pieces - 1) * rows > 0
-    assert pieces == 1 or rows * vocabulary * 2 > 2**28, "no more pieces than it takes"
+    count = -(-tokens // rows)
+    assert tokens - (count - 1) * rows > 0
+    assert count == 1 or rows * vocabulary * 2 > 2**28, "no more pieces than it takes"
 
 
 def test_losses_one_by_one_average_to_it() -> None:

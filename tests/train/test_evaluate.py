@@ -17,16 +17,8 @@ from tiny import MakeConfig, make_learner
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.train.batching import BatchPlan
-from glassgpt.train.evaluate import (
-    DEFAULT_EVAL_TOKENS,
-    Evaluation,
-    Windows,
-    batch_rows,
-    evaluate,
-    is_gain,
-    tokens_to_evaluate,
-)
+from glassgpt.train.batching import DEFAULT_EVAL_TOKENS, BatchPlan, evaluation_rows, tokens_to_evaluate
+from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.learner import Learner
 
 few = settings(max_examples=60, deadline=None)
@@ -241,6 +233,6 @@ def test_how_many_tokens() -> None:
 @few
 @given(st.integers(1, 10**5), st.sampled_from(["cpu", "cuda", "mps"]), st.integers(1, 10**6))
 def test_an_evaluation_batch_is_never_empty_and_its_logits_fit(T: int, device: str, vocab_size: int) -> None:
-    rows = batch_rows(TrainConfig(block_size=T), device, vocab_size)
+    rows = evaluation_rows(TrainConfig(block_size=T), device, vocab_size)
     assert rows >= 1
     assert rows == 1 or rows * T * vocab_size * 4 <= 2**30

@@ -122,7 +122,7 @@ def test_stopped_during_the_first_evaluation_it_can_go_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "score", interrupted)
-        patch.setattr("glassgpt.train.evaluate._BATCH_TOKENS", {"cpu": 64})
+        patch.setattr("glassgpt.train.batching._EVAL_BATCH_TOKENS", {"cpu": 64})
         run = train(config)
     assert (run.reason, run.exit_code, run.iter) == ("interrupted", 143, 0)
     assert records(config.out_dir, "eval") == []

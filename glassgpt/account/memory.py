@@ -1,0 +1,254 @@
+"""How much memory a run will take, from its settings alone. No torch: planning uses it.
+
+    memory = needed(Work(config, vocab_size=50304, batch_size=64, device_type="cuda", dtype="bfloat16"))
+    memory.total, memory.moment, memory.parts          # 22.5e9, "loss", {"weights": …, "activations": …, …}
+
+An update has four moments that can be its peak: the loss, when all activations and a piece of the logits are
+there; the start of the backward pass; the optimizer's step, when all gradients are there; an evaluation in
+between. Each is a sum of tensors that can be counted. The constants say which tensors the model's code keeps;
+tests/account/test_memory.py holds them against what PyTorch allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from glassgpt.account import flops
+from glassgpt.config import TrainConfig
+from glassgpt.model import pieces
+
+GIB = 2**30
+LOW = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number between the layers
+
+# What a process holds on the device before the first tensor: CUDA's context with the libraries' kernels.
+# On a CPU: the interpreter, torch, and what the allocator cannot give back.
+CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 330 * 2**20}
+_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}  # cuBLAS's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What of a run decides its memory."""
+
+    config: TrainConfig
+    vocab_size: int  # rows of the model's matrix
+    batch_size: int
+    micro_steps: int = 1
+    device_type: str = "cuda"
+    dtype: str = "bfloat16"
+    kernels: bool = True  # our own
+    compiled: bool = False
+    attention: str = "sdpa"
+    graph: bool = False
+    data_bytes: int = 0  # of text that lies on the card
+    eval_batch_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.batch_size * self.config.block_size
+
+    @property
+    def low(self) -> int:
+        return LOW[self.dtype]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device at the moment that needs most."""
+
+    moment: str  # "loss", "backward", "step" or "evaluation"
+    parts: Mapping[
+        str, int
+    ]  # weights, optimizer, gradients, activations, logits and loss, working space, data
+    context: int  # beside what PyTorch counts
+
+    @property
+    def allocated(self) -> int:
+        """What PyTorch's allocator will have given out."""
+        return sum(self.parts.values())
+
+    @property
+    def total(self) -> int:
+        return self.allocated + self.context
+
+
+def needed(work: Work) -> Memory:
+    moments = {
+        "loss": _at_loss(work),
+        "backward": _at_backward(work),
+        "step": _at_step(work),
+        "evaluation": _at_evaluation(work),
+    }
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    parts = {name: size for name, size in moments[moment].items() if size}
+    return Memory(moment, parts, CONTEXT_BYTES[work.device_type])
+
+
+def largest_batch(work: Work, room: int) -> int | None:
+    """Sequences of the largest micro-batch that needs no more than `room`; None if not even one does."""
+    if needed(replace(work, batch_size=1)).total > room:
+        return None
+    fits, too_many = 1, 2
+    while needed(replace(work, batch_size=too_many)).total <= room:
+        fits, too_many = too_many, 2 * too_many
+        if fits > 2**20:
+            return fits
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (
+            (middle, too_many) if needed(replace(work, batch_size=middle)).total <= room else (fits, middle)
+        )
+    return fits
+
+
+# --- parameters ---
+
+
+def parameters(work: Work) -> int:
+    c = work.config
+    return flops.parameters(
+        vocab_size=work.vocab_size, block_size=c.block_size, n_layer=c.n_layer, n_embd=c.n_embd, arch=c.arch,
+        bias=c.bias, tied=c.tie_embeddings,
+    )  # fmt: skip
+
+
+def _matrices(work: Work) -> int:
+    """Parameters of the blocks' matrices."""
+    return 12 * work.config.n_layer * work.config.n_embd**2
+
+
+def _head(work: Work) -> int:
+    """Parameters of the matrix that predicts."""
+    return work.vocab_size * work.config.n_embd
+
+
+def optimizer_bytes(work: Work) -> int:
+    """AdamW keeps two numbers a parameter, Muon one for the blocks' matrices."""
+    of_muon = _matrices(work) if work.config.optimizer == "muon" else 0
+    return 4 * of_muon + 8 * (parameters(work) - of_muon)
+
+
+def checkpoint_bytes(work: Work) -> int:
+    """On disk: weights and optimizer state."""
+    return 4 * parameters(work) + optimizer_bytes(work)
+
+
+def _always(work: Work) -> dict[str, int]:
+    return {
+        "weights": 4 * parameters(work),
+        "optimizer": optimizer_bytes(work),
+        "working space": _WORKSPACE_BYTES[work.device_type],
+        "data": work.data_bytes,
+    }
+
+
+def _kept_gradients(work: Work) -> int:
+    """Those that are there while the forward pass runs: of earlier micro-batches, or a recording's."""
+    return 4 * parameters(work) if work.micro_steps > 1 or work.graph else 0
+
+
+# --- activations ---
+
+
+def activation_bytes(work: Work) -> int:
+    """What the forward pass leaves behind for the backward pass, until the loss."""
+    c, tokens = work.config, work.tokens
+    width = tokens * c.n_embd
+    per_layer = 2 * work.low * width if c.activation_checkpointing else layer_bytes(work)
+    last_norm = 2 * work.low * width  # the stream, and what the head reads
+    copies = 0 if work.dtype == "float32" else work.low * _matrices(work)  # of weights
+    return c.n_layer * per_layer + last_norm + copies
+
+
+def layer_bytes(work: Work) -> int:
+    """What one block keeps, unless it is computed again."""
+    c, tokens = work.config, work.tokens
+    numbers, extra = _kept_by_a_layer(work)
+    of_attention = 4 * c.n_head  # one logarithm a head
+    if work.attention == "manual":
+        of_attention = (4 + work.low + (1 if c.dropout else 0)) * c.n_head * c.block_size
+    masks = 2 * c.n_embd if c.dropout else 0
+    return tokens * (c.n_embd * (numbers * work.low + extra) + of_attention + masks)
+
+
+def _kept_by_a_layer(work: Work) -> tuple[float, int]:
+    """Numbers a channel in `low` bytes each, and bytes beside."""
+    modern = work.config.arch == "modern"
+    if work.compiled:
+        return (_COMPILED["modern" if modern else "gpt2"], 0)
+    # The stream and its norm, twice; queries, keys, values; what attention gave; before and after the
+    # activation, four times as wide.
+    numbers = 2 + 3 + 1 + 2 + 4 + 4
+    if modern:
+        numbers += 2  # queries and keys, turned and normed
+    if work.config.fp8 and work.kernels:
+        # 8-bit copies instead of what the matmuls read; attention keeps its own.
+        return numbers - 6, 1 + 1 + 1 + 4
+    if work.kernels:
+        return numbers, 0
+    # PyTorch's own norms keep their input in float32, its rotation what it turned.
+    if modern:
+        return numbers + 2, 0
+    return numbers, 2 * (4 - work.low)
+
+
+# The compiler keeps less and computes cheap things again.
+_COMPILED = {"gpt2": 12, "modern": 14}
+
+
+# --- moments ---
+
+
+def _at_loss(work: Work) -> dict[str, int]:
+    return _always(work) | {
+        "gradients": _kept_gradients(work),
+        "activations": activation_bytes(work),
+        "logits and loss": _loss_bytes(work),
+    }
+
+
+def _loss_bytes(work: Work) -> int:
+    tokens, V, low = work.tokens, work.vocab_size, work.low
+    if pieces.are_few(tokens, V):
+        return (low + 4 + 4) * tokens * V
+    rows = pieces.rows_at_a_time(tokens, V, work.device_type, work.kernels)
+    entry = low if work.kernels else low + 8
+    if work.config.fp8:
+        entry += 2  # the gradient in 8 bits, both ways
+    head_copy = 0 if work.dtype == "float32" else low * _head(work)
+    gradients = 4 * _head(work) + low * tokens * work.config.n_embd
+    return entry * rows * V + head_copy + gradients
+
+
+def _at_backward(work: Work) -> dict[str, int]:
+    """The last block's MLP goes first: a gradient before and after its activation, one of the stream."""
+    width = work.low * work.tokens * work.config.n_embd
+    few = pieces.are_few(work.tokens, work.vocab_size)
+    of_head = 0 if few else 2 * 4 * _head(work)  # as it was kept, and as it is handed on
+    again = layer_bytes(work) if work.config.activation_checkpointing else 0
+    return _always(work) | {
+        "gradients": _kept_gradients(work),
+        "activations": activation_bytes(work) + again,
+        "logits and loss": max(of_head + 2 * width, of_head // 2 + 10 * width),
+    }
+
+
+def _at_step(work: Work) -> dict[str, int]:
+    """All gradients are there, the embedding's twice for a moment; Muon works on stacks of matrices."""
+    working = 4 * _head(work)
+    if work.config.optimizer == "muon":
+        working = max(working, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
+    return _always(work) | {"gradients": 4 * parameters(work), "activations": working}
+
+
+def _at_evaluation(work: Work) -> dict[str, int]:
+    """Nothing is kept; logits in `low`, in float32, and their logarithms."""
+    c, tokens = work.config, work.eval_batch_tokens
+    block = tokens * c.n_embd * (4 * 3 + work.low * 9)
+    copies = 0 if work.dtype == "float32" else work.low * (_matrices(work) + _head(work))
+    return _always(work) | {
+        "gradients": 4 * parameters(work) if work.graph else 0,
+        "activations": block + copies,
+        "logits and loss": (work.low + 8) * tokens * work.vocab_size,
+    }

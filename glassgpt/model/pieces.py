@@ -1,0 +1,19 @@
+"""How many tokens' logits are held at a time: see loss.py. Planning asks too, and has no torch."""
+
+from __future__ import annotations
+
+# Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
+PIECE_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
+FEW_BYTES = 2**24  # so few are not worth the trouble
+
+
+def are_few(tokens: int, vocab_size: int) -> bool:
+    return 2 * tokens * vocab_size <= FEW_BYTES
+
+
+def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:
+    """An even share of the tokens whose logits stay under the limit, or nearly."""
+    most = max(1, PIECE_BYTES[device_type] // (2 if kernel else 8) // vocab_size)
+    pieces = -(-tokens // most)
+    rows = -(-tokens // pieces)
+    return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them

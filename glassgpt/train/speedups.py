@@ -11,6 +11,7 @@ import shutil
 
 import torch
 
+from glassgpt.account import costs
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import float8
@@ -34,13 +35,15 @@ def choose_speedups(
     own_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, own_kernels, plan)
-    eager_step_s = estimate_step_s(device, plan, flops_per_token, config.n_layer, peak)
+    kind, layers = device.type, config.n_layer
+    eager_step_s = None
+    if peak is not None:
+        eager_step_s = costs.eager_step_s(kind, plan.tokens, plan.micro_steps, flops_per_token, layers, peak)
     compiling = choose_compile(config, device, eager_step_s, own_kernels)
-    micro_s = estimate_arithmetic_s(
-        device, plan.tokens // plan.micro_steps, flops_per_token, peak or _SOME_CARDS_PEAK
-    )
+    micro_tokens = plan.tokens // plan.micro_steps
+    micro_s = costs.arithmetic_s(kind, micro_tokens, flops_per_token, peak or costs.SOME_CARDS_PEAK)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
-    launch_s = estimate_launch_s(device, config.n_layer)
+    launch_s = costs.launch_s(kind, layers)
     graph = choose_graph(config, device, dtype, compiling.value == "on", micro_s, launch_s)
     data = choose_data_place(data_bytes, device, free_bytes)
     placement = Placement(
@@ -60,41 +63,6 @@ def choose_speedups(
     return placement, [compiling, attention, *of_cuda]
 
 
-# What compiling costs and saves, as measured with torch 2.11 (H200) and 2.13 (2 CPU cores); bench/LOG.md.
-_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0)}  # at all, and per layer
-_COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3}  # of an eager step
-
-
-_USUAL_SHARE = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # of the peak that training reaches
-_SOME_CARDS_PEAK = 1e14  # FLOP/s, where nobody knows better
-
-
-def estimate_arithmetic_s(device: torch.device, tokens: int, flops_per_token: int, peak: float) -> float:
-    """About how long so many tokens compute, forward and backward."""
-    return tokens * flops_per_token / (_USUAL_SHARE[device.type] * peak)
-
-
-def estimate_launch_s(device: torch.device, n_layer: int) -> float:
-    """About how long Python takes to ask for a micro-batch's kernels, one by one."""
-    return 0.0 if device.type == "cpu" else 2.3e-3 * n_layer
-
-
-def estimate_step_s(
-    device: torch.device, plan: BatchPlan, flops_per_token: int, n_layer: int, peak: float | None
-) -> float | None:
-    """About how long an eager update will take: computing or asking, whichever is more."""
-    if peak is None:
-        return None
-    arithmetic = estimate_arithmetic_s(device, plan.tokens, flops_per_token, peak)
-    return max(arithmetic, estimate_launch_s(device, n_layer) * plan.micro_steps)
-
-
-# Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
-# They save half a millisecond per layer and update or more (H200; bench/LOG.md).
-_KERNELS_SAVE_S = 5e-4
-_WORTH_BUILDING_S = 1.5
-
-
 def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
     missing = "our own are for CUDA cards" if device.type != "cuda" else _missing_to_build(device)
     if config.kernels == "triton" and missing:
@@ -107,8 +75,7 @@ def choose_kernels(config: TrainConfig, device: torch.device) -> Choice:
         return Choice("kernels", "plain", "the compiler makes its own")
     if config.fp8:
         return Choice("kernels", "triton", "8-bit floats need them")
-    saving = config.max_iters * config.n_layer * _KERNELS_SAVE_S
-    if config.eval_only or saving < _WORTH_BUILDING_S:
+    if config.eval_only or not costs.kernels_pay(config.max_iters, config.n_layer):
         return Choice("kernels", "plain", "the run is too short to build our own for")
     return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
 
@@ -130,10 +97,10 @@ def choose_compile(
         return Choice(
             "compile", "off", "no estimate of a step's time to weigh it against; --compile=on forces it"
         )
-    fixed, per_layer = _COMPILE_COST_S[device.type]
-    cost = fixed + per_layer * config.n_layer
-    saving = config.max_iters * eager_step_s * _COMPILE_SAVES[device.type]
-    break_even = cost / (eager_step_s * _COMPILE_SAVES[device.type])
+    cost = costs.compile_cost_s(device.type, config.n_layer)
+    saved_per_update = costs.compile_saving_s(device.type, eager_step_s)
+    saving = config.max_iters * saved_per_update
+    break_even = cost / saved_per_update
     verdict = "on" if saving > cost else "off"
     step_ms = eager_step_s * 1000
     return Choice(
@@ -248,7 +215,7 @@ def choose_graph(
         return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
     if config.activation_checkpointing and config.dropout:
         return Choice("graph", "off", "recomputing needs dropout's random numbers again: not recordable")
-    if arithmetic_s > 2 * launch_s:
+    if not costs.graph_pays(arithmetic_s, launch_s):
         return Choice("graph", "off", "the card has enough to do with each kernel")
     return Choice(
         "graph",

@@ -21,7 +21,6 @@ from glassgpt.train.speedups import (
     choose_graph,
     choose_kernels,
     choose_speedups,
-    estimate_step_s,
 )
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -68,19 +67,6 @@ def test_compiling_has_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiling(step_s=None)[0] == "off"
     assert "no estimate" in compiling(step_s=None)[1]
     assert compiling(eval_only=True) == ("off", "one evaluation does not pay for it")
-
-
-def test_the_step_estimate_is_arithmetic_or_launches() -> None:
-    def estimate(device: torch.device, micro_steps: int, peak: float | None) -> float | None:
-        return estimate_step_s(device, BatchPlan(4, micro_steps, 8, 800), 10**6, 12, peak)
-
-    slow, fast = estimate(CPU, 2, 1e9), estimate(CPU, 2, 2e9)
-    assert slow is not None
-    assert slow == pytest.approx(2 * (fast or 0))
-    assert slow > 800 * 1e6 / 1e9  # nobody reaches the peak
-    # A card that computes in no time still has to be told what to compute, micro-batch by micro-batch.
-    assert estimate(CUDA, 4, 1e18) == pytest.approx(2 * (estimate(CUDA, 2, 1e18) or 0))
-    assert estimate(CPU, 2, None) is None
 
 
 # --- the rest ---

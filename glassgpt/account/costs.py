@@ -1,0 +1,59 @@
+"""What things cost besides the arithmetic, as measured: compiling, asking for kernels, building our own.
+
+The trainer weighs them before it decides, and planning tells them beforehand. No torch. Figures are of torch
+2.11 on an H200 and 2.13 on 2 CPU cores; bench/LOG.md has them.
+"""
+
+from __future__ import annotations
+
+USUAL_SHARE = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # of the peak that training reaches
+SOME_CARDS_PEAK = 1e14  # FLOP/s, where nobody knows better
+
+_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0), "mps": (19.0, 1.0)}  # at all, and per layer
+_COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager step
+
+# Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
+# They save half a millisecond per layer and update or more.
+BUILDING_S = 6.0
+_KERNELS_SAVE_S = 5e-4
+_WORTH_BUILDING_S = 1.5
+
+STARTUP_S = {"cpu": 3.0, "cuda": 6.0, "mps": 4.0}  # imports, the device, the model
+
+
+def arithmetic_s(device_type: str, tokens: int, flops_per_token: int, peak: float) -> float:
+    """About how long so many tokens compute, forward and backward."""
+    return tokens * flops_per_token / (USUAL_SHARE[device_type] * peak)
+
+
+def launch_s(device_type: str, n_layer: int) -> float:
+    """About how long Python takes to ask for a micro-batch's kernels, one by one."""
+    return 0.0 if device_type == "cpu" else 2.3e-3 * n_layer
+
+
+def eager_step_s(
+    device_type: str, tokens: int, micro_steps: int, flops_per_token: int, n_layer: int, peak: float
+) -> float:
+    """About how long an update takes without any speed-up: computing or asking, whichever is more."""
+    computing = arithmetic_s(device_type, tokens, flops_per_token, peak)
+    return max(computing, launch_s(device_type, n_layer) * micro_steps)
+
+
+def compile_cost_s(device_type: str, n_layer: int) -> float:
+    fixed, per_layer = _COMPILE_COST_S[device_type]
+    return fixed + per_layer * n_layer
+
+
+def compile_saving_s(device_type: str, step_s: float) -> float:
+    """Of an update that takes `step_s` without compiling."""
+    return step_s * _COMPILE_SAVES[device_type]
+
+
+def kernels_pay(updates: int, n_layer: int) -> bool:
+    """Whether our kernels save more than somebody would wait for them to be built once."""
+    return updates * n_layer * _KERNELS_SAVE_S >= _WORTH_BUILDING_S
+
+
+def graph_pays(computing_s: float, asking_s: float) -> bool:
+    """Whether recording a micro-batch of so much computing is worth it."""
+    return computing_s <= 2 * asking_s

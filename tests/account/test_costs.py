@@ -1,0 +1,26 @@
+"""What things cost besides the arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from glassgpt.account import costs
+
+
+def test_a_step_is_arithmetic_or_launches() -> None:
+    def step(kind: str, micro_steps: int, peak: float) -> float:
+        return costs.eager_step_s(kind, 800, micro_steps, 10**6, 12, peak)
+
+    assert step("cpu", 2, 1e9) == pytest.approx(2 * step("cpu", 2, 2e9))
+    assert step("cpu", 2, 1e9) > 800 * 1e6 / 1e9  # nobody reaches the peak
+    # A card that computes in no time still has to be told what to compute, micro-batch by micro-batch.
+    assert step("cuda", 4, 1e18) == pytest.approx(2 * step("cuda", 2, 1e18))
+
+
+def test_what_pays() -> None:
+    assert not costs.kernels_pay(400, 6)
+    assert costs.kernels_pay(600, 6)
+    assert costs.graph_pays(0.004, 0.014)
+    assert not costs.graph_pays(0.2, 0.014)
+    saved = costs.compile_saving_s("cuda", 0.1)
+    assert costs.compile_cost_s("cuda", 12) / saved == pytest.approx(31 / 0.03)  # breaks even there

@@ -225,7 +225,8 @@ def _at_backward(work: Work) -> dict[str, int]:
     """The last block's MLP goes first: a gradient before and after its activation, one of the stream."""
     width = work.low * work.tokens * work.config.n_embd
     few = pieces.are_few(work.tokens, work.vocab_size)
-    of_head = 0 if few else 2 * 4 * _head(work)  # as it was kept, and as it is handed on
+    # The head's gradient: as the matmul gave it, or as it was kept, and as it is handed on.
+    of_head = (work.low + 4 if few else 4 + 4) * _head(work)
     again = layer_bytes(work) if work.config.activation_checkpointing else 0
     return _always(work) | {
         "gradients": _kept_gradients(work),

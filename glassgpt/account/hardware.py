@@ -1,6 +1,7 @@
 """What 100 % is: the peak speed of this machine, from the card table and from a measurement.
 
     card = find_card("NVIDIA GeForce RTX 4070 Ti", memory_bytes)     # None if we do not know it
+    named_card("4070ti").card.watts                                  # 285: what somebody typed
     peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", memory_bytes)
     mfu_percent(48.0e12, peak)                                       # 59.9
 
@@ -11,15 +12,19 @@ guessed card is worse than none.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
+import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
 from statistics import median
 from typing import Any
+
+from glassgpt.errors import UserError
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
 
@@ -39,6 +44,7 @@ class Card:
     capability: tuple[int, int] | None  # CUDA compute capability; None for other vendors
     memory_gb: float | None = None  # as sold; None where memory is shared with the CPU
     bandwidth_gb_s: float
+    watts: int | None = None  # board power as the vendor specifies it; None where it is not stated
     cuda_cores: int | None = None
     boost_mhz: int | None = None
     tensor_mhz: int | None = None  # clock of the tensor rates, where it is not boost_mhz
@@ -75,8 +81,12 @@ def _plain(name: str) -> str:
 
 def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     """The card of that name, or None. The whole name has to match, so `RTX 4070` is never a `RTX 4070 Ti`,
-    a laptop chip or a slice of a card; where two cards report one name, the memory decides."""
-    matches = [card for card in cards() if _plain(device_name) in card.known_as]
+    a laptop chip or a slice of a card; where two cards report one name, the memory decides, and where that
+    is not known, it is the card that we call so."""
+    wanted = _plain(device_name)
+    matches = [card for card in cards() if wanted in card.known_as]
+    if memory_bytes is None:
+        matches = [card for card in matches if _plain(card.name) == wanted] or matches
     if len(matches) == 1:
         return matches[0]
     # Drivers keep a few percent of the memory for themselves and for error correction.
@@ -85,13 +95,84 @@ def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     return fits[0] if len(fits) == 1 else None
 
 
+@dataclass(frozen=True)
+class Found:
+    """The card that a typed name means, and the names of the others that it may mean."""
+
+    card: Card
+    others: tuple[str, ...] = ()
+
+
+def named_card(text: str) -> Found:
+    """The card somebody means by `4070`, `rtx4070ti`, `h100`, `A100 80GB` or `m3-max`.
+
+    Maker, capitals, spaces and dashes do not matter, nor does a missing RTX or GTX. Memory size, SXM or PCIe,
+    the number of GPU cores and that it is a laptop's may be left out. A name that is whole means that card;
+    where several remain, `_preference` decides and the caller can say what else it may have been."""
+    meant = _spellings().get(_bare(text), {})
+    if not meant:
+        nearest = ", ".join(nearest_cards(text))
+        raise UserError(f"--gpu={text} is not in the table of cards; did you mean {nearest}?")
+    first, *others = sorted(meant, key=lambda card: (meant[card], *_preference(card)))
+    return Found(first, tuple(card.name for card in others))
+
+
+def _preference(card: Card) -> tuple[int, bool, float, int]:
+    """Least first, of cards that share a short name: a desktop card before a laptop's and before Max-Q; SXM,
+    the one that is rented, before PCIe; then less memory and fewer cores: what that one does, all do."""
+    mobile = 2 if "Max-Q" in card.name else int("Laptop" in card.name)
+    return mobile, "SXM" not in card.name, card.memory_gb or 0, card.cuda_cores or 0
+
+
+# Words that tell no two cards apart, then what may be left out of a name.
+_EMPTY = "nvidia|geforce|tesla|amd|apple|instinct|blackwell|generation|workstation|edition|with|design|gpu"
+_SERIES = re.compile("^[rg]tx ?")
+_DETAIL = re.compile(r"\b(?:sxm\d|pcie|nvl|oam|hbm3|laptop|max-q|\d+gb|\d+-core)\b")
+
+
+def _bare(name: str) -> str:
+    """`NVIDIA GeForce RTX 2070 with Max-Q Design` and `rtx2070-maxq` are both `rtx2070maxq`."""
+    name = re.sub("mobile|notebook", "laptop", name.lower()).replace("cores", "core")
+    return re.sub(rf"{_EMPTY}|[\W_]", "", name)
+
+
+@cache
+def _spellings() -> Mapping[str, Mapping[Card, int]]:
+    """Every way to write a card: 0 as we call it, 1 as drivers do, 2 with details left out."""
+    found: dict[str, dict[Card, int]] = {}
+    for card in cards():
+        names = (card.name, *card.device_names)
+        short = [spelling for name in names for spelling in _shortened(name, card.memory_gb)]
+        for way, spellings in enumerate(([_bare(card.name)], map(_bare, card.device_names), short)):
+            for spelling in spellings:
+                for written in (spelling, _SERIES.sub("", spelling)):
+                    found.setdefault(written, {}).setdefault(card, way)
+    return found
+
+
+def _shortened(name: str, memory_gb: float | None) -> Iterator[str]:
+    """The name with any of its details, in any order; the memory may be said though the name does not."""
+    details = list(dict.fromkeys(_DETAIL.findall(name.lower())))
+    memory = f"{memory_gb:g}gb" if memory_gb else None
+    if memory and memory not in details:
+        details.append(memory)
+    stem = _bare(_DETAIL.sub("", name.lower()))
+    for count in range(len(details) + 1):
+        for some in itertools.permutations(map(_bare, details), count):
+            yield stem + "".join(some)
+            yield stem + "".join("sxm" if detail.startswith("sxm") else detail for detail in some)
+
+
 def nearest_cards(name: str, n: int = 3) -> list[str]:
     """The names in the table most like `name`, best first: for "did you mean"."""
     wanted = _plain(name)
 
     def likeness(card: Card) -> tuple[bool, float]:
-        ratios = (difflib.SequenceMatcher(None, wanted, known).ratio() for known in card.known_as)
-        return any(wanted in known for known in card.known_as), max(ratios)
+        names = card.known_as
+        if wanted[:1].isdigit():  # a number alone: the series is left out
+            names |= {_SERIES.sub("", known) for known in names}
+        ratios = (difflib.SequenceMatcher(None, wanted, known).ratio() for known in names)
+        return any(wanted in known for known in names), max(ratios)
 
     return [card.name for card in sorted(cards(), key=likeness, reverse=True)[:n]]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from glassgpt.account.hardware import Card, cards, find_card, nearest_cards
+from glassgpt.account.hardware import Card, named_card
+from glassgpt.errors import UserError
 from glassgpt.words import LANGUAGES
 
 
@@ -60,25 +60,13 @@ class ReportOptions:
 def card_named(name: str, problems: list[str]) -> Card | None:
     if not name:
         return None
-    card = find_card(name) or _card_meant(name)
-    if card is None:
-        problems.append(
-            f"--gpu={name} is not in the table of cards; did you mean {', '.join(nearest_cards(name))}?"
-        )
-    return card
+    try:
+        return named_card(name).card
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
 def check_language(name: str, problems: list[str]) -> None:
     if name and name not in LANGUAGES:
         problems.append(f"--lang={name} is not one of {', '.join(LANGUAGES)}")
-
-
-def _card_meant(name: str) -> Card | None:
-    """`4090` or `rtx4070ti`: the card whose name says just that, without maker and series."""
-    wanted = _bare(name)
-    meant = [card for card in cards() if wanted and wanted in {_bare(known) for known in card.known_as}]
-    return meant[0] if len(meant) == 1 else None
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"nvidia|geforce|rtx|gtx|[\s_-]", "", name.lower())

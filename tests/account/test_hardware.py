@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glassgpt.account import hardware
 from glassgpt.account.hardware import (
@@ -22,9 +25,11 @@ from glassgpt.account.hardware import (
     measure_peak,
     mfu_note,
     mfu_percent,
+    named_card,
     nearest_cards,
     rate,
 )
+from glassgpt.errors import UserError
 
 GIB = 2**30
 
@@ -32,8 +37,11 @@ GIB = 2**30
 # float32, tf32, bfloat16, float16, float8; 0 where the hardware has no such unit or nobody publishes it.
 OPERATIONS = {
     "Pascal data centre": (2, 0, 0, 0, 0),
+    "Pascal (GP10x)": (2, 0, 0, 0, 0),
     "GeForce GTX 16 (Turing, no tensor cores)": (2, 0, 0, 0, 0),
+    "GeForce GTX 16 laptop (Turing, no tensor cores)": (2, 0, 0, 0, 0),
     "GeForce RTX 20 (Turing)": (2, 0, 0, 8, 0),
+    "GeForce RTX 20 laptop (Turing)": (2, 0, 0, 8, 0),
     "Turing, full rate": (2, 0, 0, 16, 0),
     "Volta data centre": (2, 0, 0, 16, 0),
     "Ampere data centre (GA100)": (2, 16, 32, 32, 0),
@@ -57,6 +65,7 @@ OPERATIONS = {
     "Apple M4": (2, 0, 0, 0, 0),
 }
 UNPUBLISHED_CORES = {"B200", "GB200"}
+UNPUBLISHED_WATTS = {"GH200 96GB"}  # with its CPU only
 
 
 def card(name: str, memory_gib: float | None = None) -> Card:
@@ -109,6 +118,57 @@ def test_what_a_card_can_do_follows_from_its_capability(one: Card) -> None:
         peaks = one.peaks
         assert peaks["float32"] <= peaks["tf32"] * 1.03 < peaks["bfloat16"] == peaks["float16"]
         assert "float8" not in peaks or peaks["float8"] > peaks["float16"]
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_only_apple_and_superchips_have_no_board_power(one: Card) -> None:
+    if one.vendor == "apple" or one.name in UNPUBLISHED_WATTS:
+        assert one.watts is None
+        return
+    assert one.watts is not None
+    assert 30 <= one.watts <= 1200
+
+
+@pytest.mark.parametrize("family", sorted({one.family for one in cards()}))
+def test_cards_of_a_family_do_much_the_same_per_watt(family: str) -> None:
+    """A digit too many or too few would show."""
+    rates = [one.peaks["float32"] / one.watts for one in cards() if one.family == family and one.watts]
+    assert max(rates, default=0) <= 3 * min(rates, default=0)
+
+
+LAPTOP = re.compile(" Laptop GPU| Max-Q$")
+
+
+@pytest.mark.parametrize("one", [one for one in cards() if LAPTOP.search(one.name)], ids=lambda one: one.name)
+def test_a_laptop_draws_less_than_a_desktop_card_of_its_name(one: Card) -> None:
+    name = LAPTOP.split(one.name)[0]
+    desktop = [other.watts or 0 for other in cards() if re.fullmatch(rf"{name}( \d+GB)?", other.name)]
+    assert desktop or name in {"RTX 3050 Ti", "RTX 4050"}  # sold in laptops only
+    assert (one.watts or 0) <= max(desktop, default=115)
+
+
+@pytest.mark.parametrize(
+    ("name", "watts"),
+    [
+        ("GTX 1080 Ti", 250),
+        ("RTX 2080 Ti", 250),
+        ("RTX 3090", 350),
+        ("RTX 4070", 200),
+        ("RTX 4070 Ti", 285),
+        ("RTX 4090", 450),
+        ("RTX 5090", 575),
+        ("RTX 4090 Laptop GPU", 150),
+        ("T4", 70),
+        ("A100 SXM4 80GB", 400),
+        ("H100 PCIe", 350),
+        ("H100 SXM5", 700),
+        ("H200", 700),
+        ("B200", 1000),
+        ("MI300X", 750),
+    ],
+)
+def test_the_board_power_people_quote(name: str, watts: int) -> None:
+    assert named_card(name).card.watts == watts
 
 
 def test_no_card_is_in_the_table_twice() -> None:
@@ -188,6 +248,14 @@ def test_every_card_is_found_by_each_of_its_names(one: Card) -> None:
         ("Tesla T4", "T4"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("Apple M2 Pro 19-core GPU", "Apple M2 Pro 19-core GPU"),
+        ("GeForce RTX 2070 with Max-Q Design", "RTX 2070 Max-Q"),
+        ("NVIDIA GeForce RTX 2080 Super", "RTX 2080 SUPER"),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", "GTX 1660 Ti Max-Q"),
+        ("NVIDIA GeForce GTX 1060 6GB", "GTX 1060 6GB"),
+        ("NVIDIA GeForce RTX 3050Ti Laptop GPU", "RTX 3050 Ti Laptop GPU"),
+        ("NVIDIA RTX A2000 12GB", "RTX A2000 12GB"),
+        ("NVIDIA RTX 4000 Ada Generation", "RTX 4000 Ada"),
+        ("Tesla P40", "P40"),
     ],
 )
 def test_names_as_drivers_report_them(reported: str, name: str) -> None:
@@ -221,17 +289,138 @@ def test_memory_decides_between_cards_of_one_name() -> None:
     assert find_card("NVIDIA GeForce RTX 3080", 20 * GIB) is None
 
 
+def test_without_a_memory_a_name_is_the_card_that_we_call_so() -> None:
+    assert card("NVIDIA GeForce RTX 3060").name == "RTX 3060"
+    assert card("NVIDIA GeForce RTX 3060", 11.8).name == "RTX 3060"
+    assert card("NVIDIA GeForce RTX 3060", 7.9).name == "RTX 3060 8GB"
+    assert find_card("NVIDIA GeForce RTX 3060", 24 * GIB) is None
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_that_costs_no_speed(one: Card) -> None:
+    named = [other for other in cards() if one.name in other.device_names]
+    assert all(other.peaks == one.peaks for other in named)
+
+
 def test_nearest_cards_for_did_you_mean() -> None:
     assert nearest_cards("RTX 4070 supr")[0] == "RTX 4070 SUPER"
     assert nearest_cards("4070ti")[0] == "RTX 4070 Ti"
     assert set(nearest_cards("RTX 3080", 2)) <= {"RTX 3080 10GB", "RTX 3080 12GB", "RTX 3080 Ti"}
     assert all(name.startswith("H100") for name in nearest_cards("h100"))
+    assert nearest_cards("2080s")[0] == "RTX 2080"
+    assert set(nearest_cards("6000")) == {"RTX A6000", "RTX 6000 Ada", "Quadro RTX 6000"}
     assert len(nearest_cards("toaster", 5)) == 5
+
+
+# --- what somebody types
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "others"),
+    [
+        ("rtx4070", "RTX 4070", "RTX 4070 Laptop GPU"),
+        ("4070", "RTX 4070", "RTX 4070 Laptop GPU"),
+        ("RTX 4070 Ti", "RTX 4070 Ti", ""),
+        ("4070ti-super", "RTX 4070 Ti SUPER", ""),
+        ("4070 laptop", "RTX 4070 Laptop GPU", ""),
+        ("RTX 4070 Mobile", "RTX 4070 Laptop GPU", ""),
+        ("4050", "RTX 4050 Laptop GPU", ""),  # there is no other
+        ("rtx 2070 max-q", "RTX 2070 Max-Q", ""),
+        ("RTX 3060", "RTX 3060", "RTX 3060 8GB, RTX 3060 Laptop GPU"),
+        ("rtx 3060 12GB", "RTX 3060", ""),
+        ("3080", "RTX 3080 10GB", "RTX 3080 12GB, RTX 3080 Laptop GPU 8GB, RTX 3080 Laptop GPU 16GB"),
+        ("4060 ti 16gb", "RTX 4060 Ti 16GB", ""),
+        ("a6000", "RTX A6000", ""),
+        ("RTX PRO 6000", "RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell Max-Q"),
+        ("h100", "H100 SXM5", "H100 PCIe, H100 NVL"),
+        ("H100 80GB", "H100 SXM5", "H100 PCIe"),
+        ("h100-pcie", "H100 PCIe", ""),
+        ("h200", "H200", "H200 NVL"),
+        ("a100", "A100 SXM4 40GB", "A100 SXM4 80GB, A100 PCIe 40GB, A100 PCIe 80GB"),
+        ("A100 80GB", "A100 SXM4 80GB", "A100 PCIe 80GB"),
+        ("a100-sxm-40gb", "A100 SXM4 40GB", ""),
+        ("a100 40GB pcie", "A100 PCIe 40GB", ""),
+        ("v100", "V100 SXM2 16GB", "V100 SXM2 32GB, V100 PCIe 16GB, V100 PCIe 32GB"),
+        ("mi300x", "Instinct MI300X", ""),
+        ("m3-max", "Apple M3 Max 30-core GPU", "Apple M3 Max 40-core GPU"),
+        ("m3 max 40 cores", "Apple M3 Max 40-core GPU", ""),
+        ("M1", "Apple M1 7-core GPU", "Apple M1 8-core GPU"),
+    ],
+)
+def test_a_short_name_means_the_usual_card_and_says_the_others(text: str, name: str, others: str) -> None:
+    found = named_card(text)
+    assert (found.card.name, ", ".join(found.others)) == (name, others)
+
+
+MAKERS = {"nvidia": ["", "NVIDIA ", "nvidia geforce "], "amd": ["", "AMD "], "apple": ["", "Apple "]}
+
+
+@st.composite
+def typed(draw: st.DrawFn) -> tuple[str, Card]:
+    """A whole name as people type it: other capitals and separators, with or without maker and series."""
+    one = draw(st.sampled_from(cards()))
+    words = one.name.removeprefix("Apple ").replace("-", " ").split()
+    if words[0] in {"RTX", "GTX"} and draw(st.booleans()):
+        words = words[1:]
+    text = words[0]
+    for word in words[1:]:
+        text += draw(st.sampled_from(["", " ", "-", "_", "  "])) + word
+    if draw(st.booleans()):
+        text = text.lower()
+    return draw(st.sampled_from(MAKERS[one.vendor])) + text, one
+
+
+@given(typed())
+def test_a_whole_name_means_that_card_however_it_is_typed(case: tuple[str, Card]) -> None:
+    text, one = case
+    assert named_card(text).card == one
+
+
+@pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
+def test_a_name_that_drivers_report_means_a_card_that_reports_it(one: Card) -> None:
+    for name in one.device_names:
+        found = named_card(name)
+        assert one.name in {found.card.name, *found.others}
+        assert hardware._plain(name) in found.card.known_as
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_card_or_a_problem_with_its_fix(text: str) -> None:
+    try:
+        assert named_card(text).card in cards()
+    except UserError as error:
+        (problem,) = error.problems
+        assert problem.startswith(f"--gpu={text} is not in the table")
+        assert any(one.name in problem for one in cards())
+
+
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [
+        ("RTX 6090", "RTX 5090"),
+        ("RTX 1080", "GTX 1080"),  # another series
+        ("4070 Ti laptop", "RTX 4070 Laptop GPU"),
+        ("RTX 3090 Max-Q", "RTX 2080 Max-Q"),
+        ("RTX 6000", "Quadro RTX 6000"),  # three generations have one
+        ("A100-SXM4-40GB MIG 1g.5gb", "A100 SXM4 40GB"),
+        ("H100 40GB", "A100 PCIe 40GB"),
+        ("M3 Max 38-core", "Apple M3 Max 30-core GPU"),
+        ("RTX", "RTX 2060"),
+        ("GeForce", ""),
+        ("", ""),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(unknown: str, nearest: str) -> None:
+    with pytest.raises(UserError) as caught:
+        named_card(unknown)
+    (problem,) = caught.value.problems
+    assert f"--gpu={unknown} is not" in problem
+    assert nearest in problem.partition("did you mean")[2]
 
 
 def test_the_table_can_be_read_without_torch() -> None:
     code = (
-        "import sys, json; from glassgpt.account import hardware; hardware.find_card('T4');"
+        "import sys, json; from glassgpt.account import hardware; hardware.named_card('t4');"
         "print(json.dumps('torch' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

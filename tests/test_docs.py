@@ -22,12 +22,15 @@ from glassgpt.account.journal import Record
 from glassgpt.cli.look import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
+from glassgpt.insight.doctor.options import DoctorOptions
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.given import read_given
 from glassgpt.insight.history import History
 from glassgpt.insight.logs.reading import KNOWN, read_log
 from glassgpt.insight.logs.text import read_lines
 from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions
+from glassgpt.insight.plan.options import PlanOptions
+from glassgpt.insight.tune_options import TuneOptions
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import train
@@ -110,7 +113,8 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 def known_flags() -> set[str]:
     training = (TrainConfig, PrepareOptions, SampleOptions)
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
-    options = (*training, *looking)
+    knowing = (PlanOptions, TuneOptions, DoctorOptions)
+    options = (*training, *looking, *knowing)
     return {field.name for kind in options for field in dataclasses.fields(kind)} | {"help", "version", "key"}
 
 

@@ -44,7 +44,7 @@ def describe_machine(device: str) -> dict[str, object]:
 
 
 def _describe_cpu() -> dict[str, object]:
-    info = _read(Path("/proc/cpuinfo"))
+    info = read_text(Path("/proc/cpuinfo"))
     flags = re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)
     known = flags[1].split() if flags else None  # None: this system does not say
     return {
@@ -70,7 +70,7 @@ def cpu_model(cpuinfo: str) -> str:
 def usable_cores() -> float:
     """Cores this process may use: what the scheduler allows, and no more than a container's quota."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    quota = cpu_quota(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    quota = cpu_quota(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
     return allowed if quota is None else min(allowed, quota)
 
 
@@ -86,10 +86,35 @@ def cpu_quota(own_cgroups: str, root: Path) -> float | None:
         else:
             continue
         for group in groups:
-            numbers = " ".join(_read(group / name) for name in files).split()
+            numbers = " ".join(read_text(group / name) for name in files).split()
             if len(numbers) == 2 and numbers[0].isdigit():
                 quotas.append(int(numbers[0]) / int(numbers[1]))
     return min(quotas, default=None)
+
+
+def memory_room(own_cgroups: str, root: Path) -> tuple[int, int] | None:
+    """Bytes that a container may use, and how many of them are left: where there is a limit, the tightest."""
+    rooms = []
+    for line in own_cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2: "max" for no limit
+            groups, names, cached = _upward(root, path), ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):  # version 1: a huge number for no limit
+            groups, names = _upward(root / "memory", path), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cached = "total_inactive_file"
+        else:
+            continue
+        for group in groups:
+            limit, used = (read_text(group / name).strip() for name in names)
+            if limit.isdigit() and int(limit) < _NO_LIMIT and used.isdigit():
+                # Files that were read lately count as used, but make room when it is asked for.
+                kept = re.search(rf"^{cached} (\d+)$", read_text(group / "memory.stat"), re.MULTILINE)
+                spare = int(limit) - int(used) + (int(kept[1]) if kept else 0)
+                rooms.append((int(limit), min(int(limit), max(0, spare))))
+    return min(rooms, key=lambda room: room[1], default=None)
+
+
+_NO_LIMIT = 2**60  # bytes
 
 
 def _upward(root: Path, path: str) -> Iterator[Path]:
@@ -107,7 +132,7 @@ def _describe_device(device: str) -> dict[str, object]:
         return _describe_cuda(device)
     if kind == "mps":
         return {"type": kind, "name": apple_gpu_name()}
-    return {"type": kind, "name": cpu_model(_read(Path("/proc/cpuinfo")))}
+    return {"type": kind, "name": cpu_model(read_text(Path("/proc/cpuinfo")))}
 
 
 def _describe_cuda(device: str) -> dict[str, object]:
@@ -128,7 +153,7 @@ def _describe_cuda(device: str) -> dict[str, object]:
 
 
 def _nvidia_driver() -> str | None:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _read(Path("/proc/driver/nvidia/version")))
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text(Path("/proc/driver/nvidia/version")))
     if found:
         return found[0]
     answer = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -155,7 +180,7 @@ def source_commit(root: Path) -> str | None:
 def process_age_s() -> float:
     """Seconds since the operating system created this process: imports and interpreter included."""
     if sys.platform == "linux":
-        stat = _read(Path("/proc/self/stat"))
+        stat = read_text(Path("/proc/self/stat"))
         if stat:
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             return max(0.0, now - start_since_boot_s(stat, os.sysconf("SC_CLK_TCK")))
@@ -195,7 +220,7 @@ def _resident_bytes() -> int:
         return int(psutil.Process().memory_info().rss)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The file's text, or nothing if this system has no such file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")

@@ -23,7 +23,7 @@ LOW = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number between t
 
 # What a process holds on the device before the first tensor: CUDA's context with the libraries' kernels.
 # On a CPU: the interpreter, torch, and what the allocator cannot give back.
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 330 * 2**20}
+CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
 _WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}  # cuBLAS's
 
 
@@ -43,6 +43,7 @@ class Work:
     graph: bool = False
     data_bytes: int = 0  # of text that lies on the card
     eval_batch_tokens: int = 0
+    saves_beside: bool = False  # a copy for a checkpoint is written while training goes on
 
     @property
     def tokens(self) -> int:
@@ -139,6 +140,7 @@ def _always(work: Work) -> dict[str, int]:
         "weights": 4 * parameters(work),
         "optimizer": optimizer_bytes(work),
         "working space": _WORKSPACE_BYTES[work.device_type],
+        "copy to be saved": checkpoint_bytes(work) if work.saves_beside else 0,
         "data": work.data_bytes,
     }
 
@@ -172,7 +174,12 @@ def layer_bytes(work: Work) -> int:
     return tokens * (c.n_embd * (numbers * work.low + extra) + of_attention + masks)
 
 
-def _kept_by_a_layer(work: Work) -> tuple[float, int]:
+def _formula_bytes(work: Work) -> int:
+    """Where attention is computed by its formula, scores and their gradients pass through several forms."""
+    return 12 * work.config.n_head * work.config.block_size * work.tokens if work.attention == "manual" else 0
+
+
+def _kept_by_a_layer(work: Work) -> tuple[int, int]:
     """Numbers a channel in `low` bytes each, and bytes beside."""
     modern = work.config.arch == "modern"
     if work.compiled:
@@ -227,7 +234,7 @@ def _at_backward(work: Work) -> dict[str, int]:
     few = pieces.are_few(work.tokens, work.vocab_size)
     # The head's gradient: as the matmul gave it, or as it was kept, and as it is handed on.
     of_head = (work.low + 4 if few else 4 + 4) * _head(work)
-    again = layer_bytes(work) if work.config.activation_checkpointing else 0
+    again = layer_bytes(work) + _formula_bytes(work) if work.config.activation_checkpointing else 0
     return _always(work) | {
         "gradients": _kept_gradients(work),
         "activations": activation_bytes(work) + again,

@@ -2,6 +2,9 @@
 
     glass train [PRESET|FILE] [--key=value ...]
     glass prepare DATASET|FILE|FOLDER [--key=value ...]
+    glass plan [PRESET|FILE] [--gpu=NAME] [--hours=H] [--key=value ...]
+    glass tune [PRESET|FILE] [--budget=90s] [--key=value ...]
+    glass doctor
     glass runs [FOLDER]
     glass show RUN [--svg=FILE]
     glass sample [RUN] [--start=TEXT] [--key=value ...]
@@ -10,7 +13,7 @@
     glass report RUN|LOG
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Only `train` and `sample` import torch.
+130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune` and `doctor` import torch.
 """
 
 from __future__ import annotations
@@ -22,10 +25,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from glassgpt.cli.doctor import doctor
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
+from glassgpt.cli.plan import plan
 from glassgpt.cli.sample import sample
 from glassgpt.cli.train import prepare, train
+from glassgpt.cli.tune import tune
 from glassgpt.errors import UserError
 from glassgpt.harmless import harmless
 from glassgpt.version import VERSION
@@ -39,6 +45,9 @@ glass: train a small GPT, and see through the run.
   glass train [PRESET|FILE] [--key=value ...]        train; without a preset: quickstart
   glass sample [RUN] [--start=TEXT]                  write text with a trained model
   glass prepare DATASET|FILE|FOLDER                  turn text into tokens to train on
+  glass plan [PRESET|FILE] [--gpu=NAME]              will it fit, how long will it take, what loss to expect
+  glass tune [PRESET|FILE]                           measure here which settings are fastest
+  glass doctor                                       what this machine can do, and what is wrong with it
   glass runs [FOLDER]                                list runs: state, loss, speed, size
   glass show RUN [--svg=FILE]                        print a run's output again, or as a picture
   glass explain RUN|LOG|-                            what happened, what it cost, what to change
@@ -104,6 +113,9 @@ def _dispatch(words: list[str]) -> int:
         "runs": runs,
         "show": show,
         "sample": sample,
+        "plan": plan,
+        "tune": tune,
+        "doctor": doctor,
         "explain": explain,
         "compare": compare,
         "report": report,

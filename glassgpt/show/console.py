@@ -19,6 +19,7 @@ from glassgpt.account.hardware import Peak, mfu_note
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless
 from glassgpt.show.chart import bar, sparkline
+from glassgpt.show.forecast import forecast_line, outcome_line
 from glassgpt.show.next_steps import what_next
 
 _PHASE_MEANING = {
@@ -113,6 +114,8 @@ class RunConsole:
             + (f"100% is {figures.flop_rate(value)}" if value else "no peak to compare with")
             + f"   ({_peak_origin(peak)})",
         )
+        if "forecast" in record:
+            self._line("expected", forecast_line(record["forecast"]))
         self._out.print()
         if self._live:
             self._start_bar(record)
@@ -202,9 +205,9 @@ class RunConsole:
         )
 
     def _print_finding(self, record: Record) -> None:
-        self._line(
-            record["severity"], f"{record['title']} ({record['evidence']}). {record['advice']}.", "yellow"
-        )
+        advice = f" {record['advice']}." if record["advice"] else ""
+        style = "" if record["severity"] == "info" else "yellow"
+        self._line(record["severity"], f"{record['title']} ({record['evidence']}).{advice}", style)
 
     # --- the end ---
 
@@ -228,6 +231,8 @@ class RunConsole:
                 "best",
                 f"validation loss {record['best_val_loss']:.4f} at iter {record['best_iter']:,}   {curve}",
             )
+        if "forecast" in record and (told := outcome_line(record["forecast"])):
+            self._line("forecast", told)
         note = mfu_note(self._last_mfu, _peak(self._run))
         if note:
             self._line("MFU", note, "yellow")

@@ -15,6 +15,7 @@ import torch
 from glassgpt import config as settings
 from glassgpt.account import flops, hardware, journal
 from glassgpt.account.clock import Ledger
+from glassgpt.account.forecast import forecast
 from glassgpt.account.hardware import Peak
 from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
@@ -33,6 +34,7 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
+from glassgpt.train.outcome import Outcome, work_of
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
@@ -86,6 +88,7 @@ class Job:
     flops_per_token: int
     eval_tokens: int
     eval_rows: int  # windows in a batch
+    outcome: Outcome
     progress: Progress
     choices: list[Choice]
     takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
@@ -188,6 +191,17 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
 
     learner = Learner(model, config, placement, plan, stream, ledger)
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
+    eval_rows = evaluation_rows(config, device.type, shape.vocab_size)
+    card = hardware.find_card(devices.device_name(device), total)
+    ahead = forecast(
+        work_of(config, shape, placement, plan, splits["train"].nbytes, eval_rows, free),
+        per_token,
+        peak.value,
+        card,
+        plan.tokens,
+        eval_tokens,
+        len(splits["val"]),
+    )
     choices.append(_describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval))
 
     stop.gentle = True  # from here on there is something to save
@@ -209,7 +223,8 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         peak=peak,
         flops_per_token=per_token,
         eval_tokens=eval_tokens,
-        eval_rows=evaluation_rows(config, device.type, shape.vocab_size),
+        eval_rows=eval_rows,
+        outcome=Outcome(ahead),
         progress=progress,
         choices=choices,
         takes_everything=takes_everything,

@@ -17,6 +17,7 @@ from glassgpt.model.generate import generate
 from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
+from glassgpt.train.outcome import miss_finding, pace_finding
 from glassgpt.train.state import state_of, tensors_of
 
 
@@ -169,6 +170,7 @@ def log_is_due(job: Job) -> bool:
 def log_step(job: Job) -> None:
     catch_up(job)
     tell_step(job)
+    tell(job, pace_finding(job.outcome, job.progress.iter))
     tell(job, job.saver.poll())
 
 
@@ -232,7 +234,12 @@ def close(job: Job, ending: Ending) -> Ending:
             write_sample(job, job.sampling)
     with job.ledger.phase("checkpoint"):
         tell(job, job.saver.poll(wait=True))
-    return Ending("interrupted", job.stop.exit_code) if job.stop.requested else ending
+    if job.stop.requested:
+        return Ending("interrupted", job.stop.exit_code)
+    whole = ending.reason == "finished" and job.place.process == 0
+    wall_s = sum(job.ledger.seconds().values())
+    tell(job, miss_finding(job.outcome, job.progress.iter, wall_s, whole))
+    return ending
 
 
 def write_sample(job: Job, sampling: Sampling) -> None:

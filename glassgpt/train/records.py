@@ -52,6 +52,7 @@ def run_record(job: Job) -> Record:
         "peak": dataclasses.asdict(job.peak) | {"value": job.peak.value, "source": job.peak.source},
         "data": data,
         "machine": machine.describe_machine(str(job.placement.device)),
+        "forecast": job.outcome.forecast.as_dict(),
     }
 
 
@@ -60,6 +61,8 @@ def step_record(job: Job) -> Record:
     config, progress, plan = job.config, job.progress, job.plan
     updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
+    memory = machine.memory_now(str(job.placement.device))
+    job.outcome.add(updates * plan.tokens, seconds, phases["data"], memory)
     speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak)
     record: Record = {
         "kind": "step",
@@ -77,7 +80,7 @@ def step_record(job: Job) -> Record:
         "tokens_per_s": speed.tokens_per_s,
         "flops_per_s": speed.flops_per_s,
         "mfu": speed.mfu,
-        "memory": machine.memory_now(str(job.placement.device)),
+        "memory": memory,
         "eta_s": _time_to_go(job, seconds / updates if updates else None),
     }
     if job.learner.scaler.is_enabled():
@@ -207,6 +210,7 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
     """The end of a process, with where its time went."""
     ledger = job.ledger.seconds()
     whole = committed(job.run_dir)
+    wall_s = sum(ledger.values())
     return {
         "kind": "end",
         "iter": job.progress.iter,
@@ -216,6 +220,7 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
         "best_iter": job.progress.best_iter,
         "last_checkpoint": str(whole[-1]) if whole else None,
         "ledger": ledger,
-        "wall_s": sum(ledger.values()),
+        "wall_s": wall_s,
+        "forecast": job.outcome.as_dict(wall_s, reason == "finished" and job.place.process == 0),
         **(details or {}),
     }

@@ -1,0 +1,227 @@
+"""Planned against measured: peak memory of many shapes, and the largest micro-batch under a limit.
+
+    python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
+    python -m bench.plan limits --data DATASET
+    python -m bench.plan cpu --data DATASET               # resident memory, each run a process of its own
+
+Each line is a real model that does real updates and one evaluation batch. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glassgpt.account.memory import CONTEXT_BYTES, GIB
+from glassgpt.config import TrainConfig
+
+SMALL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
+MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
+LARGE = {"n_layer": 36, "n_head": 20, "n_embd": 1280}
+XL = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
+MUON = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
+AGAIN = {"activation_checkpointing": True}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "small, 8": SMALL | {"batch_size": 8},
+    "small, 64": SMALL | {"batch_size": 64},
+    "small, 64, dropout": SMALL | {"batch_size": 64, "dropout": 0.2},
+    "124M, 1": {"batch_size": 1},
+    "124M, 4": {"batch_size": 4},
+    "124M, 16": {"batch_size": 16},
+    "124M, 64": {"batch_size": 64},
+    "124M, 16, accumulating": {"batch_size": 16, "gradient_accumulation_steps": 2},
+    "124M, 64 x 256": {"batch_size": 64, "block_size": 256},
+    "124M, 8 x 2048": {"batch_size": 8, "block_size": 2048},
+    "124M, 16, float32": {"batch_size": 16, "dtype": "float32"},
+    "124M, 16, plain": {"batch_size": 16, "kernels": "plain"},
+    "124M, 16, compiled": {"batch_size": 16, "compile": "on"},
+    "124M, 32, again": {"batch_size": 32, **AGAIN},
+    "124M, 16, FP8": {"batch_size": 16, "fp8": True},
+    "modern, 16, Muon": MUON | {"batch_size": 16},
+    "modern, 16, plain": MUON | {"batch_size": 16, "kernels": "plain"},
+    "modern, 16, compiled": MUON | {"batch_size": 16, "compile": "on"},
+    "350M, 8": MEDIUM | {"batch_size": 8},
+    "350M, 8, Muon, again": MEDIUM | AGAIN | {"batch_size": 8, "arch": "modern", "optimizer": "muon"},
+    "774M, 4": LARGE | {"batch_size": 4},
+    "1.5B, 1": XL | {"batch_size": 1},
+    "1.5B, 8, again": XL | AGAIN | {"batch_size": 8},
+}
+LIMITS = (8, 12, 24)  # GiB
+CPU_SHAPES: dict[str, dict[str, Any]] = {
+    "README": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
+    "small, 4": SMALL | {"batch_size": 4},
+    "small, 16": SMALL | {"batch_size": 16},
+    "small, 16, float32": SMALL | {"batch_size": 16, "dtype": "float32"},
+    "small, 16, again": SMALL | AGAIN | {"batch_size": 16},
+    "60M, 4": {"n_layer": 8, "n_head": 8, "n_embd": 768, "block_size": 128, "batch_size": 4},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
+    parser.add_argument("what", choices=["memory", "limits", "cpu", "one"])
+    parser.add_argument("--data", type=Path, required=True, help="a prepared dataset")
+    parser.add_argument("--only", default="", help="shapes whose names contain this")
+    parser.add_argument("--settings", default="{}", help="of `one`, as JSON")
+    parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
+    asked = parser.parse_args()
+    if asked.what == "one":
+        print(json.dumps(measured(json.loads(asked.settings), asked.data, asked.limit)))
+        return 0
+    rows = {"memory": memory_rows, "limits": limit_rows, "cpu": cpu_rows}[asked.what](asked.data, asked.only)
+    print(json.dumps({"bench": f"plan, {asked.what}", "rows": rows}))
+    return 0
+
+
+def memory_rows(data: Path, only: str) -> list[dict[str, Any]]:
+    rows = []
+    for name, settings in SHAPES.items():
+        if only in name:
+            found = measured(settings, data, None)
+            found["name"], found["off"] = name, found["expected"] / found["measured"] - 1
+            parts = {part: round(size / GIB, 3) for part, size in found["parts"].items()}
+            print(
+                f"{name:24} expected {found['expected'] / GIB:7.3f} measured {found['measured'] / GIB:7.3f} "
+                f"GiB {found['off']:+.1%}  at {found['moment']}  reserved {found['reserved'] / GIB:.2f}  {parts}",
+                flush=True,
+            )
+            rows.append(found)
+    return rows
+
+
+def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> dict[str, Any]:
+    """Four updates and an evaluation, in this process."""
+    import torch
+
+    from glassgpt.account.clock import Ledger
+    from glassgpt.train.evaluate import evaluate
+    from glassgpt.train.interrupt import Stop
+    from glassgpt.train.job import set_up
+    from glassgpt.train.task import task_of
+
+    on_card = torch.cuda.is_available()
+    if on_card:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        if limit_gib is not None:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
+    with tempfile.TemporaryDirectory() as folder, Stop() as stop:
+        config = TrainConfig(**_complete(settings, data, folder))
+        job = set_up(task_of(config), [], Ledger(), stop)
+        for update in range(4):
+            job.learner.update(update, update * job.plan.sequences)
+        job.placement.synchronize()
+        evaluate(job.learner, job.windows["val"], job.ledger)
+        for part in (job.saver, job.sink, job.place):
+            part.close()
+        memory = job.outcome.forecast.memory
+        found: dict[str, Any] = {
+            "moment": memory.moment,
+            "parts": dict(memory.parts),
+            "expected": memory.total,
+        }
+        if on_card:
+            found["expected"] = memory.allocated
+            found["measured"] = torch.cuda.max_memory_allocated()
+            found["reserved"] = torch.cuda.max_memory_reserved()
+        return found
+
+
+def _complete(settings: dict[str, Any], data: Path, folder: str) -> dict[str, Any]:
+    usual: dict[str, Any] = {"probe_seconds": 0.0}
+    if settings.get("compile") != "on":
+        usual["kernels"] = "triton"  # so few updates would not be worth building them
+    few = {"max_iters": 4, "eval_interval": 4, "eval_tokens": 65_536, "warmup_iters": 0}
+    return {**usual, **few, "data_dir": str(data), "out_dir": f"{folder}/run", **settings}
+
+
+# --- limits ---
+
+
+def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
+    """The micro-batch that `glass plan` names for GPT-2 124M runs, and the next power of two does not."""
+    rows = []
+    for limit in LIMITS:
+        named = planned_batch(limit, data)
+        above = 2 ** named.bit_length()
+        # What a card of that size leaves beside the context that every process has.
+        room = limit - CONTEXT_BYTES["cuda"] / GIB
+        row = {
+            "limit_gib": limit,
+            "named": named,
+            "runs": runs_with(named, data, room),
+            "next_power_of_two": above,
+            "that_runs": runs_with(above, data, room),
+        }
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def planned_batch(limit_gib: int, data: Path) -> int:
+    from glassgpt.account.hardware import named_card
+    from glassgpt.insight.plan.plan import make_plan
+    from glassgpt.insight.plan.target import of_card
+    from glassgpt.insight.plan.text import find_text
+
+    card = of_card(named_card("h200").card, "limited", memory=limit_gib * GIB)
+    config = TrainConfig(data_dir=str(data), batch_size=1, gradient_accumulation_steps=1, max_iters=10_000)
+    largest = make_plan(config, replace(card), find_text(config)).largest
+    assert largest is not None
+    return largest
+
+
+def runs_with(batch_size: int, data: Path, limit_gib: float) -> bool:
+    settings = json.dumps({"batch_size": batch_size, "attention": "cudnn"})
+    command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data), "--settings", settings]
+    done = subprocess.run([*command, "--limit", str(limit_gib)], capture_output=True, text=True)
+    if done.returncode and "OutOfMemoryError" not in done.stderr:
+        raise RuntimeError(done.stderr[-2000:])
+    return done.returncode == 0
+
+
+# --- CPU ---
+
+
+def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
+    """Runs of `glass train` that save while they train; the most that the process ever had."""
+    watching = (
+        "import resource, subprocess, sys; "
+        "code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(code)"
+    )
+    rows = []
+    for name, settings in CPU_SHAPES.items():
+        if only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            run = {"max_iters": 8, "eval_interval": 2, "eval_tokens": 4096, "device": "cpu", "compile": "off"}
+            asked = {**run, "data_dir": data, "out_dir": f"{folder}/run", "log_interval": 1, **settings}
+            flags = [f"--{key}={value}" for key, value in asked.items()]
+            train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags]
+            done = subprocess.run([sys.executable, "-c", watching, *train], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr[-2000:])
+            journal = (Path(folder) / "run" / "journal.jsonl").read_text(encoding="utf-8")
+        expected = json.loads(journal.splitlines()[0])["forecast"]["memory_bytes"]
+        most = int(done.stdout)
+        print(
+            f"{name:24} expected {expected / 2**20:6.0f} measured {most / 2**20:6.0f} MiB {expected / most - 1:+.1%}",
+            flush=True,
+        )
+        rows.append({"name": name, "expected": expected, "measured": most, "off": expected / most - 1})
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

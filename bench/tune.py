@@ -1,0 +1,206 @@
+"""How good is what `glass tune` chooses? Against every setting there is, measured by the same trials.
+
+    python -m bench.tune gpt2_124m --set data_dir=data/fineweb_edu
+    python -m bench.tune shakespeare_char_cpu --grid micro_batch,attention,threads,compile
+    python -m bench.tune gpt2_124m --set batch_tokens=524288 --grid micro_batch --sizes 4,8,16,32,64 --no-tune
+
+First tune within its budget, then the whole grid, then tune's choice and the grid's best in turns, since a
+machine drifts. The table has every setting; the last line is one JSON document, whose `ratio` is what the
+choice reaches of the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.figures import count, milliseconds, points, size
+from glassgpt.insight.tune.evidence import run_speed
+from glassgpt.insight.tune.ground import Ground
+from glassgpt.insight.tune.setting import Setting
+from glassgpt.insight.tune.trial import Trial, figures_of
+from glassgpt.insight.tune.tuning import Tuning, setting_in_words, tune
+from glassgpt.insight.tune.workshop import Workshop
+from glassgpt.recipe import combine, find_recipe
+
+DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")
+_LIMIT_S = 240.0  # of one trial
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of the grid and what became of it. `speed`: tokens/s over the run, as tune compares them."""
+
+    setting: Setting
+    trial: Trial
+    speed: float
+
+
+def grid(ground: Ground, names: Sequence[str], sizes: Sequence[int]) -> list[Setting]:
+    """Every combination of the dimensions named, around what a run would decide for each micro-batch."""
+    chosen = [n for n in sizes or ground.micro_batches if n in ground.micro_batches]
+    base = chosen if "micro_batch" in names else [ground.automatic_batch]
+    values = {name: _values(ground, name) for name in names if name != "micro_batch"}
+    found: dict[Setting, None] = {}
+    for number in base:
+        for combination in itertools.product(*values.values()):
+            changes: dict[str, Any] = dict(zip(values, combination, strict=True))
+            setting = dataclasses.replace(ground.automatic_at(number), **changes)
+            if not (setting.compile and (setting.kernels or setting.graph)):
+                found[setting] = None
+    return list(found)
+
+
+def _values(ground: Ground, name: str) -> list[Any]:
+    on_card = ground.device_type == "cuda"
+    if name == "attention":
+        formula = ["manual"] if ground.block_size <= 256 else []
+        return ["cudnn", "flash", "efficient"] if on_card else ["sdpa", *formula]
+    if name == "threads":
+        return [None, *range(1, ground.threads)] if ground.device_type == "cpu" else [None]
+    return [False, True] if on_card or name in ("checkpointing", "compile") else [False]
+
+
+def swept(workshop: Workshop, ground: Ground, settings: Iterable[Setting], limit_s: float) -> list[Point]:
+    found = []
+    end = time.monotonic() + limit_s
+    for setting in settings:
+        if time.monotonic() > end:
+            print(f"the grid is cut off after {limit_s:.0f} s", flush=True)
+            break
+        trial = workshop.measure(setting, _LIMIT_S)
+        figures = figures_of([trial])
+        keeps = figures is not None and (figures.peak_bytes or 0) <= ground.room_bytes
+        speed = run_speed(ground, setting, figures) if figures is not None and keeps else 0.0
+        found.append(Point(setting, trial, speed))
+        print(f"{setting_in_words(ground, setting):<60} {_in_words(found[-1])}", flush=True)
+    return found
+
+
+def _in_words(point: Point) -> str:
+    if point.trial.outcome != "ran":
+        return f"{point.trial.outcome} {point.trial.why}"
+    return f"{count(point.speed)} tokens/s" if point.speed else "no headroom"
+
+
+def in_turns(workshop: Workshop, ground: Ground, one: Setting, other: Setting, rounds: int) -> float:
+    """How fast `one` is as a share of `other`, both measured again."""
+    if one == other:
+        return 1.0
+    trials: dict[Setting, list[Trial]] = {one: [], other: []}
+    for _ in range(rounds):
+        for setting in (one, other):
+            trials[setting].append(workshop.measure(setting, _LIMIT_S))
+    speeds = []
+    for setting, done in trials.items():
+        figures = figures_of(done)
+        if figures is None:
+            raise UserError(f"{setting_in_words(ground, setting)} does not run again")
+        speeds.append(run_speed(ground, setting, figures))
+    return speeds[0] / speeds[1]
+
+
+def table(ground: Ground, found: Sequence[Point]) -> str:
+    lines = ["| setting | tokens/s | ms | MFU | peak |", "|---|---:|---:|---:|---:|"]
+    for point in sorted(found, key=lambda point: -point.speed):
+        name, trial = setting_in_words(ground, point.setting), point.trial
+        if trial.outcome != "ran":
+            lines.append(f"| {name} | {trial.outcome} | | | |")
+            continue
+        seconds = median(trial.update_s)
+        rate = ground.tokens / seconds
+        mfu = points(100 * rate * ground.flops_per_token / ground.peak) if ground.peak else ""
+        peak = "" if trial.peak_bytes is None else size(trial.peak_bytes)
+        lines.append(f"| {name} | {count(rate)} | {milliseconds(seconds * 1000)} | {mfu} | {peak} |")
+    return "\n".join(lines)
+
+
+def document(
+    ground: Ground, tuning: Tuning | None, found: Sequence[Point], best: Point, ratio: float | None
+) -> dict[str, Any]:
+    rows = [
+        {
+            **dataclasses.asdict(point.setting),
+            "outcome": point.trial.outcome,
+            "tokens_per_s": point.speed or None,
+            "peak_bytes": point.trial.peak_bytes,
+        }
+        for point in found
+    ]
+    return {
+        "row": "tune",
+        "machine": ground.device_name,
+        "tokens_per_update": ground.tokens,
+        "settings": len(found),
+        "best": dataclasses.asdict(best.setting),
+        "best_tokens_per_s": best.speed,
+        "chosen": None if tuning is None else dataclasses.asdict(tuning.outcome.chosen.setting),
+        "took_s": None if tuning is None else tuning.took_s,
+        "ratio": ratio,
+        "points": rows,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = make_parser().parse_args(arguments)
+    changes = dict(text.split("=", 1) for text in asked.set)
+    recipe = find_recipe(asked.preset)
+    with Workshop() as workshop:
+        kind = workshop.device_type(str({**recipe.settings, **changes}.get("device", "auto")), _LIMIT_S)
+        config = combine(recipe, changes, kind)
+        tuning = None if asked.no_tune else _tuned(config, workshop, asked.budget)
+        ground = workshop.look(config, None, _LIMIT_S, _LIMIT_S)
+        workshop.seconds = asked.seconds
+        settings = grid(ground, asked.grid.split(","), asked.sizes)
+        found = swept(workshop, ground, settings, asked.limit)
+        best = max(found, key=lambda point: point.speed)
+        ratio = None
+        if tuning is not None:
+            chosen = tuning.outcome.chosen.setting
+            ratio = in_turns(workshop, ground, chosen, best.setting, asked.rounds)
+            print(f"chosen: {setting_in_words(ground, chosen)}, in {tuning.took_s:.0f} s")
+            print(f"best:   {setting_in_words(ground, best.setting)}; the choice reaches {ratio:.1%} of it")
+    print(f"\n{table(ground, found)}")
+    print(json.dumps(document(ground, tuning, found, best, ratio)))
+    return 0
+
+
+def _tuned(config: TrainConfig, workshop: Workshop, budget_s: float) -> Tuning:
+    tuning = tune(config, budget_s, workshop)
+    print(f"{tuning.outcome.sentence} ({tuning.took_s:.0f} s)", flush=True)
+    return tuning
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("preset", help="a preset or a config file")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the run")
+    add("--budget", type=float, default=90.0, help="seconds that tune gets")
+    add("--no-tune", action="store_true", help="the grid alone")
+    add("--grid", default="micro_batch,attention,kernels,graph", help=f"of {', '.join(DIMENSIONS)}")
+    add("--sizes", type=whole_numbers, default=(), help="micro-batches; default: all that divide the update")
+    add("--seconds", type=float, default=1.5, help="of timed updates in each trial of the grid")
+    add("--rounds", type=int, default=3, help="of choice and best in turns at the end")
+    add("--limit", type=float, default=480.0, help="seconds after which the grid is cut off")
+    return parser
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

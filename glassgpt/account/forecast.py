@@ -1,0 +1,101 @@
+"""What a run will take, said before it starts: memory, speed, time. No torch.
+
+`glass plan` shows it, and every run writes it into its journal, beside what happened in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from glassgpt.account import costs, memory
+from glassgpt.account.hardware import Card
+from glassgpt.account.memory import Memory, Work
+from glassgpt.account.pace import Pace, expected_pace
+
+_DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced; usual SSDs are not slower
+_FORWARD = 1 / 3  # of an update's arithmetic is what an evaluation does
+
+Range = tuple[float, float, float]  # low, mid, high
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """`pace` and all times are None where nobody knows how fast the machine is."""
+
+    memory: Memory
+    on_card: bool
+    pace: Pace | None
+    updates_s: Range | None
+    evaluation_s: float | None
+    evaluations: int
+    saving_s: float  # of the last checkpoint, which the run waits for; the others are written aside
+    start_s: float  # imports, the model, building kernels or compiling
+
+    @property
+    def total_s(self) -> Range | None:
+        if self.updates_s is None or self.evaluation_s is None:
+            return None
+        fixed = self.saving_s + self.start_s
+        stretch = 1 + self.evaluation_s / self.updates_s[1]  # evaluations are as fast as updates are
+        low, mid, high = self.updates_s
+        return low * stretch + fixed, mid * stretch + fixed, high * stretch + fixed
+
+    @property
+    def evaluation_share(self) -> float | None:
+        if self.evaluation_s is None or self.total_s is None:
+            return None
+        return self.evaluation_s / self.total_s[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        pace = self.pace
+        return {
+            # As it will be measured: by PyTorch's allocator on a card, else of the whole process.
+            "memory_bytes": self.memory.allocated if self.on_card else self.memory.total,
+            "memory_parts": dict(self.memory.parts),
+            "tokens_per_s": None if pace is None else [pace.low, pace.mid, pace.high],
+            "mfu": None if pace is None else list(pace.mfu),
+            "total_s": None if self.total_s is None else list(self.total_s),
+            "why": "the machine's speed is not known" if pace is None else pace.why,
+        }
+
+
+def forecast(
+    work: Work,
+    flops_per_token: int,
+    peak: float | None,
+    card: Card | None,
+    tokens_per_update: int,
+    eval_tokens: int,
+    val_tokens: int,
+) -> Forecast:
+    """`peak`: FLOP/s in the run's dtype. `eval_tokens`: of a split, each time."""
+    config, kind = work.config, work.device_type
+    evaluations = config.max_iters // config.eval_interval + 1 + (config.max_iters % config.eval_interval > 0)
+    pace = None if peak is None else expected_pace(work, flops_per_token, peak, card)
+    updates_s = evaluation_s = None
+    if pace is not None:
+        tokens = config.max_iters * tokens_per_update
+        updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
+        once = min(eval_tokens, val_tokens)
+        closing = val_tokens if config.closing_eval and once < val_tokens - 1 else 0
+        evaluation_s = (2 * once * evaluations + closing) * _FORWARD / pace.mid
+    return Forecast(
+        memory=memory.needed(work),
+        on_card=kind == "cuda",
+        pace=pace,
+        updates_s=updates_s,
+        evaluation_s=evaluation_s,
+        evaluations=evaluations,
+        saving_s=memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
+        start_s=_start_s(work, kind),
+    )
+
+
+def _start_s(work: Work, kind: str) -> float:
+    seconds = costs.STARTUP_S[kind] + work.config.probe_seconds
+    if work.kernels:
+        seconds += costs.BUILDING_S
+    if work.compiled:
+        seconds += costs.compile_cost_s(kind, work.config.n_layer)
+    return seconds

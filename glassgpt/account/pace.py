@@ -1,0 +1,43 @@
+"""How fast a run should be on a machine: tokens per second as a range, and where it comes from. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.account.hardware import Card
+from glassgpt.account.memory import Work
+from glassgpt.account.references import Query, mfu_band
+
+_RECOMPUTING = 3 / 4  # of the speed is left where the forward pass is done twice
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Tokens per second: low, mid and high; `mfu` the same in percent of the peak."""
+
+    low: float
+    mid: float
+    high: float
+    mfu: tuple[float, float, float]
+    why: str
+
+    def holds(self, tokens_per_s: float) -> bool:
+        return self.low <= tokens_per_s <= self.high
+
+
+def expected_pace(work: Work, flops_per_token: int, peak: float, card: Card | None) -> Pace:
+    """`peak`: FLOP/s of the card in the run's dtype, or, without a card, as measured."""
+    kernels = "own" if work.kernels else "compiled" if work.compiled else "plain"
+    query = Query(
+        flops_per_token,
+        work.tokens,
+        n_layer=work.config.n_layer,
+        kernels=kernels,
+        graph=work.graph,
+        fp8=work.config.fp8,
+    )
+    band = mfu_band(card, peak, query)
+    slower = _RECOMPUTING if work.config.activation_checkpointing else 1.0
+    low, mid, high = (slower * mfu for mfu in (band.low, band.mid, band.high))
+    per_percent = peak / 100 / flops_per_token
+    return Pace(low * per_percent, mid * per_percent, high * per_percent, (low, mid, high), band.reason)

@@ -1,0 +1,343 @@
+"""How fast others were: measured rows, and from them what to expect of a card and a model. No torch.
+
+    band = mfu_band(card, 989.4e12, Query(854_000_000, 65_536, n_layer=12, kernels="own"))
+    band.low, band.mid, band.high, band.reason        # percent, and "10 rows on this card …"
+
+`references.toml` has the rows and their sources. The rule: take the rows on the same card with a similar
+model; if there are none, those on its family of cards, then on its kind of cards, then on any. The band is
+what they reached, the farther and fewer the wider. A small model on a fast card is held up by the launching
+of kernels instead: that is counted, not looked up. docs/expected.md tells it in words.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from glassgpt.account import costs, flops
+from glassgpt.account.hardware import Card, find_card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model, as far as its arithmetic goes."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+    arch: str
+    tied: bool = True
+
+    @property
+    def flops_per_token(self) -> int:
+        multiplied = flops.parameters(
+            vocab_size=self.vocab_size, block_size=self.block_size, n_layer=self.n_layer, n_embd=self.n_embd,
+            arch=self.arch, bias=False, positions=False, tied=self.tied, lookups=False,
+        )  # fmt: skip
+        return flops.flops_per_token(multiplied, self.n_layer, self.n_embd, self.block_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One row of `references.toml`, whose head says what the fields mean."""
+
+    name: str
+    card: str
+    trainer: str
+    shape: Shape
+    micro_batch: int
+    accumulation: int
+    dtype: str
+    kernels: str
+    source: str
+    machine: str = ""
+    count: int = 1
+    graph: bool = False
+    fp8: bool = False
+    step_ms: float | None = None
+    tokens_per_s: float | None = None
+    peak_gib: float | None = None
+    peak_tflops: float | None = None
+    tflops: float
+    mfu: float | None = None
+    counts: bool = True
+    caution: str = ""
+
+    @property
+    def query(self) -> Query:
+        """What one would have asked before that run."""
+        return Query(
+            self.shape.flops_per_token,
+            self.micro_batch * self.shape.block_size,
+            n_layer=self.shape.n_layer,
+            kernels=self.kernels,
+            graph=self.graph,
+            fp8=self.fp8,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all cards."""
+        if self.tokens_per_s is not None:
+            return self.tokens_per_s
+        assert self.step_ms is not None, self.name
+        tokens = self.count * self.accumulation * self.query.tokens_per_micro_batch
+        return tokens / self.step_ms * 1000
+
+    @property
+    def peak(self) -> float | None:
+        """FLOP/s of one card; None: the source does not name it."""
+        if self.peak_tflops is not None:
+            return self.peak_tflops * 1e12
+        found = find_card(self.card) if self.card else None
+        return found.peaks[self.dtype] if found else None
+
+    @property
+    def micro_batch_s(self) -> float:
+        return self.query.tokens_per_micro_batch * self.count / self.rate
+
+    @property
+    def is_launching(self) -> bool:
+        """Whether the launching of kernels, not their arithmetic, set the pace: then it says nothing of the
+        card's arithmetic."""
+        return bool(self.card) and self.micro_batch_s < _LAUNCHING * launch_s(self.query)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A run of which the speed is asked."""
+
+    flops_per_token: int
+    tokens_per_micro_batch: int  # on one card
+    n_layer: int = 12
+    kernels: str = "own"  # "plain", "compiled", "own" or, of llm.c, "cuda"
+    graph: bool = False
+    fp8: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Of a micro-batch."""
+        return float(self.flops_per_token) * self.tokens_per_micro_batch
+
+
+@dataclass(frozen=True)
+class Band:
+    """The MFU to expect, in percent of the card's peak."""
+
+    low: float
+    mid: float
+    high: float
+    reason: str
+    rows: tuple[str, ...]  # names of the rows it comes from; none: it was counted
+
+
+@dataclass(frozen=True)
+class Match:
+    """A row and how it differs from what was asked."""
+
+    row: Reference
+    distance: float
+    differences: tuple[str, ...]
+
+
+@cache
+def rows() -> tuple[Reference, ...]:
+    """The whole table, in file order."""
+    text = (resources.files("glassgpt.account") / "references.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    shapes = {name: Shape(**fields) for name, fields in table["shapes"].items()}
+    return tuple(_row(fields, shapes) for fields in table["row"])
+
+
+def _row(fields: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Reference:
+    return Reference(**{**fields, "shape": shapes[fields["shape"]]})
+
+
+# --- likeness ---
+
+_LIKE_FLOPS = 5.0  # similar models: FLOPs per token within this factor …
+_LIKE_TOKENS = 4.0  # … and tokens per micro-batch within this one
+_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # words in names of families
+
+
+def _kind(family: str) -> str:
+    return next((kind for kind in _KINDS if kind in family), family)
+
+
+def _tier(card: Card | None, row: Reference) -> int | None:
+    """0: the same card, 1: its family, 2: its kind, 3: another; None: a CPU is no card, nor a card a CPU."""
+    other = find_card(row.card) if row.card else None
+    if card is None or other is None:
+        return 0 if card is None and row.peak_tflops is not None else None
+    if other.name == card.name:
+        return 0
+    return 1 if other.family == card.family else 2 if _kind(other.family) == _kind(card.family) else 3
+
+
+def _apart(one: float, other: float, factor: float) -> float:
+    """1 where they differ by that factor."""
+    return abs(math.log(one / other)) / math.log(factor)
+
+
+def _model_distance(query: Query, row: Reference) -> float:
+    other = row.query
+    return math.hypot(
+        _apart(query.flops_per_token, other.flops_per_token, _LIKE_FLOPS),
+        _apart(query.tokens_per_micro_batch, other.tokens_per_micro_batch, _LIKE_TOKENS),
+    )
+
+
+def _is_similar(query: Query, row: Reference) -> bool:
+    other = row.query
+    return (
+        _apart(query.flops_per_token, other.flops_per_token, _LIKE_FLOPS) <= 1
+        and _apart(query.tokens_per_micro_batch, other.tokens_per_micro_batch, _LIKE_TOKENS) <= 1
+    )
+
+
+def nearest(card: Card | None, query: Query, count: int = 5) -> list[Match]:
+    """The rows most like it, best first; `card` None: a CPU. Rows that do not count are shown here too."""
+    found = []
+    for row in rows():
+        tier = _tier(card, row)
+        if tier is not None:
+            distance = math.hypot(tier, _model_distance(query, row)) + (row.kernels != query.kernels) / 2
+            found.append(Match(row, distance, _differences(tier, query, row)))
+    return sorted(found, key=lambda match: match.distance)[:count]
+
+
+def _differences(tier: int, query: Query, row: Reference) -> tuple[str, ...]:
+    other = row.query
+    told = [] if tier == 0 else [f"on {row.card}"]
+    if row.count > 1:
+        told.append(f"on {row.count} cards")
+    for name, mine, theirs in (
+        ("FLOPs per token", query.flops_per_token, other.flops_per_token),
+        ("tokens per micro-batch", query.tokens_per_micro_batch, other.tokens_per_micro_batch),
+    ):
+        ratio = theirs / mine
+        if not 0.8 < ratio < 1.25:
+            told.append(f"{ratio:.2g} times the {name}")
+    if row.kernels != query.kernels or row.graph != query.graph:
+        told.append(f"{row.kernels} kernels{', recorded' if row.graph else ''}")
+    if row.fp8 != query.fp8:
+        told.append("8-bit floats" if row.fp8 else "16-bit floats")
+    return tuple(told)
+
+
+# --- what to expect ---
+
+# Speed against torch.compile's, where arithmetic sets the pace: GPT-2 124M on an H200 took 48.8 ms plain and
+# 32.8 ms compiled; with our kernels 117.8 ms where nanoGPT compiled took 125 to 129.
+_SPEED = {"plain": 0.68, "compiled": 1.0, "own": 1.08, "cuda": 1.0}
+_FP8_SPEED = 1.2  # 117.8 and 97.9 ms
+# A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
+# from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
+_WIDER = 0.2
+
+# How far beyond its rows a band reaches, per tier. Chosen so that leaving each row out in turn and predicting
+# it from the others succeeds for at least 80% of them: tests/account/test_references.py.
+_REACH = (0.10, 0.15, 0.25, 0.35)
+_ALONE = 2.0  # times that, where there is one row only
+_UNLIKE = 1.5  # times that, where no row has a similar model
+
+# Python and the driver are faster or slower than those of the machine where launching was measured.
+_LAUNCH_SPREAD = (0.7, 1.35)
+_LAUNCHING = _LAUNCH_SPREAD[1]  # times the launching: who took no longer was held up by it
+_KERNELS_SAVE_S = 5e-4  # of launching, per layer
+_MOST = 95.0  # percent
+
+
+def launch_s(query: Query) -> float:
+    """How long it takes to ask for a micro-batch's kernels, one by one; nothing where they are recorded.
+
+    The constants are those the trainer itself decides with (costs.py): 2.3 ms per layer for PyTorch's own,
+    of which compiling saves 30% and our kernels half a millisecond per layer.
+    """
+    if query.graph or query.kernels == "cuda":
+        return 0.0
+    plain = costs.launch_s("cuda", query.n_layer)
+    if query.kernels == "compiled":
+        return plain - costs.compile_saving_s("cuda", plain)
+    return plain - (_KERNELS_SAVE_S * query.n_layer if query.kernels == "own" else 0.0)
+
+
+def mfu_band(card: Card | None, peak: float, query: Query, without: Sequence[str] = ()) -> Band:
+    """`card` None: a CPU, and `peak` its measured one, in FLOP/s. `without`: names of rows not to look at."""
+    band = _arithmetic_band(card, query, without)
+    floor = launch_s(query) if card is not None else 0.0
+    ideal = query.flops / peak
+    if not floor or ideal / floor * 100 > band.mid:
+        return _slowed(band, ideal, floor)
+    return Band(
+        min(band.low, 100 * ideal / (floor * _LAUNCH_SPREAD[1])),
+        100 * ideal / floor,
+        min(band.high, 100 * ideal / (floor * _LAUNCH_SPREAD[0])),
+        f"small model: launches, not arithmetic, set the pace; asking for the kernels takes about "
+        f"{floor * 1000:.3g} ms a micro-batch, computing {ideal / band.mid * 1e5:.2g} ms",
+        (),
+    )
+
+
+def _slowed(band: Band, ideal: float, floor: float) -> Band:
+    """Arithmetic sets the pace; on a slow machine launching might."""
+    if not floor:
+        return band
+    slow = 100 * ideal / (floor * _LAUNCH_SPREAD[1])
+    return Band(min(band.low, slow), band.mid, band.high, band.reason, band.rows)
+
+
+def _arithmetic_band(card: Card | None, query: Query, without: Sequence[str]) -> Band:
+    usable = [
+        (tier, row)
+        for row in rows()
+        if row.counts and row.name not in without and row.mfu is not None and not row.is_launching
+        if (tier := _tier(card, row)) is not None
+    ]
+    similar = [(tier, row) for tier, row in usable if _is_similar(query, row)]
+    among = similar or usable
+    best = min((tier for tier, _ in among), default=None)
+    if best is None:
+        return Band(20.0, 35.0, 60.0, "no row on any such machine: a guess", ())
+    chosen = [row for tier, row in among if tier == best]
+    reached = [_adjusted(row, query) for row in chosen]
+    reach = _REACH[best] * (_ALONE if len(chosen) == 1 else 1) * (1 if similar else _UNLIKE)
+    low, high = min(reached) * (1 - reach), max(reached) * (1 + reach)
+    weights = [1 / (0.25 + _model_distance(query, row) ** 2) for row in chosen]
+    mid = math.exp(sum(w * math.log(value) for w, value in zip(weights, reached, strict=True)) / sum(weights))
+    reason = _reason(card, best, len(chosen), bool(similar), min(reached), max(reached))
+    high = min(_MOST, high)
+    return Band(min(low, high), min(mid, high), high, reason, tuple(row.name for row in chosen))
+
+
+def _adjusted(row: Reference, query: Query) -> float:
+    """What the row would have reached with the kernels and the size of model asked for."""
+    assert row.mfu is not None
+    speed = _SPEED[query.kernels] / _SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
+    return row.mfu * speed * math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER)
+
+
+def _reason(card: Card | None, tier: int, count: int, similar: bool, low: float, high: float) -> str:
+    spread = f"{low:.0f}%" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}%"
+    model = "a similar model" if similar else "other models"
+    found = "one row" if count == 1 else f"{count} rows"
+    if card is None:
+        return f"{found} on CPUs with {model}: {spread} of the matmul peak"
+    if tier == 0:
+        return f"{found} on this card with {model}: {spread}"
+    of = {1: f"cards of its family ({card.family})", 2: f"cards of its kind ({_kind(card.family)})"}
+    where = of.get(tier, "other cards")
+    return f"no row on this card with such a model: {where} reached {spread} with {model} ({found})"
+
+
+def update_s(peak: float, query: Query, micro_steps: int, band: Band) -> tuple[float, float, float]:
+    """Seconds of an update at the band's MFU: low, mid, high."""
+    ideal = micro_steps * query.flops / peak
+    return tuple(100 * ideal / mfu for mfu in (band.high, band.mid, band.low))  # type: ignore[return-value]

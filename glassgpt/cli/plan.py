@@ -1,0 +1,121 @@
+"""glass plan: does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from glassgpt.cli.command import console, print_help, wants_help
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.insight.plan.options import PlanOptions, check_options
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, find_recipe, parse_flags
+
+if TYPE_CHECKING:
+    from glassgpt.insight.plan.target import Target
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class _Flags(PlanOptions, TrainConfig):
+    """Everything that may be said after `glass plan`."""
+
+
+def plan(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(PlanOptions, "glass plan [PRESET|FILE] [--key=value ...]", _ABOUT)
+    asked = _read(words)
+    if asked.options.cards:
+        return _recommend(asked.options.json)
+    from glassgpt.insight.plan.plan import make_plan
+    from glassgpt.insight.plan.text import find_text
+    from glassgpt.show.plan import print_plan
+
+    config, target, options = asked.config, asked.target, asked.options
+    if options.hours is not None:
+        return _propose(asked, options.hours)
+    made = make_plan(config, target, find_text(config), options.price)
+    if options.json:
+        print(json.dumps(made.as_dict()))
+    else:
+        print_plan(made, asked.name, console())
+    return 0
+
+
+def _recommend(as_json: bool) -> int:
+    from glassgpt.insight.plan.recommended import recommendations
+    from glassgpt.show.plan import print_recommendations
+
+    rows = recommendations()
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print_recommendations(rows, console())
+    return 0
+
+
+def _propose(asked: _Asked, hours: float) -> int:
+    from glassgpt.insight.plan.propose import propose
+    from glassgpt.insight.plan.text import find_text
+    from glassgpt.show.plan import print_proposal
+
+    options = asked.options
+    proposal = propose(asked.config, asked.target, find_text(asked.config), hours)
+    if options.out:
+        _write(Path(options.out), proposal.as_toml())
+    if options.json:
+        print(json.dumps(proposal.as_dict()))
+    else:
+        print_proposal(proposal, console(), options.out)
+    return 0
+
+
+_ABOUT = """Any setting of `glass train` may be given too: glass plan gpt2_124m --gpu=rtx4070 --block_size=512
+
+Nothing is trained, and no GPU is needed."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    config: TrainConfig
+    target: Target
+    options: PlanOptions
+
+
+def _read(words: list[str]) -> _Asked:
+    """What to plan, for what; all problems at once."""
+    from glassgpt.insight.plan.target import find_target
+
+    names, flags, problems = parse_flags(words, _Flags)
+    own_names = {field.name for field in fields(PlanOptions)}
+    own, more = check_settings({name: flags.pop(name) for name in own_names & flags.keys()}, PlanOptions)
+    options = PlanOptions(**own)  # type: ignore[arg-type]
+    problems += more + check_options(options)
+    if len(names) > 1:
+        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
+    target = _unless_wrong(problems, lambda: find_target(options.gpu))
+    recipe = _unless_wrong(problems, lambda: find_recipe(names[0] if names else DEFAULT_PRESET))
+    kind = None if target is None else target.device_type
+    config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), flags, kind))
+    if problems or recipe is None or target is None or config is None:
+        raise UserError(problems)
+    return _Asked(recipe.name, config, target, options)
+
+
+def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:
+    try:
+        return make()
+    except UserError as error:
+        problems += error.problems
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists():
+        raise UserError(f"--out={path} is there already; name another file")
+    path.write_text(text, encoding="utf-8")

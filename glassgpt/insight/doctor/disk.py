@@ -1,0 +1,131 @@
+"""The disk that runs are written to: room, speed, and what a checkpoint costs there."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from glassgpt import figures
+from glassgpt.insight.doctor import gpt2
+from glassgpt.insight.doctor.checkup import Line, Number, Visit
+
+Clock = Callable[[], float]
+Write = Callable[[Path, int], None]  # a file of so many bytes, on the disk when it returns
+
+_SIZES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
+_BUDGET_S = 1.0
+_PIECE = os.urandom(2**20)  # not zeros, which some disks do not store
+_KEPT = 3  # the last checkpoint, the best one, and the one that is being written
+_LONG_S, _TOO_LONG_S = 30.0, 300.0
+_ELSEWHERE = "choose another place by --out_dir"
+
+
+def look_at_disk(visit: Visit) -> list[Line]:
+    place = nearest_folder(visit.out_dir)
+    free = shutil.disk_usage(place).free
+    room = room_line(f"{visit.out_dir}", free, exists=place == visit.out_dir)
+    sizes = [size for size in _SIZES if size <= free / 4]
+    if not sizes:  # a full disk; the line above says so
+        return [room]
+    try:
+        speed = write_speed(place, sizes)
+    except OSError as error:
+        return [room, unwritable_line(error)]
+    return [room, checkpoint_line(speed, hash_speed(), free)]
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder, or the first of its parents that is there."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+def room_line(place: str, free: int, exists: bool) -> Line:
+    says = f"{figures.size(free)} free at {place}" + ("" if exists else " (to be made)")
+    numbers: dict[str, Number] = {"free": free, "out_dir": place}
+    need = f"{_KEPT} checkpoints of {gpt2.NAME}, which is what a run may need at once, are "
+    need += figures.size(_KEPT * gpt2.CHECKPOINT_BYTES)
+    if free < gpt2.CHECKPOINT_BYTES:
+        return Line("disk", f"{says}; {need}", "problem", f"make room, or {_ELSEWHERE}", numbers)
+    if free < _KEPT * gpt2.CHECKPOINT_BYTES:
+        return Line("disk", f"{says}; {need}", "note", f"make room, or {_ELSEWHERE}", numbers)
+    return Line("disk", says, numbers=numbers)
+
+
+def unwritable_line(error: OSError) -> Line:
+    reasons = {
+        errno.EROFS: "it is read-only",
+        errno.EACCES: "it belongs to somebody else",
+        errno.ENOSPC: "it is full, or your share of it is",
+        errno.EDQUOT: "your share of it is full",
+    }
+    why = reasons.get(error.errno or 0, str(error.strerror or error))
+    return Line("disk speed", f"nothing can be written there: {why}", "problem", _ELSEWHERE)
+
+
+# --- speed ---
+
+
+def write_speed(
+    folder: Path,
+    sizes: Sequence[int] = _SIZES,
+    budget_s: float = _BUDGET_S,
+    clock: Clock = time.perf_counter,
+    write: Write | None = None,
+) -> float:
+    """Bytes per second of the largest file that is on the disk in about `budget_s`."""
+    deadline = clock() + budget_s
+    speed = 0.0
+    with tempfile.TemporaryDirectory(prefix=".glass-doctor-", dir=folder) as work:
+        for size in sizes:
+            if speed and clock() + size / speed > deadline:
+                break
+            started = clock()
+            (write or write_to_disk)(Path(work) / "file", size)
+            speed = size / max(clock() - started, 1e-9)
+    return speed
+
+
+def write_to_disk(path: Path, size: int) -> None:
+    with path.open("wb", buffering=0) as file:
+        left = size
+        while left:
+            left -= file.write(_PIECE[:left])
+        os.fsync(file.fileno())
+
+
+def hash_speed(clock: Clock = time.perf_counter, pieces: int = 16) -> float:
+    """Bytes per second of the SHA-256 that every checkpoint carries."""
+    digest = hashlib.sha256(_PIECE)
+    started = clock()
+    for _ in range(pieces):
+        digest.update(_PIECE)
+    return pieces * len(_PIECE) / max(clock() - started, 1e-9)
+
+
+def checkpoint_line(write: float, hashing: float, free: int) -> Line:
+    """`write` and `hashing` in bytes per second; a checkpoint is hashed and written piece by piece."""
+    size = gpt2.CHECKPOINT_BYTES
+    seconds = size / write + size / hashing
+    says = (
+        f"{figures.size(write)}/s with fsync. A checkpoint of {gpt2.NAME} (weights and AdamW's state, "
+        f"{figures.size(size)}) takes about {figures.duration(seconds)}, in the background, "
+        f"{figures.duration(size / hashing)} of it for its SHA-256; {figures.whole(free // size)} would fit"
+    )
+    numbers: dict[str, Number] = {
+        "write_bytes_per_s": write,
+        "sha256_bytes_per_s": hashing,
+        "checkpoint_bytes": size,
+        "checkpoint_s": seconds,
+        "checkpoints_that_fit": free // size,
+    }
+    if seconds < _LONG_S:
+        return Line("disk speed", says, numbers=numbers)
+    verdict = "note" if seconds < _TOO_LONG_S else "problem"
+    fix = f"save less often by --checkpoint_interval, or {_ELSEWHERE}"
+    return Line("disk speed", says, verdict, fix, numbers)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What a run will need and bring, known before it starts. Nothing here imports torch."""

@@ -1,0 +1,121 @@
+"""What the trainer will decide on that machine: dtype, kernels, graph, micro-batch. The same rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from glassgpt.account import costs, flops, memory
+from glassgpt.account.memory import Work
+from glassgpt.config import TrainConfig, padded_vocabulary
+from glassgpt.insight.plan.target import Target
+from glassgpt.insight.plan.text import Text
+from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
+
+# GPT-2's own models, by the names that --init_from takes: layers, heads, width.
+_GPT2 = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The settings with everything that is open filled in."""
+
+    config: TrainConfig
+    work: Work  # as it will be trained
+    batch: BatchPlan
+    batch_reason: str
+    dtype_reason: str
+    flops_per_token: int
+
+    @property
+    def parameters(self) -> int:
+        return memory.parameters(self.work)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.config.max_iters * self.batch.tokens
+
+
+def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
+    config, vocab_size = _with_weights(config, text)
+    kind = target.device_type
+    dtype, dtype_reason = target.dtype(config.dtype, config.n_embd)
+    per_token = _flops_per_token(config, vocab_size)
+    work = Work(
+        config=config,
+        vocab_size=vocab_size,
+        batch_size=1,
+        device_type=kind,
+        dtype=dtype,
+        kernels=_has_kernels(config, target),
+        compiled=config.compile == "on",
+        attention=_attention(config, kind, dtype),
+        data_bytes=_bytes_on_card(text, target),
+        eval_batch_tokens=evaluation_rows(config, kind, vocab_size) * config.block_size,
+    )
+    # Gradients add up over micro-batches: room for them, in case there are several.
+    fits = memory.largest_batch(replace(work, micro_steps=2), target.room)
+    batch, choices = plan_batch(config, kind, fits)
+    work = replace(
+        work,
+        batch_size=batch.batch_size,
+        micro_steps=batch.micro_steps,
+        graph=_has_graph(config, target, work, batch, per_token),
+    )
+    with_copy = replace(work, saves_beside=True)
+    if kind == "cpu" or memory.needed(with_copy).total <= target.room:  # else it goes to main memory
+        work = with_copy
+    return Decided(config, work, batch, choices[0].reason, dtype_reason, per_token)
+
+
+def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
+    """GPT-2's weights bring their shape along."""
+    if config.init_from not in _GPT2:
+        return config, padded_vocabulary(text.vocab_size)
+    layers, heads, width = _GPT2[config.init_from]
+    context = min(config.block_size, 1024)
+    shaped = replace(config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True)
+    return shaped, 50257
+
+
+def _flops_per_token(config: TrainConfig, vocab_size: int) -> int:
+    multiplied = flops.parameters(
+        vocab_size=vocab_size, block_size=config.block_size, n_layer=config.n_layer, n_embd=config.n_embd,
+        arch=config.arch, bias=config.bias, positions=False, tied=config.tie_embeddings, lookups=False,
+    )  # fmt: skip
+    return flops.flops_per_token(multiplied, config.n_layer, config.n_embd, config.block_size)
+
+
+def _has_kernels(config: TrainConfig, target: Target) -> bool:
+    if target.device_type != "cuda" or config.kernels == "plain" or config.compile == "on":
+        return False
+    too_old = (
+        target.card is not None and target.card.capability is not None and target.card.capability < (7, 0)
+    )
+    worth = config.kernels == "triton" or config.fp8 or costs.kernels_pay(config.max_iters, config.n_layer)
+    return worth and not too_old and not config.eval_only
+
+
+def _attention(config: TrainConfig, kind: str, dtype: str) -> str:
+    if config.attention != "auto":
+        return config.attention
+    return "manual" if kind == "cpu" and dtype == "bfloat16" and config.block_size <= 256 else "sdpa"
+
+
+def _bytes_on_card(text: Text, target: Target) -> int:
+    size = 2 * text.train_tokens
+    return size if target.device_type == "cuda" and size <= 0.05 * target.memory else 0
+
+
+def _has_graph(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:
+    if target.device_type != "cuda" or work.dtype == "float16" or work.compiled or config.graph == "off":
+        return False
+    if config.activation_checkpointing and config.dropout:
+        return False
+    peak = target.peak(work.dtype) or costs.SOME_CARDS_PEAK
+    computing = costs.arithmetic_s("cuda", batch.batch_size * config.block_size, per_token, peak)
+    return config.graph == "on" or costs.graph_pays(computing, costs.launch_s("cuda", config.n_layer))

@@ -1,0 +1,34 @@
+"""The options of `glass plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Know before you start: memory, time, loss, data and schedule of a run, and what is wrong with it."""
+
+    # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
+    gpu: str = "auto"
+    # Propose the model, batch and length with the best expected loss in so many hours instead.
+    hours: float | None = None
+    # With --hours: also write the proposal to this file, ready for `glass train FILE`.
+    out: str = ""
+    # Recommended settings for the cards people own, as a table.
+    cards: bool = False
+    # Of an hour of that machine, in any currency: what the run will cost.
+    price: float | None = None
+    # Print everything as one JSON document.
+    json: bool = False
+
+
+def check_options(options: PlanOptions) -> list[str]:
+    problems = []
+    for name in ("hours", "price"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            problems.append(f"--{name}={value:g} must be greater than 0")
+    if options.out and options.hours is None:
+        problems.append("--out goes with --hours: there is nothing proposed to write")
+    return problems

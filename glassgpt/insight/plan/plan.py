@@ -1,0 +1,166 @@
+"""A plan: memory, time, loss, data and schedule of a run, and what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from glassgpt.account import memory
+from glassgpt.account.forecast import forecast
+from glassgpt.account.memory import GIB, Memory, Work
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.insight.plan.decided import Decided, decide
+from glassgpt.insight.plan.problems import Problem, find_problems
+from glassgpt.insight.plan.prospect import Prospect, prospect
+from glassgpt.insight.plan.target import Target
+from glassgpt.insight.plan.text import Text
+from glassgpt.insight.plan.times import Times, times
+from glassgpt.train.batching import tokens_to_evaluate
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The same run with more or less memory."""
+
+    name: str
+    total: int  # bytes at the run's micro-batch
+    largest: int | None  # micro-batch that fits; None: not even one sequence
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known before a run."""
+
+    decided: Decided
+    target: Target
+    text: Text
+    memory: Memory
+    variants: tuple[Variant, ...]
+    times: Times | None  # None: nobody knows the machine's speed
+    prospect: Prospect
+    problems: tuple[Problem, ...]
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.decided.config
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.target.room
+
+    @property
+    def largest(self) -> int | None:
+        return self.variants[0].largest
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json: figures in bytes, seconds, FLOP; no text but names and reasons."""
+        decided, work = self.decided, self.decided.work
+        return {
+            "target": {
+                "name": self.target.name,
+                "device_type": self.target.device_type,
+                "memory_bytes": self.target.memory,
+                "room_bytes": self.target.room,
+                "peak_flops_per_s": self.target.peak(work.dtype),
+                "peak_source": self.target.peak_source,
+                "found": self.target.how,
+                "others": list(self.target.others),
+            },
+            "model": {
+                "parameters": decided.parameters,
+                "flops_per_token": decided.flops_per_token,
+                "dtype": work.dtype,
+                "kernels": work.kernels,
+                "compile": work.compiled,
+                "graph": work.graph,
+            },
+            "batch": dataclasses.asdict(decided.batch),
+            "memory": {
+                "parts": dict(self.memory.parts),
+                "context": self.memory.context,
+                "allocated": self.memory.allocated,
+                "total": self.memory.total,
+                "moment": self.memory.moment,
+                "fits": self.fits,
+                "largest_batch_size": self.largest,
+                "variants": [dataclasses.asdict(variant) for variant in self.variants],
+            },
+            "time": None if self.times is None else self.times.as_dict(),
+            "prospect": self.prospect.as_dict(),
+            "data": dataclasses.asdict(self.text),
+            "problems": [dataclasses.asdict(problem) for problem in self.problems],
+            "config": dataclasses.asdict(self.config),
+        }
+
+
+def make_plan(config: TrainConfig, target: Target, text: Text, price: float | None = None) -> Plan:
+    """`price`: of an hour of that machine. Raises if not even one sequence fits."""
+    decided = decide(config, target, text)
+    variants = find_variants(decided.work, target.room)
+    if variants[0].largest is None:
+        raise UserError(_too_large(decided, target, variants))
+    numbers = forecast(
+        decided.work,
+        decided.flops_per_token,
+        target.peak(decided.work.dtype),
+        target.card,
+        decided.batch.tokens,
+        tokens_to_evaluate(config, decided.batch, text.val_tokens),
+        text.val_tokens,
+    )
+    timed = times(decided, target, numbers, price)
+    ahead = prospect(decided, text)
+    problems = find_problems(decided, target, text, numbers.memory, variants[0].largest, timed, ahead)
+    return Plan(decided, target, text, numbers.memory, variants, timed, ahead, tuple(problems))
+
+
+def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
+    """As it is, and what computing activations again, compiling or PyTorch's own kernels would change."""
+    # A copy to be saved goes to main memory where a card has no room for it.
+    work = replace(work, saves_beside=work.device_type == "cpu")
+    again = replace(work.config, activation_checkpointing=True)
+    works = {"as it is": work}
+    if not work.config.activation_checkpointing:
+        works["activation_checkpointing=True"] = replace(work, config=again)
+    if not work.compiled and work.device_type != "mps":
+        works["compile=on"] = replace(work, compiled=True, kernels=False, graph=False)
+    if work.kernels:
+        works["kernels=plain"] = replace(work, kernels=False)
+    return tuple(
+        Variant(name, memory.needed(one).total, memory.largest_batch(one, room))
+        for name, one in works.items()
+    )
+
+
+def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) -> list[str]:
+    """What would fit instead."""
+    work = replace(decided.work, batch_size=1)
+    least = memory.needed(work).total
+    named = (
+        f"{target.name} has {target.memory / GIB:.1f} GiB, of which a run may take {target.room / GIB:.1f}"
+    )
+    problems = [
+        f"this model needs at least {least / GIB:.1f} GiB, with one sequence at a time (--batch_size=1), "
+        f"and {named}"
+    ]
+    for variant in variants[1:]:
+        if variant.largest is not None:
+            problems.append(f"it fits with --{variant.name}, {variant.largest} sequences at a time")
+    config = work.config
+    shorter = config.block_size // 2
+    while shorter >= 64:
+        smaller = replace(work, config=replace(config, block_size=shorter, batch_tokens=None))
+        if memory.needed(smaller).total <= target.room:
+            problems.append(f"it fits with --block_size={shorter}")
+            break
+        shorter //= 2
+    layers = config.n_layer
+    while layers > 1:
+        layers -= max(1, layers // 8)
+        smaller = replace(work, config=replace(config, n_layer=layers))
+        if memory.needed(smaller).total <= target.room:
+            problems.append(f"it fits with --n_layer={layers}")
+            break
+    return problems

@@ -1,0 +1,160 @@
+"""What is wrong with a plan, each with its fix. A plan without problems says so by having none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.account.memory import GIB, Memory
+from glassgpt.config import decay_iters, warmup_iters
+from glassgpt.figures import count, duration
+from glassgpt.insight.plan.decided import Decided
+from glassgpt.insight.plan.prospect import Prospect
+from glassgpt.insight.plan.target import Target
+from glassgpt.insight.plan.text import Text
+from glassgpt.insight.plan.times import Times
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`kind`: "error" if the run cannot be as it is, "warning" if it will disappoint, else "hint"."""
+
+    kind: str
+    what: str
+    fix: str
+
+
+_SHARE_FELT = 0.05  # of a run, spent evaluating
+_LATE_S = 1800  # for a first checkpoint
+_FEW_TOKENS, _MANY_TOKENS = 5, 400  # per parameter
+
+
+def find_problems(
+    decided: Decided,
+    target: Target,
+    text: Text,
+    needs: Memory,
+    largest: int,
+    times: Times | None,
+    prospect: Prospect,
+) -> list[Problem]:
+    found = [
+        *_of_memory(decided, target, needs, largest),
+        *_of_schedule(decided),
+        *_of_data(decided, text, prospect),
+        *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
+    ]
+    if times is not None:
+        found += _of_time(decided, times, prospect)
+    order = ("error", "warning", "hint")
+    return sorted(found, key=lambda problem: order.index(problem.kind))
+
+
+def _of_memory(decided: Decided, target: Target, needs: Memory, largest: int) -> Iterator[Problem]:
+    size, sequences = decided.batch.batch_size, decided.batch.sequences
+    if needs.total > target.room:
+        best = max(n for n in range(1, largest + 1) if sequences % n == 0)
+        steps = f" --gradient_accumulation_steps={sequences // best}" if decided.batch.micro_steps > 0 else ""
+        yield Problem(
+            "error",
+            f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
+            f"{target.room / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
+            f"--batch_size={best}{steps} is the same run in less memory",
+        )
+    elif decided.batch.micro_steps > 1 and size * decided.config.block_size < 8192 and largest >= 2 * size:
+        best = max(n for n in range(1, largest + 1) if sequences % n == 0)
+        yield Problem(
+            "hint",
+            f"micro-batches of {size * decided.config.block_size:,} tokens keep no GPU busy; there is room",
+            f"--batch_size={best} --gradient_accumulation_steps={sequences // best} is the same run, faster; "
+            "`glass tune` measures it",
+        )
+
+
+def _of_schedule(decided: Decided) -> Iterator[Problem]:
+    config = decided.config
+    warmup, end = warmup_iters(config), decay_iters(config)
+    if not config.decay_lr:
+        return
+    if warmup >= config.max_iters:
+        yield Problem(
+            "warning",
+            f"the warm-up of {warmup:,} updates does not end within --max_iters={config.max_iters:,}",
+            f"--warmup_iters={max(1, config.max_iters // 20)}",
+        )
+    elif warmup > config.max_iters / 3:
+        yield Problem(
+            "hint",
+            f"the warm-up takes {warmup / config.max_iters:.0%} of the run",
+            f"--warmup_iters={max(1, config.max_iters // 20)}",
+        )
+    if end > 1.1 * config.max_iters:
+        yield Problem(
+            "warning",
+            f"the learning rate falls until update {end:,}, and the run ends at {config.max_iters:,}",
+            f"--lr_decay_iters={config.max_iters}: the last part of the fall is where the loss falls too",
+        )
+    elif end < 0.7 * config.max_iters:
+        yield Problem(
+            "warning",
+            f"the learning rate is at its lowest from update {end:,} on, of {config.max_iters:,}",
+            f"--lr_decay_iters={config.max_iters}",
+        )
+
+
+def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Problem]:
+    config = decided.config
+    if text.train_tokens <= config.block_size:
+        yield Problem(
+            "error",
+            f"the text has {text.train_tokens:,} tokens, no more than --block_size={config.block_size}",
+            "prepare more text, or lower --block_size",
+        )
+    if prospect.overfits_at is not None and prospect.overfits_at < 0.9 * config.max_iters:
+        yield Problem(
+            "warning",
+            f"it will probably begin to overfit near update {prospect.overfits_at:,}, after "
+            f"{prospect.overfits_at * decided.batch.tokens / text.train_tokens:.1f} times through the text",
+            f"--max_iters={prospect.overfits_at}, more --dropout, or --patience=3; the best one is kept",
+        )
+    if prospect.tokens_per_parameter < _FEW_TOKENS and config.init_from == "scratch":
+        yield Problem(
+            "hint",
+            f"{count(decided.total_tokens)} tokens are {prospect.tokens_per_parameter:.1f} per parameter; "
+            "with fewer than about 20, a smaller model is better for the same arithmetic",
+            "a smaller model, or more updates",
+        )
+
+
+def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Problem]:
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if prospect.disk_bytes > free:
+        yield Problem(
+            "error",
+            f"checkpoints take up to {prospect.disk_bytes / GIB:.1f} GiB, and the disk has {free / GIB:.1f}",
+            "--out_dir on another disk, or fewer --keep_checkpoints",
+        )
+
+
+def _of_time(decided: Decided, times: Times, prospect: Prospect) -> Iterator[Problem]:
+    config = decided.config
+    if times.evaluation_share > _SHARE_FELT:
+        rarer = round(config.eval_interval * times.evaluation_share / 0.02)
+        yield Problem(
+            "warning",
+            f"evaluating takes {times.evaluation_share:.0%} of the run",
+            f"--eval_interval={min(rarer, config.max_iters)}, or fewer --eval_tokens",
+        )
+    first_s = prospect.first_checkpoint * times.updates_s[1] / config.max_iters
+    if first_s > _LATE_S:
+        every = max(1, round(_LATE_S / 3 * config.max_iters / times.updates_s[1]))
+        yield Problem(
+            "hint",
+            f"the first checkpoint comes after {duration(first_s)}",
+            f"--checkpoint_interval={every} saves every "
+            f"{duration(every * first_s / prospect.first_checkpoint)}",
+        )

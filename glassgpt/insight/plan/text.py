@@ -1,0 +1,74 @@
+"""The text a run will read: as prepared, or as known of the datasets that everybody uses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt import config as settings
+from glassgpt.config import TrainConfig
+from glassgpt.data.manifest import stored_manifest
+
+
+@dataclass(frozen=True)
+class Text:
+    """What of a dataset decides a plan."""
+
+    name: str
+    train_tokens: int
+    val_tokens: int
+    vocab_size: int
+    tokenizer: str
+    bytes_per_token: float
+    source: str
+
+
+# As `glass prepare` makes them; web-scale ones as their makers count them.
+_KNOWN = {
+    "shakespeare_char": (1_003_854, 111_540, 65, "char", 1.0),
+    "shakespeare": (301_966, 36_059, 50257, "gpt2", 3.3),
+    "pylib": (9_400_000, 150_000, 96, "char", 1.0),
+    "openwebtext": (9_035_582_198, 4_434_897, 50257, "gpt2", 4.3),
+    "fineweb_edu": (9_800_000_000, 100_000_000, 50257, "gpt2", 4.6),
+}
+
+
+def find_text(config: TrainConfig) -> Text:
+    """Of the prepared folder if it is there; else as known; else GPT-2's tokens, as many as it takes."""
+    folder = settings.data_dir(config)
+    manifest = stored_manifest(folder) if folder.is_dir() else None
+    if manifest is not None:
+        tokens, per_token = manifest.tokens, manifest.bytes_per_token("train")
+        if math.isnan(per_token):
+            per_token = _usual_bytes(manifest.tokenizer)
+        about = (manifest.vocab_size, manifest.tokenizer, per_token, f"prepared in {folder}")
+        return Text(manifest.name, tokens["train"], tokens["val"], *about)
+    if _is_nanogpts(folder):
+        return _nanogpts(folder)
+    name = config.dataset
+    if name in _KNOWN and not config.data_dir:
+        return known_text(name)
+    return Text(
+        name, 10**10, 10**8, 50257, "gpt2", 4.5, "not prepared here: taken for GPT-2's tokens, plenty"
+    )
+
+
+def known_text(name: str) -> Text:
+    return Text(name, *_KNOWN[name], source="not prepared here: as usually prepared")
+
+
+def _usual_bytes(tokenizer: str) -> float:
+    return 1.0 if tokenizer in ("char", "byte") else 4.5
+
+
+def _is_nanogpts(folder: Path) -> bool:
+    return (folder / "train.bin").is_file() and (folder / "val.bin").is_file()
+
+
+def _nanogpts(folder: Path) -> Text:
+    """nanoGPT's folders: two bytes a token, and the vocabulary in a pickle, which is not opened here."""
+    train, val = ((folder / f"{split}.bin").stat().st_size // 2 for split in ("train", "val"))
+    of_characters = (folder / "meta.pkl").is_file()
+    kind, vocabulary, per_token = ("char", 65, 1.0) if of_characters else ("gpt2", 50257, 4.3)
+    return Text(folder.name, train, val, vocabulary, kind, per_token, f"nanoGPT's folder {folder}")

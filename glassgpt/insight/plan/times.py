@@ -1,0 +1,70 @@
+"""What a run's time means: compiling, energy, money."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from glassgpt.account import costs
+from glassgpt.account.forecast import Forecast, Range
+from glassgpt.account.pace import Pace
+from glassgpt.insight.plan.decided import Decided
+from glassgpt.insight.plan.target import Target
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds, as ranges (low, mid, high) where the pace is in them."""
+
+    pace: Pace
+    total_s: Range
+    updates_s: Range
+    evaluation_s: float
+    evaluations: int
+    evaluation_share: float
+    saving_s: float
+    start_s: float
+    compile_cost_s: float
+    compile_breaks_even: int | None  # update from which compiling would have paid; None: it is no option
+    kwh: float | None
+    cost: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def times(decided: Decided, target: Target, ahead: Forecast, price: float | None) -> Times | None:
+    """None where the machine's speed is unknown. `price`: of an hour."""
+    total = ahead.total_s
+    if ahead.pace is None or total is None or ahead.updates_s is None or ahead.evaluation_s is None:
+        return None
+    hours = total[1] / 3600
+    watts = target.card.watts if target.card is not None else None
+    compiling = costs.compile_cost_s(target.device_type, decided.config.n_layer)
+    return Times(
+        pace=ahead.pace,
+        total_s=total,
+        updates_s=ahead.updates_s,
+        evaluation_s=ahead.evaluation_s,
+        evaluations=ahead.evaluations,
+        evaluation_share=ahead.evaluation_s / total[1],
+        saving_s=ahead.saving_s,
+        start_s=ahead.start_s,
+        compile_cost_s=compiling,
+        compile_breaks_even=_break_even(decided, target, compiling),
+        kwh=None if watts is None else watts * hours / 1000,
+        cost=None if price is None else price * hours,
+    )
+
+
+def _break_even(decided: Decided, target: Target, cost: float) -> int | None:
+    """Our kernels make compiling needless; without them it pays after so many updates."""
+    peak = target.peak(decided.work.dtype)
+    if decided.work.kernels or target.device_type == "mps" or peak is None:
+        return None
+    batch = decided.batch
+    step = costs.eager_step_s(
+        target.device_type, batch.tokens, batch.micro_steps, decided.flops_per_token,
+        decided.config.n_layer, peak,
+    )  # fmt: skip
+    return round(cost / costs.compile_saving_s(target.device_type, step))

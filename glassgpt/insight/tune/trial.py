@@ -1,0 +1,129 @@
+"""What one trial found, and the figures that follow from it. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Outcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """`update_s`: each update that was timed, in seconds."""
+
+    outcome: Outcome
+    update_s: tuple[float, ...] = ()
+    micro_steps: int = 0  # that each of them really did; the rest of a long update is computed
+    first_s: float = 0.0  # the first update, which builds and compiles
+    peak_bytes: int | None = None
+    wall_s: float = 0.0  # of the whole trial
+    why: str = ""  # it did not run
+
+
+# --- from marks to updates ---
+
+Marks = Sequence[float]  # of one update: its start, the start of each micro-batch, its end
+
+
+def update_seconds(updates: Sequence[Marks], micro_steps: int) -> list[float]:
+    """How long each update takes with `micro_steps` micro-batches, of which it may have done fewer.
+
+    A micro-batch in the middle is the usual one: the first also finds no gradients to add to, the last is
+    followed by the optimizer. As many of those as are missing are added.
+    """
+    done = len(updates[0]) - 2
+    missing = micro_steps - done
+    if missing <= 0:
+        return [marks[-1] - marks[0] for marks in updates]
+    usual = median(_middle(updates))
+    return [marks[-1] - marks[0] + missing * usual for marks in updates]
+
+
+def _middle(updates: Sequence[Marks]) -> list[float]:
+    gaps = []
+    for marks in updates:
+        starts = marks[1:-1]
+        pairs = list(itertools.pairwise(starts))
+        gaps += [after - before for before, after in (pairs[1:] or pairs)]
+    return gaps
+
+
+FEW_MICRO_STEPS = 4
+_WHOLE_UPDATES = 8  # micro-batches that are done all, if that takes no longer than
+_SHORT_S = 0.5
+_LONG_S = 1.0  # a micro-batch that takes longer is done as few times as possible
+
+
+def micro_steps_to_do(micro_steps: int, micro_s: float | None) -> int:
+    """Of an update's micro-batches. `micro_s`: about how long one will take, if anybody knows.
+
+    At least two where there are two: only then do gradients add up, and take their memory.
+    """
+    if micro_steps <= 2:
+        return micro_steps
+    if micro_s is not None and micro_s > _LONG_S:
+        return 2
+    whole = micro_steps <= _WHOLE_UPDATES and (micro_s is None or micro_s * micro_steps <= _SHORT_S)
+    return micro_steps if whole else min(micro_steps, FEW_MICRO_STEPS)
+
+
+# --- figures ---
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one setting, over all its trials."""
+
+    update_s: float  # the median
+    fast_s: float  # one in ten was faster
+    slow_s: float  # one in ten was slower
+    error: float  # of the median, as a share of it
+    first_s: float
+    peak_bytes: int | None
+
+
+def figures_of(trials: Sequence[Trial]) -> Figures | None:
+    """None if none of them ran, or one failed: a setting that fails now and then is none to choose.
+
+    One that was only cut off, because time was up, says nothing against those before it.
+    """
+    trials = [trial for trial in trials if trial.outcome != "hung"]
+    if not trials or any(trial.outcome != "ran" for trial in trials):
+        return None
+    times = sorted(seconds for trial in trials for seconds in trial.update_s)
+    peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
+    # Each trial counts the same, however many updates it had time for.
+    middle = median(median(trial.update_s) for trial in trials)
+    return Figures(
+        update_s=middle,
+        fast_s=min(middle, quantile(times, 0.1)),
+        slow_s=max(middle, quantile(times, 0.9)),
+        error=_error(trials, times, middle),
+        first_s=min(trial.first_s for trial in trials),
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+_WIDTH = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
+_MEDIANS = 1.25  # its error is so many times the mean's
+
+
+def _error(trials: Sequence[Trial], times: Sequence[float], middle: float) -> float:
+    """By the spread of its updates, or by how far its trials are apart: a machine also drifts."""
+    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _WIDTH
+    within = _MEDIANS * spread / math.sqrt(len(times))
+    medians = [median(trial.update_s) for trial in trials]
+    between = (max(medians) - min(medians)) / len(medians)  # about their mean's error, for a few
+    return max(within, between) / middle

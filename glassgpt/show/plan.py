@@ -1,0 +1,238 @@
+"""What `glass plan` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glassgpt.figures import count, duration, parameters, size
+from glassgpt.harmless import harmless_name, harmless_words
+from glassgpt.insight.plan.plan import Plan
+from glassgpt.insight.plan.problems import Problem
+from glassgpt.insight.plan.propose import Proposal
+from glassgpt.insight.plan.recommended import Recommendation
+from glassgpt.insight.plan.times import Times
+
+_COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black")
+_STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
+_BAR = 60
+
+
+def print_plan(plan: Plan, name: str, out: Console) -> None:
+    out.print(
+        Text(f"{harmless_name(name)} on {harmless_name(plan.target.name)}", style="bold"), soft_wrap=True
+    )
+    if plan.target.others:
+        out.print(Text(f"(there are also {', '.join(plan.target.others)})", style="dim"), soft_wrap=True)
+    out.print()
+    _rows(_model_rows(plan), out)
+    _print_memory(plan, out)
+    if plan.times is None:
+        _rows([("time", "unknown: nobody measured this card, and the table does not have it")], out)
+    else:
+        _rows(_time_rows(plan, plan.times), out)
+    _rows(_loss_rows(plan), out)
+    _rows(_data_rows(plan), out)
+    _print_problems(plan.problems, out)
+
+
+def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
+    out.print(Text(proposal.sentence, style="bold"), soft_wrap=True)
+    out.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("parameters", "layers x width", "tokens", "epochs", "tokens/s", "expected loss"):
+        table.add_column(heading, justify="right")
+    for option in proposal.considered:
+        style = "bold green" if option is proposal.best else ""
+        low, mid, high = option.loss
+        table.add_row(
+            parameters(option.parameters), f"{option.n_layer} x {option.n_embd}", count(option.tokens),
+            f"{option.epochs:.2g}", count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
+            style=style,
+        )  # fmt: skip
+    out.print(table)
+    out.print()
+    if written:
+        out.print(
+            f"written to {harmless_name(written)}: glass train {harmless_name(written)}", soft_wrap=True
+        )
+    else:
+        out.print(Text(proposal.as_toml().rstrip(), style="cyan"), soft_wrap=True)
+
+
+def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("card")
+    headings = (
+        "GiB", "shakespeare_char", "124M: batch_size", "tokens/s", "2.5B tokens", "best of a day",
+        "layers x width", "batch_tokens", "loss", "",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        day = row.day
+        table.add_row(
+            row.card,
+            f"{row.memory_gib:.0f}",
+            "?" if row.shakespeare_s is None else duration(row.shakespeare_s),
+            "-" if row.gpt2_batch is None else str(row.gpt2_batch),
+            "-" if row.gpt2_tokens_per_s is None else count(row.gpt2_tokens_per_s),
+            "-" if row.gpt2_hours is None else duration(3600 * row.gpt2_hours),
+            "-" if day is None else parameters(day.parameters),
+            "-" if day is None else f"{day.n_layer} x {day.n_embd}",
+            "-" if day is None else f"{day.config.batch_tokens:,}",
+            "-" if day is None else f"{day.loss[1]:.2f}",
+            "speeds measured" if row.measured else "predicted",
+        )
+    out.print(table)
+
+
+# --- parts of a plan ---
+
+
+def _model_rows(plan: Plan) -> list[tuple[str, str]]:
+    decided, work = plan.decided, plan.decided.work
+    fast = [
+        "our kernels" if work.kernels else "compiled" if work.compiled else "PyTorch's kernels",
+        *(["recorded updates"] if work.graph else []),
+    ]
+    sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
+    times = f" x {steps} micro-batches" if steps > 1 else ""
+    return [
+        (
+            "model",
+            f"{parameters(decided.parameters)} parameters, {decided.flops_per_token / 1e6:.1f} MFLOP/token",
+        ),
+        ("runs in", f"{work.dtype} ({decided.dtype_reason}), {', '.join(fast)}"),
+        (
+            "batch",
+            f"{decided.batch.tokens:,} tokens an update: {sequences} x {decided.config.block_size}{times}",
+        ),
+        (
+            "run",
+            f"{decided.config.max_iters:,} updates, {count(decided.total_tokens)} tokens, "
+            f"{decided.total_tokens * decided.flops_per_token:.2g} FLOP",
+        ),
+    ]
+
+
+def _print_memory(plan: Plan, out: Console) -> None:
+    memory, target = plan.memory, plan.target
+    fits = "fits" if plan.fits else "does not fit"
+    head = f"{size(memory.total)} of {size(target.memory)}: {fits} (a run may take {size(target.room)})"
+    _rows([("memory", head)], out, end=False)
+    out.print(_memory_bar(plan), soft_wrap=True)
+    parts = Table.grid(padding=(0, 2, 0, 0))
+    for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
+        parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, size(amount))
+    out.print(parts)
+    for variant in plan.variants:
+        most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
+        out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
+    out.print()
+
+
+def _memory_parts(plan: Plan) -> dict[str, int]:
+    return {**plan.memory.parts, "context": plan.memory.context}
+
+
+def _memory_bar(plan: Plan) -> Text:
+    """All parts in a row, on a line as long as the card's memory."""
+    whole = max(plan.memory.total, plan.target.memory)
+    line, done = Text(" " * _INDENT), 0
+    for amount, colour in zip(_memory_parts(plan).values(), _COLOURS, strict=False):
+        # By where it ends, so that small parts do not add up to nothing.
+        cells = round(_BAR * (done + amount) / whole) - round(_BAR * done / whole)
+        line.append("█" * cells, style=colour)
+        done += amount
+    return line.append("░" * max(0, _BAR + _INDENT - len(line)), style="dim")
+
+
+def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
+    low, mid, high = times.total_s
+    pace = times.pace
+    rows = [
+        (
+            "speed",
+            f"{count(pace.low)} to {count(pace.high)} tokens/s, MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
+        ),
+        ("", pace.why),
+        ("time", f"{duration(mid)} ({duration(low)} to {duration(high)})"),
+        (
+            "",
+            f"of it evaluating {duration(times.evaluation_s)} ({times.evaluations} times), start "
+            f"{duration(times.start_s)}, last checkpoint {duration(times.saving_s)}",
+        ),
+    ]
+    if times.compile_breaks_even is not None:
+        rows.append(
+            (
+                "compile",
+                f"would cost {duration(times.compile_cost_s)}, and pay from update "
+                f"{times.compile_breaks_even:,} on",
+            )
+        )
+    if times.kwh is not None:
+        rows.append(("energy", f"{times.kwh:.3g} kWh at most, at the card's full power"))
+    if times.cost is not None:
+        rows.append(("cost", f"{times.cost:,.2f}"))
+    return rows
+
+
+def _loss_rows(plan: Plan) -> list[tuple[str, str]]:
+    ahead = plan.prospect
+    if ahead.loss is None:
+        return [("loss", ahead.loss_reason)]
+    low, mid, high = ahead.loss
+    perplexity = f", perplexity {math.exp(mid):.3g}" if mid < 20 else ""
+    rows = [("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){perplexity}"), ("", ahead.loss_reason)]
+    course = "   ".join(f"{at:,}: {value:.2f}" for at, _, value, _ in ahead.course)
+    if course:
+        rows.append(("on the way", course))
+    if ahead.overfits_at is not None:
+        rows.append(("overfitting", f"probably from update {ahead.overfits_at:,} on"))
+    return rows
+
+
+def _data_rows(plan: Plan) -> list[tuple[str, str]]:
+    ahead, text = plan.prospect, plan.text
+    return [
+        ("data", f"{count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it"),
+        (
+            "",
+            f"{ahead.tokens_per_parameter:.3g} tokens per parameter; about 20 make the most of the time",
+        ),
+        (
+            "checkpoints",
+            f"{size(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
+            f"up to {size(ahead.disk_bytes)} on disk",
+        ),
+        ("schedule", ahead.schedule),
+    ]
+
+
+def _print_problems(problems: tuple[Problem, ...], out: Console) -> None:
+    for problem in problems:
+        line = Text.assemble((f"{problem.kind}  ", _STYLES[problem.kind]), harmless_words(problem.what))
+        out.print(line)
+        out.print(Text(f"  {harmless_words(problem.fix)}", style="green"))
+    if not problems:
+        out.print(Text("nothing speaks against it", style="green"))
+
+
+_INDENT = 14
+
+
+def _rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", width=_INDENT - 2)
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, Text(harmless_words(value)))
+    out.print(table)
+    if end:
+        out.print()

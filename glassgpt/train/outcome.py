@@ -1,0 +1,170 @@
+"""What was forecast, beside what happens: is this speed normal, and was the plan right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from glassgpt.account import machine
+from glassgpt.account.forecast import Forecast
+from glassgpt.account.journal import Record
+from glassgpt.account.memory import Work, needed
+from glassgpt.config import TrainConfig
+from glassgpt.figures import count, duration, size
+from glassgpt.model.gpt import GPTConfig
+from glassgpt.train.batching import BatchPlan
+from glassgpt.train.device import Placement
+
+SETTLED_S = 5.0  # of updates: from then on a pace is a pace
+_LONG_S = 60.0  # of a run: shorter ones are mostly start-up, which differs from day to day
+_MISS = 0.10
+
+
+@dataclass
+class Outcome:
+    """What is measured on the way, for the forecast to be held against."""
+
+    forecast: Forecast
+    tokens: int = 0  # of the updates that were timed
+    seconds: float = 0.0  # that they took
+    waited_s: float = 0.0  # of them, for data
+    most_memory: int = 0
+    was_told: bool = False  # whether the pace is normal
+
+    def add(self, tokens: int, seconds: float, waited_s: float, memory: dict[str, int]) -> None:
+        """An interval of updates, and the memory at its end."""
+        self.tokens += tokens
+        self.seconds += seconds
+        self.waited_s += min(waited_s, seconds)
+        self.most_memory = max(self.most_memory, memory.get("allocated_peak", memory["rss"]))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds > 0 and self.tokens else None
+
+    def as_dict(self, wall_s: float, finished: bool) -> Record:
+        """Each figure as it was expected and as it was; None where it is not known."""
+        expected = self.forecast.as_dict()
+        return {
+            "memory_bytes": {"expected": expected["memory_bytes"], "measured": self.most_memory or None},
+            "tokens_per_s": {"expected": expected["tokens_per_s"], "measured": self.tokens_per_s},
+            "total_s": {"expected": expected["total_s"], "measured": wall_s if finished else None},
+        }
+
+
+def work_of(
+    config: TrainConfig,
+    shape: GPTConfig,
+    placement: Placement,
+    plan: BatchPlan,
+    data_bytes: int,
+    rows: int,
+    free_bytes: int | None,
+) -> Work:
+    """What decides the run's memory and speed. `free_bytes`: of a card."""
+    shaped = replace(
+        config,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        block_size=shape.block_size,
+        bias=shape.bias,
+        arch=shape.arch,  # type: ignore[arg-type]
+        tie_embeddings=shape.tie_embeddings,
+        dropout=shape.dropout,
+    )
+    work = Work(
+        config=shaped,
+        vocab_size=shape.vocab_size,
+        batch_size=plan.batch_size,
+        micro_steps=plan.micro_steps,
+        device_type=placement.device.type,
+        dtype=placement.dtype,
+        kernels=placement.kernels,
+        compiled=placement.compile,
+        attention=placement.attention,
+        graph=placement.graph,
+        data_bytes=data_bytes if placement.data_on_card else 0,
+        eval_batch_tokens=rows * shape.block_size,
+    )
+    if config.eval_only or (config.checkpoint_interval or config.eval_interval) >= config.max_iters:
+        return work  # nothing is saved before the end
+    with_copy = replace(work, saves_beside=True)
+    fits = free_bytes is None or needed(with_copy).allocated <= _ROOM * free_bytes
+    return with_copy if fits else work
+
+
+_ROOM = 0.95  # of what is free: beyond, a copy goes to main memory
+
+
+def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
+    """Whether the speed is normal; said once, when updates have gone on for a while."""
+    pace, found = outcome.forecast.pace, outcome.tokens_per_s
+    if outcome.was_told or pace is None or found is None or outcome.seconds < SETTLED_S:
+        return None
+    outcome.was_told = True
+    expected = f"{count(found)} tokens/s; expected {count(pace.low)} to {count(pace.high)} ({pace.why})"
+    if found > pace.high:
+        return _finding(
+            iteration, "pace", "info", f"this is faster than expected: {count(found)} tokens/s", expected,
+            "The expectation rests on few measurements; yours is better.", "",
+        )  # fmt: skip
+    if found >= pace.low:
+        return _finding(
+            iteration, "pace", "info", f"this speed is normal here: {count(found)} tokens/s", expected,
+            "Runs like this one on machines like this one are about as fast.", "",
+        )  # fmt: skip
+    cause, advice = _likely_cause(outcome)
+    title = f"this is slower than expected: {count(found)} tokens/s"
+    return _finding(iteration, "pace", "advice", title, expected, cause, advice)
+
+
+def _likely_cause(outcome: Outcome) -> tuple[str, str]:
+    waiting = outcome.waited_s / outcome.seconds
+    if waiting > 0.1:
+        return (
+            f"Updates wait {waiting:.0%} of the time for data.",
+            "put the data on a local disk, or in memory",
+        )
+    load, cores = _load(), machine.usable_cores()
+    if load > 1.5 * cores:
+        return f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.", "stop them"
+    return (
+        "A card that is shared, hot or limited in power is slow, and so is a CPU with other work.",
+        "`glass doctor` looks at the machine, `glass tune` tries settings",
+    )
+
+
+def _load() -> float:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool) -> Record | None:
+    """Where a run was not as forecast, by more than a tenth."""
+    if not finished or wall_s < _LONG_S:
+        return None
+    forecast, misses = outcome.forecast, []
+    # Of a process the model knows less than of a card.
+    expected = forecast.as_dict()["memory_bytes"]
+    if outcome.most_memory and abs(outcome.most_memory / expected - 1) > _MISS:
+        misses.append(f"memory {size(outcome.most_memory)} instead of {size(expected)}")
+    if forecast.total_s is not None:
+        low, _, high = forecast.total_s
+        if not (1 - _MISS) * low <= wall_s <= (1 + _MISS) * high:
+            misses.append(f"{duration(wall_s)} instead of {duration(low)} to {duration(high)}")
+    if not misses:
+        return None
+    return _finding(
+        iteration, "forecast-missed", "info", "the run was not as forecast", ", ".join(misses),
+        "The forecast counts tensors and rests on measured speeds of similar runs.",
+        "`glass plan` shows what it is made of",
+    )  # fmt: skip
+
+
+def _finding(
+    iteration: int, name: str, severity: str, title: str, evidence: str, explanation: str, advice: str
+) -> Record:
+    return {
+        "kind": "finding", "iter": iteration, "id": name, "severity": severity, "title": title,
+        "evidence": evidence, "explanation": explanation, "advice": advice,
+    }  # fmt: skip

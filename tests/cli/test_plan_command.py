@@ -1,0 +1,56 @@
+"""glass plan, as typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glassgpt.cli import main
+
+
+def test_it_prints_a_page_without_torch() -> None:
+    code = (
+        "import sys; from glassgpt.cli import main; code = main(['plan', 'gpt2_124m', '--gpu=rtx4070']); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for word in ("memory", "up to", "tokens/s", "loss", "checkpoints", "kWh"):
+        assert word in done.stdout
+
+
+def test_all_problems_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "nothing", "--gpu=rtx9999", "--hours=-1", "--n_layer=0", "--colour=red"]) == 2
+    said = capsys.readouterr().err
+    for part in ("nothing is neither", "--gpu=rtx9999", "RTX 4090", "--hours=-1", "--n_layer=0", "--colour"):
+        assert part in said
+
+
+def test_a_model_too_large_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt2_124m", "--gpu=rtx4070", "--n_layer=48", "--n_embd=1600", "--n_head=25"]
+    assert main([*words, "--batch_size=1"]) == 2
+    assert "it fits with" in capsys.readouterr().err
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "shakespeare_char", "--gpu=h100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["name"] == "H100 SXM5"
+
+
+def test_hours_write_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "day.toml"
+    words = ["plan", "gpt2_124m", "--gpu=rtx4090", "--hours=24", f"--out={place}"]
+    assert main(words) == 0
+    assert "glass train" in capsys.readouterr().out
+    assert main(["plan", str(place), "--gpu=rtx4090"]) == 0
+    assert main(words) == 2  # it is there already
+    assert main(["plan", "--out=x.toml"]) == 2
+
+
+def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "shakespeare_char_cpu", "--gpu=cpu"]) == 0
+    assert "matmul peak" in capsys.readouterr().out

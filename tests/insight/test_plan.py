@@ -1,0 +1,211 @@
+"""Plans: what fits, how long, what is wrong, and the other way round."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassgpt.account.hardware import named_card
+from glassgpt.account.memory import GIB, needed
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.insight.plan import target as targets
+from glassgpt.insight.plan.plan import Plan, make_plan
+from glassgpt.insight.plan.propose import propose
+from glassgpt.insight.plan.target import Target, find_target, of_card
+from glassgpt.insight.plan.text import Text, find_text
+from glassgpt.recipe import combine, find_recipe
+
+RTX4070 = of_card(named_card("rtx4070").card, "asked for")
+H200 = of_card(named_card("h200").card, "asked for")
+WEB = Text("openwebtext", 9_035_582_198, 4_434_897, 50257, "gpt2", 4.3, "as known")
+CHARACTERS = Text("shakespeare_char", 1_003_854, 111_540, 65, "char", 1.0, "as known")
+
+
+def plan(preset: str = "gpt2_124m", target: Target = RTX4070, text: Text = WEB, **settings: Any) -> Plan:
+    return make_plan(combine(find_recipe(preset), settings, target.device_type), target, text)
+
+
+def kinds(made: Plan) -> set[str]:
+    return {problem.kind for problem in made.problems}
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
+    made = plan()
+    assert made.fits
+    largest = made.largest
+    assert largest is not None
+    assert plan(batch_size=largest, gradient_accumulation_steps=1).fits
+    more = plan(batch_size=largest + 1, gradient_accumulation_steps=2)
+    assert not more.fits
+    assert more.problems[0].kind == "error"
+    assert f"{largest + 1} sequences at a time need" in more.problems[0].what
+
+
+def test_what_does_not_fit_is_the_same_run_in_smaller_pieces() -> None:
+    made = plan(batch_size=40, gradient_accumulation_steps=12)
+    fix = made.problems[0].fix
+    assert fix.startswith("--batch_size=24 --gradient_accumulation_steps=20")
+    assert 24 * 20 == 40 * 12
+    assert plan(batch_size=24, gradient_accumulation_steps=20).fits
+
+
+def test_a_micro_batch_is_chosen_that_fits() -> None:
+    made = plan("gpt2_124m", batch_tokens=491_520)
+    assert made.fits
+    assert made.decided.batch.tokens == 491_520
+    assert made.decided.batch.batch_size <= (made.largest or 0)
+
+
+def test_a_model_that_cannot_fit_says_what_would() -> None:
+    with pytest.raises(UserError) as raised:
+        plan(n_layer=48, n_head=25, n_embd=1600, batch_size=1)
+    first, *rest = raised.value.problems
+    assert "needs at least" in first
+    assert "RTX 4070 has 12.0 GiB" in first
+    layers = next(int(text.rpartition("=")[2]) for text in rest if "--n_layer=" in text)
+    assert plan(n_layer=layers, n_head=25, n_embd=1600, batch_size=1).largest is not None
+
+
+def test_variants_change_what_fits() -> None:
+    largest = {variant.name: variant.largest for variant in plan().variants}
+    as_it_is, again, plain = (
+        largest[name] for name in ("as it is", "activation_checkpointing=True", "kernels=plain")
+    )
+    assert as_it_is is not None
+    assert again is not None
+    assert plain is not None
+    assert plain < as_it_is < again
+
+
+def test_shakespeare_on_an_h200_is_as_it_was() -> None:
+    """38.9 s, best near update 1750 at 1.46, 1.71 at the end."""
+    made = plan("shakespeare_char", H200, CHARACTERS)
+    assert made.times is not None
+    low, _, high = made.times.total_s
+    assert low < 38.9 < high
+    assert made.prospect.loss is not None
+    assert made.prospect.loss[0] < 1.71 < made.prospect.loss[2]
+    assert made.prospect.overfits_at is not None
+    assert 1750 / 1.5 < made.prospect.overfits_at < 1750 * 1.5
+    assert any("overfit" in problem.what for problem in made.problems)
+
+
+def test_schedules_that_do_not_fit_the_run() -> None:
+    short = plan("shakespeare_char", H200, CHARACTERS, max_iters=1000)
+    assert any("--lr_decay_iters=1000" in problem.fix for problem in short.problems)
+    long_warmup = plan("shakespeare_char", H200, CHARACTERS, max_iters=90)
+    assert any("warm-up" in problem.what for problem in long_warmup.problems)
+    flat = plan("shakespeare_char", H200, CHARACTERS, max_iters=10_000)
+    assert any("at its lowest from update 5,000 on" in problem.what for problem in flat.problems)
+
+
+def test_evaluating_too_often_is_told() -> None:
+    made = plan("shakespeare_char", H200, CHARACTERS, eval_interval=5)
+    told = next(problem for problem in made.problems if "evaluating takes" in problem.what)
+    interval = int(told.fix.split("--eval_interval=")[1].split(",")[0])
+    rarer = plan("shakespeare_char", H200, CHARACTERS, eval_interval=interval)
+    assert not any("evaluating takes" in problem.what for problem in rarer.problems)
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": GIB})()
+    monkeypatch.setattr("glassgpt.insight.plan.problems.shutil.disk_usage", lambda path: usage)
+    assert any("the disk has 1.0" in problem.what for problem in plan().problems)
+
+
+def test_energy_and_cost() -> None:
+    made = make_plan(combine(find_recipe("gpt2_124m"), {}, "cuda"), RTX4070, WEB, price=0.5)
+    assert made.times is not None
+    hours = made.times.total_s[1] / 3600
+    assert made.times.cost == pytest.approx(0.5 * hours)
+    assert made.times.kwh == pytest.approx(0.2 * hours)  # the card's 200 W
+
+
+def test_it_is_all_in_the_json() -> None:
+    said = json.loads(json.dumps(plan().as_dict()))
+    assert said["memory"]["total"] == sum(said["memory"]["parts"].values()) + said["memory"]["context"]
+    assert said["model"]["parameters"] == 124_373_760
+    assert said["time"]["total_s"][0] < said["time"]["total_s"][2]
+
+
+# --- the machine ---
+
+
+def test_a_card_found_here_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(text: str) -> None:
+        done = subprocess.CompletedProcess([], 0, stdout=text)
+        monkeypatch.setattr(targets.subprocess, "run", lambda *a, **k: done)
+
+    says("NVIDIA GeForce RTX 4070, 12282 MiB\n")
+    found = find_target("auto")
+    assert (found.name, found.device_type, found.memory) == ("RTX 4070", "cuda", 12282 * 2**20)
+    says("NVIDIA Something Else, 8192 MiB\n")
+    unknown = find_target("auto")
+    assert unknown.card is None
+    assert make_plan(combine(find_recipe("shakespeare_char"), {}, "cuda"), unknown, CHARACTERS).times is None
+    says("")
+    assert find_target("auto").device_type == "cpu"
+
+
+def test_dtypes_are_what_the_card_has() -> None:
+    old = of_card(named_card("t4").card, "asked for")
+    assert old.dtype("auto", 768)[0] == "float16"
+    assert RTX4070.dtype("auto", 768)[0] == "bfloat16"
+    assert RTX4070.dtype("float32", 768) == ("float32", "asked for")
+    assert of_card(named_card("m3-max").card, "asked for").dtype("auto", 768)[0] == "float32"
+
+
+# --- the text ---
+
+
+def test_text_that_is_prepared_is_read(tmp_path: Path) -> None:
+    known = find_text(TrainConfig(dataset="shakespeare_char", data_dir=""))
+    assert known.vocab_size == 65
+    for split, tokens in (("train", 5000), ("val", 500)):
+        (tmp_path / f"{split}.bin").write_bytes(b"\0\0" * tokens)
+    found = find_text(TrainConfig(data_dir=str(tmp_path)))
+    assert (found.train_tokens, found.val_tokens, found.vocab_size) == (5000, 500, 50257)
+    (tmp_path / "meta.pkl").write_bytes(b"never opened")
+    assert find_text(TrainConfig(data_dir=str(tmp_path))).tokenizer == "char"
+
+
+# --- the other way round ---
+
+
+@pytest.mark.parametrize(("target", "text", "hours"), [(RTX4070, WEB, 12.0), (H200, CHARACTERS, 0.02)])
+def test_a_proposal_takes_the_time_and_fits(target: Target, text: Text, hours: float) -> None:
+    config = combine(find_recipe("gpt2_124m" if text is WEB else "shakespeare_char"), {}, "cuda")
+    proposal = propose(config, target, text, hours)
+    assert proposal.best.loss[1] == min(option.loss[1] for option in proposal.considered)
+    assert proposal.best.seconds <= hours * 3600
+    made = make_plan(proposal.best.config, target, text)
+    assert made.fits
+    assert "error" not in kinds(made)
+    assert needed(made.decided.work).total <= target.room
+    if text is WEB:  # nothing overfits here: all the time is used
+        assert proposal.best.seconds > 0.85 * hours * 3600
+
+
+def test_more_time_is_worth_more() -> None:
+    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    losses = [propose(config, RTX4070, WEB, hours).best.loss[1] for hours in (1.0, 6.0, 48.0)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_no_time_at_all() -> None:
+    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    with pytest.raises(UserError, match="no model gets anywhere"):
+        propose(config, RTX4070, WEB, 0.001)
+
+
+def test_a_proposal_is_a_file_that_can_be_trained(tmp_path: Path) -> None:
+    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    proposal = propose(config, RTX4070, CHARACTERS, 0.1)
+    path = tmp_path / "proposed.toml"
+    path.write_text(proposal.as_toml(), encoding="utf-8")
+    assert combine(find_recipe(str(path)), {}, "cuda") == proposal.best.config

@@ -1,0 +1,81 @@
+"""Forecast and outcome side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from glassgpt.account.forecast import Forecast
+from glassgpt.account.memory import Memory
+from glassgpt.account.pace import Pace
+from glassgpt.train import outcome as outcomes
+from glassgpt.train.outcome import Outcome, miss_finding, pace_finding
+
+GIB = 2**30
+MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
+
+
+def an_outcome(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> Outcome:
+    pace = Pace(800.0, 1000.0, 1200.0, (40.0, 50.0, 60.0), "two rows")
+    forecast = Forecast(
+        Memory("loss", {"all": 10 * GIB}, 0), True, pace, (50.0, 60.0, 75.0), 6.0, 3, 1.0, 5.0
+    )
+    outcome = Outcome(forecast)
+    outcome.add(int(tokens_per_s * seconds), seconds, waited_s, MEMORY)
+    return outcome
+
+
+def finding(outcome: Outcome) -> Any:
+    found = pace_finding(outcome, 7)
+    assert found is not None
+    return found
+
+
+def test_a_normal_speed_is_called_normal_once() -> None:
+    outcome = an_outcome(900.0)
+    found = finding(outcome)
+    assert found["severity"] == "info"
+    assert "normal here: 900 tokens/s" in found["title"]
+    assert "expected 800 to 1.2k (two rows)" in found["evidence"]
+    assert pace_finding(outcome, 8) is None
+    assert "faster than expected" in finding(an_outcome(1300.0))["title"]
+
+
+def test_it_takes_a_while_to_tell() -> None:
+    assert pace_finding(an_outcome(900.0, seconds=4.9), 7) is None
+    unknown = Outcome(Forecast(Memory("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
+    unknown.add(100, 10.0, 0.0, MEMORY)
+    assert pace_finding(unknown, 7) is None
+
+
+def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "_load", lambda: 0.0)
+    assert finding(an_outcome(100.0))["severity"] == "advice"
+    assert "glass doctor" in finding(an_outcome(100.0))["advice"]
+    assert "wait 50% of the time for data" in finding(an_outcome(100.0, waited_s=30.0))["explanation"]
+    monkeypatch.setattr(outcomes, "_load", lambda: 99.0)
+    monkeypatch.setattr(outcomes.machine, "usable_cores", lambda: 2)
+    assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
+
+
+def test_a_miss_of_more_than_a_tenth_is_told() -> None:
+    outcome = an_outcome(1000.0)  # in all 61 to 88 s were forecast
+    assert outcome.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))
+    assert miss_finding(outcome, 9, 95.0, finished=True) is None
+    late = miss_finding(outcome, 9, 98.0, finished=True)
+    assert late is not None
+    assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s"
+    assert miss_finding(outcome, 9, 98.0, finished=False) is None  # stopped runs are shorter
+    outcome.most_memory = int(11.5 * GIB)
+    large = miss_finding(outcome, 9, 72.0, finished=True)
+    assert large is not None
+    assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+
+
+def test_the_end_has_both_figures() -> None:
+    told = an_outcome(1000.0).as_dict(72.0, finished=True)
+    assert told["memory_bytes"] == {"expected": 10 * GIB, "measured": 10 * GIB}
+    assert told["tokens_per_s"] == {"expected": [800.0, 1000.0, 1200.0], "measured": 1000.0}
+    assert told["total_s"]["measured"] == 72.0
+    assert an_outcome(1000.0).as_dict(72.0, finished=False)["total_s"]["measured"] is None

@@ -89,8 +89,9 @@ def memory_rows(data: Path, only: str) -> list[dict[str, Any]]:
             found["name"], found["off"] = name, found["expected"] / found["measured"] - 1
             parts = {part: round(size / GIB, 3) for part, size in found["parts"].items()}
             print(
-                f"{name:24} expected {found['expected'] / GIB:7.3f} measured {found['measured'] / GIB:7.3f} "
-                f"GiB {found['off']:+.1%}  at {found['moment']}  reserved {found['reserved'] / GIB:.2f}  {parts}",
+                f"{name:24} expected {found['expected'] / GIB:7.3f} measured "
+                f"{found['measured'] / GIB:7.3f} "
+                f"GiB {found['off']:+.1%}, {found['moment']}, reserved {found['reserved'] / GIB:.2f} {parts}",
                 flush=True,
             )
             rows.append(found)
@@ -216,7 +217,8 @@ def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
         expected = json.loads(journal.splitlines()[0])["forecast"]["memory_bytes"]
         most = int(done.stdout)
         print(
-            f"{name:24} expected {expected / 2**20:6.0f} measured {most / 2**20:6.0f} MiB {expected / most - 1:+.1%}",
+            f"{name:24} expected {expected / 2**20:6.0f} measured {most / 2**20:6.0f} MiB "
+            f"{expected / most - 1:+.1%}",
             flush=True,
         )
         rows.append({"name": name, "expected": expected, "measured": most, "off": expected / most - 1})

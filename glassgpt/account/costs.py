@@ -15,7 +15,7 @@ _COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager step
 # Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
 # They save half a millisecond per layer and update or more.
 BUILDING_S = 6.0
-_KERNELS_SAVE_S = 5e-4
+KERNELS_SAVE_S = 5e-4
 _WORTH_BUILDING_S = 1.5
 
 STARTUP_S = {"cpu": 3.0, "cuda": 6.0, "mps": 4.0}  # imports, the device, the model
@@ -51,7 +51,7 @@ def compile_saving_s(device_type: str, step_s: float) -> float:
 
 def kernels_pay(updates: int, n_layer: int) -> bool:
     """Whether our kernels save more than somebody would wait for them to be built once."""
-    return updates * n_layer * _KERNELS_SAVE_S >= _WORTH_BUILDING_S
+    return updates * n_layer * KERNELS_SAVE_S >= _WORTH_BUILDING_S
 
 
 def graph_pays(computing_s: float, asking_s: float) -> bool:

@@ -16,72 +16,10 @@ runs with sensible settings: it knows nothing of divergence, broken data or wron
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 
-from glassgpt import config as settings
-from glassgpt.account import flops
-from glassgpt.config import TrainConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What of a run decides how it learns."""
-
-    parameters: int  # that are multiplied with: no positions, no separate input embedding
-    vocab_size: int
-    batch_tokens: int  # per update
-    max_iters: int
-    train_tokens: int  # of the dataset, each once
-    tokenizer: str = "gpt2"  # "char", "byte", or anything else of several bytes a token
-    bytes_per_token: float = 4.5
-    dataset: str = ""
-    arch: str = "gpt2"
-    optimizer: str = "adamw"
-    dropout: float = 0.0
-    learning_rate: float | None = None  # AdamW's; None: a usual one
-    warmup_iters: int = 0
-    decay_iters: int | None = None  # None: max_iters
-    least_share: float = 0.1  # of the learning rate, where the decay ends
-    schedule: str = "cosine"  # "wsd", or "constant"
-    wsd_decay_fraction: float = 0.2
-
-
-def setup_of(
-    config: TrainConfig,
-    *,
-    vocab_size: int,
-    batch_tokens: int,
-    train_tokens: int,
-    tokenizer: str,
-    bytes_per_token: float,
-) -> Setup:
-    multiplied = flops.parameters(
-        vocab_size=vocab_size, block_size=config.block_size, n_layer=config.n_layer, n_embd=config.n_embd,
-        arch=config.arch, bias=config.bias, positions=False, tied=config.tie_embeddings, lookups=False,
-    )  # fmt: skip
-    return Setup(
-        parameters=multiplied,
-        vocab_size=vocab_size,
-        batch_tokens=batch_tokens,
-        max_iters=config.max_iters,
-        train_tokens=train_tokens,
-        tokenizer=tokenizer,
-        bytes_per_token=bytes_per_token,
-        dataset=config.dataset,
-        arch=config.arch,
-        optimizer=config.optimizer,
-        dropout=config.dropout,
-        learning_rate=config.learning_rate,
-        warmup_iters=settings.warmup_iters(config),
-        decay_iters=settings.decay_iters(config),
-        least_share=settings.min_lr(config) / config.learning_rate,
-        schedule=config.schedule if config.decay_lr else "constant",
-        wsd_decay_fraction=config.wsd_decay_fraction,
-    )
+from glassgpt.account.learning import Progress, Setup, progress_of, rate_share
 
 
 # --- the law's constants ---
@@ -123,8 +61,6 @@ CHARACTERS = Law(
     long_exponent=1.42, batch=4.6, repeats=3.4, repeats_exponent=0.5, spread=0.06,
 )  # fmt: skip
 
-# Progress goes with the learning rate's share of its highest to this power: of the same curves, both laws.
-_RATE_POWER = 0.6
 # What the loss has fallen by when the rate has fallen to nothing: likewise.
 _RATE_GAIN = 0.05
 # Another highest rate than usual makes learning slower or faster: runs with a third and three times of it.
@@ -325,60 +261,6 @@ def _worth(tokens: float, epochs: float, law: Law, setup: Setup) -> float:
         return tokens
     repeats = law.repeats * math.pow(setup.parameters / 1e6, law.repeats_exponent)
     return tokens / epochs * (1 + repeats * (1 - math.exp(-(epochs - 1) / repeats)))
-
-
-# --- the learning rate's course ---
-
-
-def rate_share(setup: Setup, iteration: float) -> float:
-    """The learning rate there, of its highest."""
-    if setup.schedule == "constant":
-        return 1.0
-    if iteration < setup.warmup_iters:
-        return (iteration + 1) / (setup.warmup_iters + 1)
-    end = setup.max_iters if setup.decay_iters is None else setup.decay_iters
-    begin = setup.warmup_iters
-    if setup.schedule == "wsd":
-        begin = max(begin, round(end * (1 - setup.wsd_decay_fraction)))
-    if iteration <= begin:
-        return 1.0
-    if iteration >= end:
-        return setup.least_share
-    part = (iteration - begin) / (end - begin)
-    fallen = part if setup.schedule == "wsd" else (1 - math.cos(math.pi * part)) / 2
-    return 1 - (1 - setup.least_share) * fallen
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Updates, each counted by its share of the learning rate, as a line through these points."""
-
-    iterations: Sequence[float]
-    sums: Sequence[float]
-
-    def at(self, iteration: int) -> float:
-        if iteration >= self.iterations[-1]:
-            return self.sums[-1]
-        right = bisect_right(self.iterations, iteration)
-        left = right - 1
-        width = self.iterations[right] - self.iterations[left]
-        part = (iteration - self.iterations[left]) / width
-        return self.sums[left] + part * (self.sums[right] - self.sums[left])
-
-
-_CELLS = 256
-
-
-def progress_of(setup: Setup) -> Progress:
-    """By trapezoids: a loop over 600,000 updates would be felt."""
-    warmup = min(setup.warmup_iters, setup.max_iters)
-    knots = {float(setup.max_iters) * cell / _CELLS for cell in range(_CELLS + 1)}
-    knots |= {float(warmup) * cell / 32 for cell in range(33)}
-    iterations = sorted(knots)
-    powers = [rate_share(setup, at) ** _RATE_POWER for at in iterations]
-    corners = pairwise(zip(iterations, powers, strict=True))
-    areas = ((right - left) * (one + other) / 2 for (left, one), (right, other) in corners)
-    return Progress(iterations, list(accumulate(areas, initial=0.0)))
 
 
 # --- in words ---

@@ -4,9 +4,9 @@
     band.low, band.mid, band.high, band.reason        # percent, and "10 rows on this card …"
 
 `references.toml` has the rows and their sources. The rule: take the rows on the same card with a similar
-model; if there are none, those on its family of cards, then on its kind of cards, then on any. The band is
-what they reached, the farther and fewer the wider. A small model on a fast card is held up by the launching
-of kernels instead: that is counted, not looked up. docs/expected.md tells it in words.
+model; if there are not two, those on its family of cards too, then on its kind of cards, then on any. The
+band is what they reached, the farther and fewer the wider. A small model on a fast card is held up by the
+launching of kernels instead: that is counted, not looked up. docs/expected.md tells it in words.
 """
 
 from __future__ import annotations
@@ -251,7 +251,6 @@ _UNLIKE = 1.5  # times that, where no row has a similar model
 # Python and the driver are faster or slower than those of the machine where launching was measured.
 _LAUNCH_SPREAD = (0.7, 1.35)
 _LAUNCHING = _LAUNCH_SPREAD[1]  # times the launching: who took no longer was held up by it
-_KERNELS_SAVE_S = 5e-4  # of launching, per layer
 _MOST = 95.0  # percent
 
 
@@ -266,7 +265,7 @@ def launch_s(query: Query) -> float:
     plain = costs.launch_s("cuda", query.n_layer)
     if query.kernels == "compiled":
         return plain - costs.compile_saving_s("cuda", plain)
-    return plain - (_KERNELS_SAVE_S * query.n_layer if query.kernels == "own" else 0.0)
+    return plain - (costs.KERNELS_SAVE_S * query.n_layer if query.kernels == "own" else 0.0)
 
 
 def mfu_band(card: Card | None, peak: float, query: Query, without: Sequence[str] = ()) -> Band:
@@ -303,16 +302,19 @@ def _arithmetic_band(card: Card | None, query: Query, without: Sequence[str]) ->
     ]
     similar = [(tier, row) for tier, row in usable if _is_similar(query, row)]
     among = similar or usable
-    best = min((tier for tier, _ in among), default=None)
-    if best is None:
+    if not among:
         return Band(20.0, 35.0, 60.0, "no row on any such machine: a guess", ())
-    chosen = [row for tier, row in among if tier == best]
+    # One row may be anything: then the next nearest cards have a say too.
+    tiers = sorted(tier for tier, _ in among)
+    farthest = tiers[min(1, len(tiers) - 1)]
+    near = [(tier, row) for tier, row in among if tier <= farthest]
+    chosen = [row for _, row in near]
     reached = [_adjusted(row, query) for row in chosen]
-    reach = _REACH[best] * (_ALONE if len(chosen) == 1 else 1) * (1 if similar else _UNLIKE)
+    reach = _REACH[farthest] * (_ALONE if len(chosen) == 1 else 1) * (1 if similar else _UNLIKE)
     low, high = min(reached) * (1 - reach), max(reached) * (1 + reach)
-    weights = [1 / (0.25 + _model_distance(query, row) ** 2) for row in chosen]
+    weights = [1 / (0.25 + tier**2 + _model_distance(query, row) ** 2) for tier, row in near]
     mid = math.exp(sum(w * math.log(value) for w, value in zip(weights, reached, strict=True)) / sum(weights))
-    reason = _reason(card, best, len(chosen), bool(similar), min(reached), max(reached))
+    reason = _reason(card, [tier for tier, _ in near], bool(similar), min(reached), max(reached))
     high = min(_MOST, high)
     return Band(min(low, high), min(mid, high), high, reason, tuple(row.name for row in chosen))
 
@@ -321,20 +323,27 @@ def _adjusted(row: Reference, query: Query) -> float:
     """What the row would have reached with the kernels and the size of model asked for."""
     assert row.mfu is not None
     speed = _SPEED[query.kernels] / _SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
-    return row.mfu * speed * math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER)
+    wider = math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER)
+    return min(_MOST, row.mfu * speed * wider)
 
 
-def _reason(card: Card | None, tier: int, count: int, similar: bool, low: float, high: float) -> str:
+def _reason(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:
     spread = f"{low:.0f}%" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}%"
     model = "a similar model" if similar else "other models"
-    found = "one row" if count == 1 else f"{count} rows"
+    found, on_card, farthest = _rows(len(tiers)), tiers.count(0), max(tiers)
     if card is None:
         return f"{found} on CPUs with {model}: {spread} of the matmul peak"
-    if tier == 0:
+    if farthest == 0:
         return f"{found} on this card with {model}: {spread}"
     of = {1: f"cards of its family ({card.family})", 2: f"cards of its kind ({_kind(card.family)})"}
-    where = of.get(tier, "other cards")
+    where = of.get(farthest, "other cards")
+    if on_card:
+        return f"only one row on this card, so {where} count too: {spread} with {model} ({found})"
     return f"no row on this card with such a model: {where} reached {spread} with {model} ({found})"
+
+
+def _rows(count: int) -> str:
+    return "one row" if count == 1 else f"{count} rows"
 
 
 def update_s(peak: float, query: Query, micro_steps: int, band: Band) -> tuple[float, float, float]:

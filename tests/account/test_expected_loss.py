@@ -13,18 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.account.expected_loss import (
-    CHARACTERS,
-    WEB,
-    Setup,
-    compare,
-    expect,
-    progress_of,
-    rate_share,
-    setup_of,
-    usual_iterations,
-    usual_rate,
-)
+from glassgpt.account.expected_loss import CHARACTERS, WEB, compare, expect, usual_iterations, usual_rate
+from glassgpt.account.learning import Setup, progress_of, rate_share, setup_of
 from glassgpt.config import TrainConfig
 from glassgpt.train.schedule import learning_rate
 

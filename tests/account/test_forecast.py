@@ -38,6 +38,7 @@ def test_all_that_takes_time_is_in_the_total() -> None:
     assert ahead.pace is not None
     assert ahead.updates_s is not None
     assert ahead.total_s is not None
+    assert ahead.evaluation_s is not None
     assert ahead.updates_s[1] == pytest.approx(500 * 65_536 / ahead.pace.mid)
     assert ahead.evaluations == 3  # at 0, 250 and 500
     # Two splits each time, the whole validation split at the end; a forward pass is a third of an update.

@@ -217,7 +217,7 @@ def test_launching_is_what_the_trainer_counts_with() -> None:
     assert launch_s(plain) == costs.launch_s("cuda", 6) == pytest.approx(0.0138)
     assert launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
     saved = launch_s(plain) - launch_s(replace(plain, kernels="own"))
-    assert saved == pytest.approx(6 * costs._KERNELS_SAVE_S)
+    assert saved == pytest.approx(6 * costs.KERNELS_SAVE_S)
     assert launch_s(SHAKESPEARE) == 0
 
 
@@ -300,3 +300,9 @@ def test_the_page_tells_who_is_missed_and_how_many() -> None:
     assert f"{len(counting) - len(told)} of {len(counting)} are inside the band" in page
     assert f"{len(counting) - len(elsewhere)} of the 40 are of one card" in page
     assert f"Of the {len(elsewhere)} others {len(inside)} are" in page
+
+
+def test_one_row_alone_does_not_decide() -> None:
+    band = mfu_band(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
+    assert band.reason.startswith("only one row on this card, so cards of its family")
+    assert band.low < 55 < 84.7 < band.high

@@ -13,7 +13,6 @@ from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import GIB, needed
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.insight.plan import target as targets
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.propose import propose
 from glassgpt.insight.plan.target import Target, find_target, of_card
@@ -139,7 +138,7 @@ def test_it_is_all_in_the_json() -> None:
 def test_a_card_found_here_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def says(text: str) -> None:
         done = subprocess.CompletedProcess([], 0, stdout=text)
-        monkeypatch.setattr(targets.subprocess, "run", lambda *a, **k: done)
+        monkeypatch.setattr("subprocess.run", lambda *arguments, **options: done)
 
     says("NVIDIA GeForce RTX 4070, 12282 MiB\n")
     found = find_target("auto")

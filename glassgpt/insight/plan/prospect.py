@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt.account import memory
-from glassgpt.account.expected_loss import Expectation, expect, setup_of
+from glassgpt.account.expected_loss import Expectation, expect
+from glassgpt.account.learning import setup_of
 from glassgpt.config import TrainConfig
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.text import Text

@@ -21,7 +21,6 @@ from functools import cached_property
 
 from glassgpt.account.learning import Progress, Setup, progress_of, rate_share
 
-
 # --- the law's constants ---
 
 

@@ -34,7 +34,7 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
-from glassgpt.train.outcome import Outcome, work_of
+from glassgpt.train.outcome import Outcome, expected_course, work_of
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
@@ -224,7 +224,9 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         flops_per_token=per_token,
         eval_tokens=eval_tokens,
         eval_rows=eval_rows,
-        outcome=Outcome(ahead),
+        outcome=Outcome(
+            ahead, None if task.origin is not None else expected_course(config, shape, plan, dataset)
+        ),
         progress=progress,
         choices=choices,
         takes_everything=takes_everything,

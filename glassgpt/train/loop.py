@@ -17,7 +17,7 @@ from glassgpt.model.generate import generate
 from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
-from glassgpt.train.outcome import miss_finding, pace_finding
+from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
 from glassgpt.train.state import state_of, tensors_of
 
 
@@ -236,6 +236,8 @@ def close(job: Job, ending: Ending) -> Ending:
         tell(job, job.saver.poll(wait=True))
     if job.stop.requested:
         return Ending("interrupted", job.stop.exit_code)
+    if ending.exit_code == 0 and not job.config.eval_only:
+        tell(job, course_finding(job.outcome, job.progress.iter, job.progress.val_loss))
     whole = ending.reason == "finished" and job.place.process == 0
     wall_s = sum(job.ledger.seconds().values())
     tell(job, miss_finding(job.outcome, job.progress.iter, wall_s, whole))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 
 from glassgpt.account import machine
+from glassgpt.account.expected_loss import Expectation, compare, expect
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
+from glassgpt.account.learning import setup_of
 from glassgpt.account.memory import Work, needed
 from glassgpt.config import TrainConfig
+from glassgpt.data.dataset import Dataset
 from glassgpt.figures import count, duration, size
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.train.batching import BatchPlan
@@ -18,6 +22,7 @@ from glassgpt.train.device import Placement
 SETTLED_S = 5.0  # of updates: from then on a pace is a pace
 _LONG_S = 60.0  # of a run: shorter ones are mostly start-up, which differs from day to day
 _MISS = 0.10
+_ENOUGH_UPDATES = 200  # for a loss to be on a course
 
 
 @dataclass
@@ -25,6 +30,7 @@ class Outcome:
     """What is measured on the way, for the forecast to be held against."""
 
     forecast: Forecast
+    expectation: Expectation | None = None  # of the loss; None: it begins with weights that learned before
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
     waited_s: float = 0.0  # of them, for data
@@ -137,6 +143,38 @@ def _likely_cause(outcome: Outcome) -> tuple[str, str]:
 
 def _load() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> Record | None:
+    """Whether a run's validation loss is what such a run usually has there."""
+    if outcome.expectation is None or val_loss is None or iteration < _ENOUGH_UPDATES:
+        return None
+    verdict = compare(outcome.expectation, iteration, val_loss)
+    basis = "; ".join(outcome.expectation.basis)
+    if verdict.side == "on":
+        title = f"the validation loss is normal here: {val_loss:.4f}"
+        return _finding(iteration, "loss-course", "info", title, verdict.sentence, f"{basis}.", "")
+    title = f"the validation loss is {verdict.side} what is usual: {val_loss:.4f}"
+    causes = "; or ".join(verdict.causes)
+    severity = "advice" if verdict.side == "above" else "info"
+    return _finding(
+        iteration, "loss-course", severity, title, verdict.sentence, f"{basis}.", f"maybe {causes}"
+    )
+
+
+def expected_course(config: TrainConfig, shape: GPTConfig, plan: BatchPlan, dataset: Dataset) -> Expectation:
+    per_token = dataset.bytes_per_token("train")
+    if math.isnan(per_token):  # nanoGPT's folders do not say
+        per_token = 1.0 if dataset.manifest.tokenizer == "char" else 4.5
+    setup = setup_of(
+        config,
+        vocab_size=shape.vocab_size,
+        batch_tokens=plan.tokens,
+        train_tokens=dataset.manifest.tokens["train"],
+        tokenizer=dataset.manifest.tokenizer,
+        bytes_per_token=per_token,
+    )
+    return expect(setup)
 
 
 def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool) -> Record | None:

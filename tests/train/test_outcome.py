@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from glassgpt.account.expected_loss import expect
 from glassgpt.account.forecast import Forecast
+from glassgpt.account.learning import Setup
 from glassgpt.account.memory import Memory
 from glassgpt.account.pace import Pace
 from glassgpt.train import outcome as outcomes
-from glassgpt.train.outcome import Outcome, miss_finding, pace_finding
+from glassgpt.train.outcome import Outcome, course_finding, miss_finding, pace_finding
 
 GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
@@ -71,6 +73,26 @@ def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     large = miss_finding(outcome, 9, 72.0, finished=True)
     assert large is not None
     assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+
+
+def test_a_loss_is_held_against_its_course() -> None:
+    setup = Setup(
+        parameters=10_646_784, vocab_size=65, batch_tokens=16_384, max_iters=5000, train_tokens=1_003_854,
+        tokenizer="char", bytes_per_token=1.0, dataset="shakespeare_char", dropout=0.2, learning_rate=1e-3,
+        warmup_iters=100,
+    )  # fmt: skip
+    outcome = an_outcome(1000.0)
+    assert course_finding(outcome, 1750, 1.47) is None  # nothing is expected of it
+    outcome.expectation = expect(setup)
+    usual = course_finding(outcome, 1750, 1.47)
+    assert usual is not None
+    assert usual["severity"] == "info"
+    high = course_finding(outcome, 1750, 2.9)
+    assert high is not None
+    assert high["severity"] == "advice"
+    assert "above what is usual: 2.9000" in high["title"]
+    assert course_finding(outcome, 150, 2.9) is None
+    assert course_finding(outcome, 1750, None) is None
 
 
 def test_the_end_has_both_figures() -> None:

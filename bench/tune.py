@@ -4,7 +4,7 @@
     python -m bench.tune shakespeare_char_cpu --grid micro_batch,attention,threads,compile
     python -m bench.tune gpt2_124m --set batch_tokens=524288 --grid micro_batch --sizes 4,8,16,32,64 --no-tune
 
-First tune within its budget, then the whole grid, then tune's choice and the grid's best in turns, since a
+First tune within its budget, then the whole grid, then tune's choice and the grid's fastest in turns, since a
 machine drifts. The table has every setting; the last line is one JSON document, whose `ratio` is what the
 choice reaches of the best.
 """
@@ -17,13 +17,12 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
 from glassgpt.figures import count, milliseconds, points, size
 from glassgpt.insight.tune.evidence import run_speed
 from glassgpt.insight.tune.ground import Ground
@@ -58,7 +57,8 @@ def grid(ground: Ground, names: Sequence[str], sizes: Sequence[int]) -> list[Set
             setting = dataclasses.replace(ground.automatic_at(number), **changes)
             if not (setting.compile and (setting.kernels or setting.graph)):
                 found[setting] = None
-    return list(found)
+    # Another number of threads is another process: all with the same number come together.
+    return sorted(found, key=lambda setting: setting.threads or 0)
 
 
 def _values(ground: Ground, name: str) -> list[Any]:
@@ -93,21 +93,19 @@ def _in_words(point: Point) -> str:
     return f"{count(point.speed)} tokens/s" if point.speed else "no headroom"
 
 
-def in_turns(workshop: Workshop, ground: Ground, one: Setting, other: Setting, rounds: int) -> float:
-    """How fast `one` is as a share of `other`, both measured again."""
-    if one == other:
-        return 1.0
-    trials: dict[Setting, list[Trial]] = {one: [], other: []}
+def in_turns(
+    workshop: Workshop, ground: Ground, settings: Sequence[Setting], rounds: int
+) -> dict[Setting, float]:
+    """The speed of each, measured again, one after the other and from the beginning."""
+    trials: dict[Setting, list[Trial]] = {setting: [] for setting in settings}
     for _ in range(rounds):
-        for setting in (one, other):
+        for setting in trials:
             trials[setting].append(workshop.measure(setting, _LIMIT_S))
-    speeds = []
+    speeds = {}
     for setting, done in trials.items():
         figures = figures_of(done)
-        if figures is None:
-            raise UserError(f"{setting_in_words(ground, setting)} does not run again")
-        speeds.append(run_speed(ground, setting, figures))
-    return speeds[0] / speeds[1]
+        speeds[setting] = run_speed(ground, setting, figures) if figures is not None else 0.0
+    return speeds
 
 
 def table(ground: Ground, found: Sequence[Point]) -> str:
@@ -126,8 +124,13 @@ def table(ground: Ground, found: Sequence[Point]) -> str:
 
 
 def document(
-    ground: Ground, tuning: Tuning | None, found: Sequence[Point], best: Point, ratio: float | None
+    ground: Ground,
+    tuning: Tuning | None,
+    found: Sequence[Point],
+    again: Mapping[Setting, float],
+    ratio: float | None,
 ) -> dict[str, Any]:
+    best = max(again, key=lambda setting: again[setting])
     rows = [
         {
             **dataclasses.asdict(point.setting),
@@ -142,8 +145,8 @@ def document(
         "machine": ground.device_name,
         "tokens_per_update": ground.tokens,
         "settings": len(found),
-        "best": dataclasses.asdict(best.setting),
-        "best_tokens_per_s": best.speed,
+        "best": dataclasses.asdict(best),
+        "best_tokens_per_s": again[best],
         "chosen": None if tuning is None else dataclasses.asdict(tuning.outcome.chosen.setting),
         "took_s": None if tuning is None else tuning.took_s,
         "ratio": ratio,
@@ -163,15 +166,17 @@ def main(arguments: list[str] | None = None) -> int:
         workshop.seconds = asked.seconds
         settings = grid(ground, asked.grid.split(","), asked.sizes)
         found = swept(workshop, ground, settings, asked.limit)
-        best = max(found, key=lambda point: point.speed)
-        ratio = None
-        if tuning is not None:
-            chosen = tuning.outcome.chosen.setting
-            ratio = in_turns(workshop, ground, chosen, best.setting, asked.rounds)
-            print(f"chosen: {setting_in_words(ground, chosen)}, in {tuning.took_s:.0f} s")
-            print(f"best:   {setting_in_words(ground, best.setting)}; the choice reaches {ratio:.1%} of it")
+        order = sorted(found, key=lambda point: -point.speed)
+        chosen = None if tuning is None else tuning.outcome.chosen.setting
+        finalists = [point.setting for point in order[: asked.finalists] if point.speed]
+        again = in_turns(workshop, ground, [*finalists, *([chosen] if chosen else [])], asked.rounds)
+        best = max(again, key=lambda setting: again[setting])
+        for setting, speed in again.items():
+            mark = {chosen: "  chosen"}.get(setting, "") + ("  best" if setting == best else "")
+            print(f"again: {setting_in_words(ground, setting):<53} {count(speed)} tokens/s{mark}")
+        ratio = None if chosen is None else again[chosen] / again[best]
     print(f"\n{table(ground, found)}")
-    print(json.dumps(document(ground, tuning, found, best, ratio)))
+    print(json.dumps(document(ground, tuning, found, again, ratio)))
     return 0
 
 
@@ -193,7 +198,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--grid", default="micro_batch,attention,kernels,graph", help=f"of {', '.join(DIMENSIONS)}")
     add("--sizes", type=whole_numbers, default=(), help="micro-batches; default: all that divide the update")
     add("--seconds", type=float, default=1.5, help="of timed updates in each trial of the grid")
-    add("--rounds", type=int, default=3, help="of choice and best in turns at the end")
+    add("--finalists", type=int, default=4, help="of the grid, that meet tune's choice again at the end")
+    add("--rounds", type=int, default=3, help="in which they do, in turns")
     add("--limit", type=float, default=480.0, help="seconds after which the grid is cut off")
     return parser
 

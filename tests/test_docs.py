@@ -115,7 +115,12 @@ def known_flags() -> set[str]:
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
     options = (*training, *looking, *knowing)
-    return {field.name for kind in options for field in dataclasses.fields(kind)} | {"help", "version", "key"}
+    return {field.name for kind in options for field in dataclasses.fields(kind)} | {
+        "help",
+        "version",
+        "key",
+        "tune",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)

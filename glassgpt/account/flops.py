@@ -47,3 +47,9 @@ def flops_per_token(parameters_multiplied: int, n_layer: int, n_embd: int, conte
 def plain_flops_per_token(parameters_multiplied: int) -> int:
     """The 6N rule without attention, which many quote."""
     return 6 * parameters_multiplied
+
+
+def muon_flops(n_layer: int, n_embd: int, steps: int) -> int:
+    """Of an update: orthogonalising a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3 a step. A block has four
+    of C x C and two of C x 4C."""
+    return steps * n_layer * (4 * 6 + 2 * 18) * n_embd**3

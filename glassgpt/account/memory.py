@@ -81,6 +81,10 @@ def needed(work: Work) -> Memory:
         "step": _at_step(work),
         "evaluation": _at_evaluation(work),
     }
+    if work.config.eval_only:
+        moments = {
+            "evaluation": _at_evaluation(work) | {"optimizer": 0, "gradients": 0, "copy to be saved": 0}
+        }
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: size for name, size in moments[moment].items() if size}
     return Memory(moment, parts, CONTEXT_BYTES[work.device_type])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glassgpt.account import flops
 from glassgpt.account.hardware import Card
 from glassgpt.account.memory import Work
 from glassgpt.account.references import Query, mfu_band
@@ -25,6 +26,15 @@ class Pace:
         return self.low <= tokens_per_s <= self.high
 
 
+def _share_of_tokens(work: Work, flops_per_token: int) -> float:
+    """Of an update's arithmetic; Muon's own is felt where an update has few tokens."""
+    if work.config.optimizer != "muon":
+        return 1.0
+    of_tokens = work.tokens * work.micro_steps * flops_per_token
+    extra = flops.muon_flops(work.config.n_layer, work.config.n_embd, work.config.muon_steps)
+    return of_tokens / (of_tokens + extra)
+
+
 def expected_pace(work: Work, flops_per_token: int, peak: float, card: Card | None) -> Pace:
     """`peak`: FLOP/s of the card in the run's dtype, or, without a card, as measured."""
     kernels = "own" if work.kernels else "compiled" if work.compiled else "plain"
@@ -37,7 +47,9 @@ def expected_pace(work: Work, flops_per_token: int, peak: float, card: Card | No
         fp8=work.config.fp8,
     )
     band = mfu_band(card, peak, query)
-    slower = _RECOMPUTING if work.config.activation_checkpointing else 1.0
+    slower = (_RECOMPUTING if work.config.activation_checkpointing else 1.0) * _share_of_tokens(
+        work, flops_per_token
+    )
     low, mid, high = (slower * mfu for mfu in (band.low, band.mid, band.high))
     per_percent = peak / 100 / flops_per_token
     return Pace(low * per_percent, mid * per_percent, high * per_percent, (low, mid, high), band.reason)

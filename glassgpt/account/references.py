@@ -245,6 +245,7 @@ _WIDER = 0.2
 # How far beyond its rows a band reaches, per tier. Chosen so that leaving each row out in turn and predicting
 # it from the others succeeds for at least 80% of them: tests/account/test_references.py.
 _REACH = (0.10, 0.15, 0.25, 0.35)
+_CPU_REACH = 0.35  # CPUs share caches and clocks with whatever else runs
 _ALONE = 2.0  # times that, where there is one row only
 _UNLIKE = 1.5  # times that, where no row has a similar model
 
@@ -310,7 +311,11 @@ def _arithmetic_band(card: Card | None, query: Query, without: Sequence[str]) ->
     near = [(tier, row) for tier, row in among if tier <= farthest]
     chosen = [row for _, row in near]
     reached = [_adjusted(row, query) for row in chosen]
-    reach = _REACH[farthest] * (_ALONE if len(chosen) == 1 else 1) * (1 if similar else _UNLIKE)
+    reach = (
+        (_CPU_REACH if card is None else _REACH[farthest])
+        * (_ALONE if len(chosen) == 1 else 1)
+        * (1 if similar else _UNLIKE)
+    )
     low, high = min(reached) * (1 - reach), max(reached) * (1 + reach)
     weights = [1 / (0.25 + tier**2 + _model_distance(query, row) ** 2) for tier, row in near]
     mid = math.exp(sum(w * math.log(value) for w, value in zip(weights, reached, strict=True)) / sum(weights))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import console, print_help, wants_help
@@ -16,16 +18,20 @@ if TYPE_CHECKING:
     from glassgpt.account.journal import Record
     from glassgpt.account.sink import Listener
     from glassgpt.train.interrupt import Stop
+    from glassgpt.train.task import Task
 
 
 def train(words: list[str]) -> int:
     if wants_help(words):
         about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
         text = (
-            f"FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). Presets:\n\n{about}"
+            "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). --tune measures "
+            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. Presets:\n\n{about}"
         )
         return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
-    names, flags, problems = parse_flags(words, TrainConfig)
+    names, flags, problems = parse_flags(words, _Flags)
+    tuning, more = check_settings({"tune": flags.pop("tune", "False")}, _Flags)
+    problems += more
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
     recipe = None
@@ -38,10 +44,20 @@ def train(words: list[str]) -> int:
     from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
 
     with Stop() as stop:
-        return _train(recipe, flags, stop)
+        return _train(recipe, flags, stop, bool(tuning.get("tune")))
 
 
-def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
+@dataclass(frozen=True)
+class _Flags(TrainConfig):
+    """What may be said besides the run's settings."""
+
+    tune: bool = False
+
+
+TUNING_S = 90.0
+
+
+def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
     from glassgpt.account.machine import process_age_s
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
@@ -54,6 +70,8 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
     # Who reads nanoGPT's lines from stdout expects no others there.
     out = console(stderr=task.config.console == "nanogpt")
     _prepare_if_built_in(task.config, out)
+    if tune:
+        task = _tuned(task, flags, out)
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":
         lines = NanogptConsole()
@@ -66,6 +84,19 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop) -> int:
         report(record)
 
     return session.start(task, [show], stop, process_age_s()).exit_code
+
+
+def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:
+    """With the settings that are fastest here, found by trying; what was said by flag stays."""
+    from glassgpt.harmless import harmless
+    from glassgpt.insight.tune.tuning import tuned_config
+
+    def say(line: str) -> None:
+        out.print(f"{'tune':<13} {harmless(line)}", soft_wrap=True, markup=False)
+
+    config = tuned_config(task.config, TUNING_S, say, fixed=flags)
+    out.print()
+    return replace(task, config=config)
 
 
 def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.account.machine import apple_gpu_name
+from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.train.batching import evaluation_rows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -127,21 +129,25 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
 
 
-def sequences_that_fit(
-    config: TrainConfig, vocab_size: int, parameters: int, free_bytes: int | None
-) -> int | None:
-    """A careful estimate of the micro-batch that memory allows, before anything was tried.
-
-    Weights, gradients and AdamW's two moments take 16 bytes a parameter. A token keeps about 34 bytes a
-    channel and layer for the backward pass (one sixth of that under activation checkpointing, besides one
-    layer's worth). Logits come in pieces: about 2 GiB with all that goes with them, and the head's gradient;
-    or, if that is less, 12 bytes an entry.
-    """
+def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | None) -> int | None:
+    """The largest micro-batch that a card's free memory should hold, before anything was tried."""
     if free_bytes is None:
         return None
-    layers = config.n_layer / 6 + 1 if config.activation_checkpointing else config.n_layer
-    per_token = 34 * layers * config.n_embd * (2 if config.dtype == "float32" else 1)
-    room = 0.85 * free_bytes - 16 * parameters
-    pieces = 2 * 2**30 + 4 * vocab_size * config.n_embd
-    tokens = max((room - pieces) / per_token, room / (per_token + 12 * vocab_size))
-    return max(1, int(tokens / config.block_size))
+    compiled = config.compile == "on"
+    work = Work(
+        config=config,
+        vocab_size=vocab_size,
+        batch_size=1,
+        micro_steps=2,  # gradients may have to add up
+        dtype="bfloat16" if config.dtype == "auto" else config.dtype,
+        kernels=config.kernels != "plain" and not compiled,
+        compiled=compiled,
+        attention=config.attention,
+        eval_batch_tokens=evaluation_rows(config, "cuda", vocab_size) * config.block_size,
+    )
+    # The context is there already, and not in what is free.
+    room = int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]
+    return largest_batch(work, room) or 1  # never none at all: the run will say it better
+
+
+_ROOM = 0.92  # of what is free: tensors do not fill memory without gaps

@@ -160,7 +160,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     )
 
     free, total = devices.memory_bytes(device)
-    fits = devices.sequences_that_fit(config, shape.vocab_size, parameter_count(shape), free)
+    fits = devices.sequences_that_fit(config, shape.vocab_size, free)
     plan, batch_choices = plan_batch(config, device.type, fits)
     choices += batch_choices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,23 @@ def test_gpt2_on_an_h200_is_as_fast_as_it_was() -> None:
     assert expected_pace(work(fp8=True), GPT2_FLOPS, 989e12, H200).holds(65_536 / 0.0979)
     slower = expected_pace(work(activation_checkpointing=True), GPT2_FLOPS, 989e12, H200)
     assert slower.mid == pytest.approx(0.75 * pace.mid)
+
+
+def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
+    """124M on an H200, 32 x 1024 tokens: 63.2 ms; 16 x 1024: 36.6 ms."""
+    muon: dict[str, Any] = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
+    for sequences, ms in ((32, 63.2), (16, 36.6)):
+        one = replace(work(**muon), batch_size=sequences)
+        assert expected_pace(one, GPT2_FLOPS, 989e12, H200).holds(sequences * 1024 / ms * 1000)
+    usual, few = (replace(work(**muon), batch_size=size) for size in (64, 1))
+    adamw = expected_pace(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
+    assert 0.9 * adamw.mid < expected_pace(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
+    # 5 steps x 12 layers x 60 x 768^3 against 1024 tokens of 854.8 MFLOP: two thirds.
+    share = 1024 * GPT2_FLOPS / (1024 * GPT2_FLOPS + 5 * 12 * 60 * 768**3)
+    alone = replace(few, config=replace(few.config, optimizer="adamw"))
+    assert expected_pace(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
+        share * expected_pace(alone, GPT2_FLOPS, 989e12, H200).mid
+    )
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:

@@ -83,3 +83,10 @@ def test_recomputing_saves_most_of_the_activations() -> None:
     usual, again = work(batch_size=32), work({"activation_checkpointing": True}, batch_size=32)
     saved = needed(usual).allocated - needed(again).allocated
     assert saved > 0.6 * needed(usual).parts["activations"]
+
+
+def test_who_only_evaluates_needs_no_optimizer() -> None:
+    memory = needed(work({"eval_only": True}, eval_batch_tokens=1024))
+    assert memory.moment == "evaluation"
+    assert "optimizer" not in memory.parts
+    assert memory.allocated < 12 * 124_373_760

@@ -238,7 +238,7 @@ TUNED = [*TINY[:4], "--batch_tokens=64", *TINY[5:]]
 
 def test_a_tiny_model_on_this_machine(tiny_data: Path, capsys: Capture) -> None:
     """Real processes, real updates; and the file trains."""
-    words = ["shakespeare_char_cpu", f"--data_dir={tiny_data}", *TUNED, "--budget=8s", "--json"]
+    words = ["shakespeare_char_cpu", f"--data_dir={tiny_data}", *TUNED, "--budget=30s", "--json"]
     assert tune(words) == 0
     document = json.loads(capsys.readouterr().out)
     ran = [row for row in document["trials"] if row["outcome"] == "ran"]
@@ -246,7 +246,7 @@ def test_a_tiny_model_on_this_machine(tiny_data: Path, capsys: Capture) -> None:
     assert len(ran) >= 2
     assert all(row["setting"]["compile"] is False for row in document["trials"])
     assert all(row["tokens_per_s"] > 100 and row["peak_bytes"] > 10**7 for row in ran)
-    assert document["took_s"] < 10
+    assert document["took_s"] < 32
     assert main(["train", "tuned.toml", "--out_dir=run"]) == 0
     assert Path("run/journal.jsonl").is_file()
 

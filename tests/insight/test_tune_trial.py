@@ -219,6 +219,25 @@ def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: 
     assert (trial.outcome, trial.why) == ("impossible", "compile failed: no compiler")
 
 
+def test_what_compiles_is_compiled_for_evaluation_too(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+
+    def compile(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        def call(*arguments: object) -> torch.Tensor:
+            called.append(model.training)
+            result: torch.Tensor = model(*arguments)
+            return result
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    trial = try_out(set_stage(tiny(), None), Setting(micro_batch=4, compile=True), 4, 1, 0.1)
+    assert trial.outcome == "ran"
+    assert called.count(False) == 1
+
+
 # --- the ground ---
 
 

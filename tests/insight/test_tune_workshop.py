@@ -185,6 +185,13 @@ def test_one_that_failed_is_replaced(workshop: Workshop, answer: Any, outcome: s
     assert Scripted.made == [None, None]
 
 
+def test_the_compiler_does_not_stay(workshop: Workshop) -> None:
+    Scripted.answers += [RAN] * 2
+    workshop.measure(Setting(micro_batch=4, compile=True), 10)
+    workshop.measure(SETTING, 10)
+    assert Scripted.made == [None, None]
+
+
 def test_another_number_of_threads_is_another_process(workshop: Workshop) -> None:
     Scripted.answers += [RAN] * 4
     for threads in (None, 1, 1, None):

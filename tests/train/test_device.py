@@ -98,12 +98,11 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
 
 def test_memory_bounds_the_micro_batch() -> None:
     config = TrainConfig(n_layer=12, n_embd=768, block_size=1024)
-    parameters = 124_000_000
-    assert sequences_that_fit(config, 50304, parameters, None) is None
+    assert sequences_that_fit(config, 50304, None) is None
 
     def fit(gib: float, **changes: Any) -> int | None:
         changed = TrainConfig(n_layer=12, n_embd=768, block_size=1024, **changes)
-        return sequences_that_fit(changed, 50304, parameters, int(gib * 2**30))
+        return sequences_that_fit(changed, 50304, int(gib * 2**30))
 
     assert fit(0.1) == 1  # never none at all: the run will say it better
     few, many = fit(12), fit(80)

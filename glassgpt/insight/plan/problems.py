@@ -28,7 +28,7 @@ class Problem:
 
 _SHARE_FELT = 0.05  # of a run, spent evaluating
 _LATE_S = 1800  # for a first checkpoint
-_FEW_TOKENS, _MANY_TOKENS = 5, 400  # per parameter
+_FEW_TOKENS = 5  # per parameter
 
 
 def find_problems(
@@ -119,7 +119,8 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             f"{prospect.overfits_at * decided.batch.tokens / text.train_tokens:.1f} times through the text",
             f"--max_iters={prospect.overfits_at}, more --dropout, or --patience=3; the best one is kept",
         )
-    if prospect.tokens_per_parameter < _FEW_TOKENS and config.init_from == "scratch":
+    from_nothing = config.init_from == "scratch" and text.tokenizer not in ("char", "byte")
+    if prospect.tokens_per_parameter < _FEW_TOKENS and from_nothing:
         yield Problem(
             "hint",
             f"{count(decided.total_tokens)} tokens are {prospect.tokens_per_parameter:.1f} per parameter; "

@@ -124,7 +124,8 @@ class _Judge:
                 f"{percent(steady_gain)} faster, but {self.ground.updates:,} updates "
                 f"do not save its {takes} of compiling"
             )
-        return f"{percent(self.evidence.lag(setting, self.chosen))} slower"
+        lag = f"{percent(self.evidence.lag(setting, self.chosen))} slower"
+        return f"{lag} over the run, compiling included" if setting.compile else lag
 
 
 def _times(figures: Figures) -> tuple[float, float, float]:
@@ -170,7 +171,8 @@ class _Reason:
         if gain <= WORTH:
             return f"{what} is as fast as the automatic choice"
         than = "choice" if automatic.micro_batch == self._number else automatic.micro_batch
-        return f"{what} is {percent(gain)} faster than the automatic {than}"
+        over = " over the run, compiling included" if chosen.compile else ""
+        return f"{what} is {percent(gain)} faster than the automatic {than}{over}"
 
     # --- neighbours ---
 

@@ -98,9 +98,8 @@ def look(stage: Stage) -> Ground:
     """Takes seconds where a run would measure before it decides: the matmul peak, attention."""
     config, device = stage.config, stage.device
     free, total = _memory(device)
-    fits = devices.sequences_that_fit(
-        config, stage.shape.vocab_size, parameter_count(stage.shape), free if device.type == "cuda" else None
-    )
+    on_card = free if device.type == "cuda" else None
+    fits = devices.sequences_that_fit(config, stage.shape.vocab_size, on_card)
     plan, _ = plan_batch(config, device.type, fits)
     peak = hardware.find_peak(
         device.type, devices.device_name(device), stage.dtype, total, config.probe_seconds

@@ -19,7 +19,7 @@ class Trial:
     outcome: Outcome
     update_s: tuple[float, ...] = ()
     micro_steps: int = 0  # that each of them really did; the rest of a long update is computed
-    first_s: float = 0.0  # the first update, which builds and compiles
+    first_s: float = 0.0  # the first update, which builds; compiled, the first batch of an evaluation too
     peak_bytes: int | None = None
     wall_s: float = 0.0  # of the whole trial
     why: str = ""  # it did not run

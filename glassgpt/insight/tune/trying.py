@@ -19,7 +19,7 @@ from glassgpt.insight.tune.setting import Setting, with_setting
 from glassgpt.insight.tune.stage import Stage, setting_of
 from glassgpt.insight.tune.trial import Marks, Trial, update_seconds
 from glassgpt.model.gpt import GPT
-from glassgpt.train.batching import BatchPlan
+from glassgpt.train.batching import BatchPlan, evaluation_rows
 from glassgpt.train.device import Placement
 from glassgpt.train.learner import Learner
 from glassgpt.train.speedups import choose_speedups
@@ -40,6 +40,8 @@ def try_out(stage: Stage, setting: Setting, sequences: int, micro_steps: int, se
     # A recording is made at the fourth update; compiling may go on in the second.
     fewest = 5 if setting.graph else 1 if setting.compile else 0
     first_s, usual_s = warm_up(updates.block, seconds / 2, fewest)
+    if setting.compile:
+        first_s += updates.evaluate()
     marks = timed(updates.block, seconds, usual_s)
     setbacks, peak_bytes = dict(updates.learner.setbacks), peak.found()
     del updates
@@ -122,6 +124,16 @@ class Updates:
         self._stream.waited_s()  # whose events would pile up
         stamps, each = self._watch.seconds(), self._plan.micro_steps + 1
         return [stamps[at : at + each + 1] for at in range(0, count * each, each)]
+
+    def evaluate(self) -> float:
+        """Seconds of the first batch of an evaluation, which compiled code is compiled for once more."""
+        config, device = self.learner.config, self.learner.placement.device
+        rows = evaluation_rows(config, device.type, self.learner.model.config.vocab_size)
+        tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
+        begin = time.perf_counter()
+        self.learner.score(tokens, tokens)
+        self.learner.placement.synchronize()
+        return time.perf_counter() - begin
 
 
 class MarkedStream(Stream):

@@ -15,7 +15,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig, find_problems
 from glassgpt.errors import UserError
-from glassgpt.figures import count, duration, percent, plural
+from glassgpt.figures import count, duration, plural
 from glassgpt.insight.tune.ground import Ground
 from glassgpt.insight.tune.outcome import Outcome, Row, outcome_of
 from glassgpt.insight.tune.search import Search, Step
@@ -156,8 +156,7 @@ def notes_of(tuning: Tuning) -> list[str]:
     tried = sum(row.trials for row in tuning.outcome.rows)
     speed = f"{count(chosen.tokens_per_s or 0)} tokens/s"
     if automatic is not None and automatic is not chosen and automatic.tokens_per_s and chosen.tokens_per_s:
-        gain = chosen.tokens_per_s / automatic.tokens_per_s - 1
-        speed += f", {percent(gain)} more than the automatic choice"
+        speed += f", where the automatic choice has {count(automatic.tokens_per_s)}"
     notes = [
         f"Measured by `glass tune` on {day}: {ground.device_name}, torch {ground.torch}, {ground.dtype}, "
         f"{plural(tried, 'trial')} in {duration(tuning.took_s)}.",

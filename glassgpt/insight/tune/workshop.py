@@ -172,7 +172,8 @@ class Workshop:
             "seconds": self.seconds,
         }
         trial = self._tried(request, setting.threads, limit_s)
-        if trial.outcome not in ("ran", "impossible"):
+        # The compiler stays in memory, which the trials that follow would be blamed for.
+        if trial.outcome not in ("ran", "impossible") or setting.compile:
             self._drop()
         return dataclasses.replace(trial, wall_s=time.monotonic() - begin)
 

@@ -37,15 +37,11 @@ class Forecast:
         if self.updates_s is None or self.evaluation_s is None:
             return None
         fixed = self.saving_s + self.start_s
-        stretch = 1 + self.evaluation_s / self.updates_s[1]  # evaluations are as fast as updates are
         low, mid, high = self.updates_s
+        if not mid:
+            return (fixed + self.evaluation_s,) * 3
+        stretch = 1 + self.evaluation_s / mid  # evaluations are as fast as updates are
         return low * stretch + fixed, mid * stretch + fixed, high * stretch + fixed
-
-    @property
-    def evaluation_share(self) -> float | None:
-        if self.evaluation_s is None or self.total_s is None:
-            return None
-        return self.evaluation_s / self.total_s[1]
 
     def as_dict(self) -> dict[str, Any]:
         pace = self.pace
@@ -71,15 +67,19 @@ def forecast(
 ) -> Forecast:
     """`peak`: FLOP/s in the run's dtype. `eval_tokens`: of a split, each time."""
     config, kind = work.config, work.device_type
-    evaluations = config.max_iters // config.eval_interval + 1 + (config.max_iters % config.eval_interval > 0)
-    pace = None if peak is None else expected_pace(work, flops_per_token, peak, card)
+    updates = 0 if config.eval_only else config.max_iters
+    evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
+    # The measured rows are of known cards; of CPUs the matmul peak says enough.
+    known = peak is not None and (card is not None or kind == "cpu")
+    pace = expected_pace(work, flops_per_token, peak, card) if known and peak is not None else None
     updates_s = evaluation_s = None
     if pace is not None:
-        tokens = config.max_iters * tokens_per_update
+        tokens = updates * tokens_per_update
         updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
-        once = min(eval_tokens, val_tokens)
-        closing = val_tokens if config.closing_eval and once < val_tokens - 1 else 0
-        evaluation_s = (2 * once * evaluations + closing) * _FORWARD / pace.mid
+        of_val = min(eval_tokens, val_tokens)
+        closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
+        evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
+        evaluation_s = evaluated * _FORWARD / pace.mid
     return Forecast(
         memory=memory.needed(work),
         on_card=kind == "cuda",
@@ -87,7 +87,7 @@ def forecast(
         updates_s=updates_s,
         evaluation_s=evaluation_s,
         evaluations=evaluations,
-        saving_s=memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
+        saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
         start_s=_start_s(work, kind),
     )
 

@@ -36,15 +36,20 @@ class Setup:
     wsd_decay_fraction: float = 0.2
 
 
+_LONGEST = 10**12  # updates: more are a slip of the finger
+
+
 def setup_of(
     config: TrainConfig,
     *,
     vocab_size: int,
     batch_tokens: int,
     train_tokens: int,
+    dataset: str,
     tokenizer: str,
     bytes_per_token: float,
 ) -> Setup:
+    """`dataset`: its name, which tells whether there are curves of such text."""
     multiplied = flops.parameters(
         vocab_size=vocab_size, block_size=config.block_size, n_layer=config.n_layer, n_embd=config.n_embd,
         arch=config.arch, bias=config.bias, positions=False, tied=config.tie_embeddings, lookups=False,
@@ -53,11 +58,11 @@ def setup_of(
         parameters=multiplied,
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
-        max_iters=config.max_iters,
+        max_iters=min(config.max_iters, _LONGEST),
         train_tokens=train_tokens,
         tokenizer=tokenizer,
         bytes_per_token=bytes_per_token,
-        dataset=config.dataset,
+        dataset=dataset,
         arch=config.arch,
         optimizer=config.optimizer,
         dropout=config.dropout,

@@ -241,6 +241,7 @@ _FP8_SPEED = 1.2  # 117.8 and 97.9 ms
 # A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
 # from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
 _WIDER = 0.2
+_WIDEST = 1.5  # times: nobody measured more
 
 # How far beyond its rows a band reaches, per tier. Chosen so that leaving each row out in turn and predicting
 # it from the others succeeds for at least 80% of them: tests/account/test_references.py.
@@ -319,16 +320,17 @@ def _arithmetic_band(card: Card | None, query: Query, without: Sequence[str]) ->
     low, high = min(reached) * (1 - reach), max(reached) * (1 + reach)
     weights = [1 / (0.25 + tier**2 + _model_distance(query, row) ** 2) for tier, row in near]
     mid = math.exp(sum(w * math.log(value) for w, value in zip(weights, reached, strict=True)) / sum(weights))
-    reason = _reason(card, [tier for tier, _ in near], bool(similar), min(reached), max(reached))
+    told = [row.mfu for row in chosen if row.mfu is not None]  # as it was; the band is scaled to this model
+    reason = _reason(card, [tier for tier, _ in near], bool(similar), min(told), max(told))
     high = min(_MOST, high)
-    return Band(min(low, high), min(mid, high), high, reason, tuple(row.name for row in chosen))
+    return Band(min(low, 0.9 * high), min(mid, 0.95 * high), high, reason, tuple(row.name for row in chosen))
 
 
 def _adjusted(row: Reference, query: Query) -> float:
     """What the row would have reached with the kernels and the size of model asked for."""
     assert row.mfu is not None
     speed = _SPEED[query.kernels] / _SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
-    wider = math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER)
+    wider = min(_WIDEST, math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER))
     return min(_MOST, row.mfu * speed * wider)
 
 

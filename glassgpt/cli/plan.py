@@ -102,6 +102,8 @@ def _read(words: list[str]) -> _Asked:
     recipe = _unless_wrong(problems, lambda: find_recipe(names[0] if names else DEFAULT_PRESET))
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), flags, kind))
+    if config is not None and options.hours is not None and config.init_from != "scratch":
+        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
     return _Asked(recipe.name, config, target, options)
@@ -118,4 +120,7 @@ def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:
 def _write(path: Path, text: str) -> None:
     if path.exists():
         raise UserError(f"--out={path} is there already; name another file")
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out={path} cannot be written: {error.strerror}") from None

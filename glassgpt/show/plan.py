@@ -32,7 +32,8 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
     _rows(_model_rows(plan), out)
     _print_memory(plan, out)
     if plan.times is None:
-        _rows([("time", "unknown: nobody measured this card, and the table does not have it")], out)
+        dtype = plan.decided.work.dtype
+        _rows([("time", f"unknown: there is no {dtype} peak of this card in the table")], out)
     else:
         _rows(_time_rows(plan, plan.times), out)
     _rows(_loss_rows(plan), out)

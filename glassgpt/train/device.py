@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glassgpt.account import costs
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch
 from glassgpt.config import DEVICE, Choice, TrainConfig
@@ -140,7 +141,10 @@ def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | N
         batch_size=1,
         micro_steps=2,  # gradients may have to add up
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=config.kernels != "plain" and not compiled,
+        kernels=config.kernels == "triton"
+        or (
+            config.kernels == "auto" and not compiled and costs.kernels_pay(config.max_iters, config.n_layer)
+        ),
         compiled=compiled,
         attention=config.attention,
         eval_batch_tokens=evaluation_rows(config, "cuda", vocab_size) * config.block_size,

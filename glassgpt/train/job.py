@@ -225,7 +225,8 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         eval_tokens=eval_tokens,
         eval_rows=eval_rows,
         outcome=Outcome(
-            ahead, None if task.origin is not None else expected_course(config, shape, plan, dataset)
+            ahead,
+            expected_course(config, shape, plan, dataset) if config.init_from == "scratch" else None,
         ),
         progress=progress,
         choices=choices,

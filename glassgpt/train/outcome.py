@@ -42,7 +42,10 @@ class Outcome:
         self.tokens += tokens
         self.seconds += seconds
         self.waited_s += min(waited_s, seconds)
-        self.most_memory = max(self.most_memory, memory.get("allocated_peak", memory["rss"]))
+        if self.forecast.on_card:
+            self.most_memory = max(self.most_memory, memory["allocated_peak"])
+        elif "allocated_peak" not in memory:  # Apple's GPU keeps no peak: nothing to compare with
+            self.most_memory = max(self.most_memory, memory["rss"])
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -142,7 +145,10 @@ def _likely_cause(outcome: Outcome) -> tuple[str, str]:
 
 
 def _load() -> float:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    try:
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    except OSError:  # it cannot be had everywhere
+        return 0.0
 
 
 def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> Record | None:
@@ -165,12 +171,13 @@ def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> 
 def expected_course(config: TrainConfig, shape: GPTConfig, plan: BatchPlan, dataset: Dataset) -> Expectation:
     per_token = dataset.bytes_per_token("train")
     if math.isnan(per_token):  # nanoGPT's folders do not say
-        per_token = 1.0 if dataset.manifest.tokenizer == "char" else 4.5
+        per_token = 1.0 if dataset.manifest.tokenizer in ("char", "byte") else 4.5
     setup = setup_of(
         config,
         vocab_size=shape.vocab_size,
         batch_tokens=plan.tokens,
         train_tokens=dataset.manifest.tokens["train"],
+        dataset=dataset.manifest.name,
         tokenizer=dataset.manifest.tokenizer,
         bytes_per_token=per_token,
     )
@@ -182,7 +189,6 @@ def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool
     if not finished or wall_s < _LONG_S:
         return None
     forecast, misses = outcome.forecast, []
-    # Of a process the model knows less than of a card.
     expected = forecast.as_dict()["memory_bytes"]
     if outcome.most_memory and abs(outcome.most_memory / expected - 1) > _MISS:
         misses.append(f"memory {size(outcome.most_memory)} instead of {size(expected)}")

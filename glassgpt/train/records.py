@@ -206,6 +206,11 @@ def rate_jump(job: Job, then: TrainConfig) -> Record | None:
     }
 
 
+def is_whole(job: Job, reason: str) -> bool:
+    """Whether one process did all of the run, as it was forecast."""
+    return reason == "finished" and job.place.process == 0 and job.config.init_from == "scratch"
+
+
 def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:
     """The end of a process, with where its time went."""
     ledger = job.ledger.seconds()
@@ -221,6 +226,6 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
         "last_checkpoint": str(whole[-1]) if whole else None,
         "ledger": ledger,
         "wall_s": wall_s,
-        "forecast": job.outcome.as_dict(wall_s, reason == "finished" and job.place.process == 0),
+        "forecast": job.outcome.as_dict(wall_s, is_whole(job, reason)),
         **(details or {}),
     }

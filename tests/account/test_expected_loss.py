@@ -378,7 +378,13 @@ def test_a_size_that_nobody_measured_widens_the_band() -> None:
     ids=["cosine", "to nothing", "wsd", "ends early", "constant"],
 )
 def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
-    text = {"batch_tokens": 1024, "train_tokens": 10**6, "tokenizer": "char", "bytes_per_token": 1.0}
+    text = {
+        "batch_tokens": 1024,
+        "train_tokens": 10**6,
+        "dataset": "",
+        "tokenizer": "char",
+        "bytes_per_token": 1.0,
+    }
     setup = setup_of(config, vocab_size=65, **text)  # type: ignore[arg-type]
     for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
         assert rate_share(setup, update) == pytest.approx(
@@ -395,6 +401,7 @@ def test_setup_takes_what_the_config_says() -> None:
         vocab_size=65,
         batch_tokens=16_384,
         train_tokens=1_003_854,
+        dataset="shakespeare_char",
         tokenizer="char",
         bytes_per_token=1.0,
     )

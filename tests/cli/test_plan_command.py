@@ -54,3 +54,24 @@ def test_hours_write_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "shakespeare_char_cpu", "--gpu=cpu"]) == 0
     assert "matmul peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--hours=1e300"], "longer than ten years"),
+        (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
+        (["--hours=1", "--out=foo.txt"], "files called .toml"),
+        (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
+        (["--gpu="], "--gpu is empty"),
+    ],
+)
+def test_odd_words_are_errors(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = [] if words[0].startswith("--gpu") else ["--gpu=rtx4090"]
+    assert main(["plan", "gpt2_124m", *gpu, *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e30"]) == 0
+    assert "overfit" in capsys.readouterr().out

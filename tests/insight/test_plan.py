@@ -208,3 +208,59 @@ def test_a_proposal_is_a_file_that_can_be_trained(tmp_path: Path) -> None:
     path = tmp_path / "proposed.toml"
     path.write_text(proposal.as_toml(), encoding="utf-8")
     assert combine(find_recipe(str(path)), {}, "cuda") == proposal.best.config
+
+
+# --- what the trainer would do or refuse ---
+
+
+def test_one_evaluation_is_no_training() -> None:
+    made = plan("eval_gpt2", H200, WEB)
+    assert made.times is not None
+    assert made.times.updates_s == (0.0, 0.0, 0.0)
+    assert made.times.evaluations == 1
+    assert made.times.total_s[1] < 120
+    assert not made.problems
+    assert made.decided.parameters == 124_439_808  # GPT-2's own, with its biases and 50,257 tokens
+
+
+def test_weights_of_a_run_are_planned_from_its_own_settings() -> None:
+    with pytest.raises(UserError, match=r"glass plan RUN/config.toml"):
+        plan(init_from="runs/quickstart")
+
+
+def test_what_the_machine_cannot_do() -> None:
+    old = plan("gpt2_124m", of_card(named_card("rtx3090").card, "asked for"), fp8=True)
+    assert old.problems[0].what == "RTX 3090 has no 8-bit floats"
+    assert not any("8-bit" in problem.what for problem in plan(fp8=True).problems)
+    cpu = Target("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
+    refused = plan("shakespeare_char_cpu", cpu, CHARACTERS, kernels="triton", graph="on")
+    assert {"--kernels=triton is for CUDA cards", "--graph=on is for CUDA cards"} <= {
+        problem.what for problem in refused.problems
+    }
+
+
+def test_compiling_is_weighed_as_the_trainer_does() -> None:
+    cpu = Target("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
+    long = plan("shakespeare_char", cpu, CHARACTERS)
+    assert long.decided.work.compiled
+    assert long.times is not None
+    assert long.times.compile_breaks_even is None
+    short = plan("shakespeare_char", cpu, CHARACTERS, max_iters=5)
+    assert not short.decided.work.compiled
+    assert short.times is not None
+    assert (short.times.compile_breaks_even or 0) > 5
+
+
+def test_a_fix_fits_by_its_own_numbers() -> None:
+    small = of_card(named_card("rtx2060 6gb").card, "asked for")
+    made = plan("gpt2_124m", small, batch_size=16, gradient_accumulation_steps=1)
+    fix = made.problems[0].fix
+    size, steps = (int(word.split("=")[1]) for word in fix.split()[:2])
+    assert plan("gpt2_124m", small, batch_size=size, gradient_accumulation_steps=steps).fits
+
+
+def test_an_empty_split(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="empty split"):
+        find_text(TrainConfig(data_dir=str(tmp_path)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from glassgpt.account import costs, flops, memory
 from glassgpt.account.memory import Work
 from glassgpt.config import TrainConfig, padded_vocabulary
+from glassgpt.errors import UserError
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
@@ -60,11 +61,13 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
     # Gradients add up over micro-batches: room for them, in case there are several.
     fits = memory.largest_batch(replace(work, micro_steps=2), target.room)
     batch, choices = plan_batch(config, kind, fits)
+    compiled = _is_compiled(config, target, work, batch, per_token)
     work = replace(
         work,
+        compiled=compiled,
         batch_size=batch.batch_size,
         micro_steps=batch.micro_steps,
-        graph=_has_graph(config, target, work, batch, per_token),
+        graph=not compiled and _has_graph(config, target, work, batch, per_token),
     )
     with_copy = replace(work, saves_beside=True)
     if kind == "cpu" or memory.needed(with_copy).total <= target.room:  # else it goes to main memory
@@ -74,11 +77,19 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
 
 def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
     """GPT-2's weights bring their shape along."""
-    if config.init_from not in _GPT2:
+    if config.init_from == "scratch":
         return config, padded_vocabulary(text.vocab_size)
+    if config.init_from not in _GPT2:
+        raise UserError(
+            f"--init_from={config.init_from}: plan the run's own settings instead, "
+            "glass plan RUN/config.toml --init_from=scratch"
+        )
     layers, heads, width = _GPT2[config.init_from]
     context = min(config.block_size, 1024)
-    shaped = replace(config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True)
+    shaped = replace(
+        config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True, arch="gpt2",
+        tie_embeddings=True,
+    )  # fmt: skip
     return shaped, 50257
 
 
@@ -98,6 +109,16 @@ def _has_kernels(config: TrainConfig, target: Target) -> bool:
     )
     worth = config.kernels == "triton" or config.fp8 or costs.kernels_pay(config.max_iters, config.n_layer)
     return worth and not too_old and not config.eval_only
+
+
+def _is_compiled(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:
+    """As the trainer weighs it; whether a compiler is there, only that machine knows."""
+    kind, peak = target.device_type, target.peak(work.dtype)
+    if config.compile != "auto" or work.kernels or kind == "mps" or peak is None or config.eval_only:
+        return config.compile == "on"
+    step_s = costs.eager_step_s(kind, batch.tokens, batch.micro_steps, per_token, config.n_layer, peak)
+    saving = config.max_iters * costs.compile_saving_s(kind, step_s)
+    return saving > costs.compile_cost_s(kind, config.n_layer)
 
 
 def _attention(config: TrainConfig, kind: str, dtype: str) -> str:

@@ -23,12 +23,21 @@ class PlanOptions:
     json: bool = False
 
 
+_LONGEST_HOURS = 10 * 365 * 24
+
+
 def check_options(options: PlanOptions) -> list[str]:
     problems = []
     for name in ("hours", "price"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             problems.append(f"--{name}={value:g} must be greater than 0")
+    if options.hours is not None and options.hours > _LONGEST_HOURS:
+        problems.append(f"--hours={options.hours:g} is longer than ten years")
+    if options.out and not options.out.endswith(".toml"):
+        problems.append(f"--out={options.out} is for `glass train`, which takes files called .toml")
+    if not options.gpu:
+        problems.append("--gpu is empty: name a card, cpu or auto")
     if options.out and options.hours is None:
         problems.append("--out goes with --hours: there is nothing proposed to write")
     return problems

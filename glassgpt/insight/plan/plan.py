@@ -112,7 +112,7 @@ def make_plan(config: TrainConfig, target: Target, text: Text, price: float | No
     )
     timed = times(decided, target, numbers, price)
     ahead = prospect(decided, text)
-    problems = find_problems(decided, target, text, numbers.memory, variants[0].largest, timed, ahead)
+    problems = find_problems(decided, target, text, numbers.memory, timed, ahead)
     return Plan(decided, target, text, numbers.memory, variants, timed, ahead, tuple(problems))
 
 
@@ -124,9 +124,9 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
     works = {"as it is": work}
     if not work.config.activation_checkpointing:
         works["activation_checkpointing=True"] = replace(work, config=again)
-    if not work.compiled and work.device_type != "mps":
+    if not work.compiled and work.device_type != "mps" and not work.config.fp8:
         works["compile=on"] = replace(work, compiled=True, kernels=False, graph=False)
-    if work.kernels:
+    if work.kernels and not work.config.fp8:
         works["kernels=plain"] = replace(work, kernels=False)
     return tuple(
         Variant(name, memory.needed(one).total, memory.largest_batch(one, room))

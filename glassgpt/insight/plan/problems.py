@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glassgpt.account import memory
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
 from glassgpt.figures import count, duration
@@ -36,41 +37,54 @@ def find_problems(
     target: Target,
     text: Text,
     needs: Memory,
-    largest: int,
     times: Times | None,
     prospect: Prospect,
 ) -> list[Problem]:
     found = [
-        *_of_memory(decided, target, needs, largest),
-        *_of_schedule(decided),
-        *_of_data(decided, text, prospect),
+        *_of_memory(decided, target, needs),
+        *_of_machine(decided, target),
         *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
     ]
-    if times is not None:
-        found += _of_time(decided, times, prospect)
+    if not decided.config.eval_only:
+        found += [*_of_schedule(decided), *_of_data(decided, text, prospect)]
+        if times is not None:
+            found += _of_time(decided, times, prospect)
     order = ("error", "warning", "hint")
     return sorted(found, key=lambda problem: order.index(problem.kind))
 
 
-def _of_memory(decided: Decided, target: Target, needs: Memory, largest: int) -> Iterator[Problem]:
+def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
     size, sequences = decided.batch.batch_size, decided.batch.sequences
+    # In pieces, gradients have to add up.
+    in_pieces = replace(decided.work, micro_steps=2, saves_beside=decided.work.device_type == "cpu")
+    largest = memory.largest_batch(in_pieces, target.room) or 1
+    best = max(n for n in range(1, largest + 1) if sequences % n == 0)
     if needs.total > target.room:
-        best = max(n for n in range(1, largest + 1) if sequences % n == 0)
-        steps = f" --gradient_accumulation_steps={sequences // best}" if decided.batch.micro_steps > 0 else ""
+        steps = f" --gradient_accumulation_steps={sequences // best}"
         yield Problem(
             "error",
             f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
             f"{target.room / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
             f"--batch_size={best}{steps} is the same run in less memory",
         )
-    elif decided.batch.micro_steps > 1 and size * decided.config.block_size < 8192 and largest >= 2 * size:
-        best = max(n for n in range(1, largest + 1) if sequences % n == 0)
+    elif target.device_type == "cuda" and size * decided.config.block_size < 8192 and best >= 2 * size:
         yield Problem(
             "hint",
             f"micro-batches of {size * decided.config.block_size:,} tokens keep no GPU busy; there is room",
             f"--batch_size={best} --gradient_accumulation_steps={sequences // best} is the same run, faster; "
             "`glass tune` measures it",
         )
+
+
+def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
+    """What the trainer would refuse there."""
+    config, card = decided.config, target.card
+    on_cuda = target.device_type == "cuda"
+    if config.fp8 and (not on_cuda or (card and card.capability and card.capability < (8, 9))):
+        yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
+    for name, value in (("kernels", "triton"), ("graph", "on")):
+        if getattr(config, name) == value and not on_cuda:
+            yield Problem("error", f"--{name}={value} is for CUDA cards", f"--{name}=auto")
 
 
 def _of_schedule(decided: Decided) -> Iterator[Problem]:

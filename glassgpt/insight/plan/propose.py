@@ -91,7 +91,7 @@ def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds
     decided = decide(replace(shaped, batch_tokens=shaped.block_size * 16), target, text)
     if memory.largest_batch(decided.work, target.room) is None:
         return None
-    ahead = _forecast(shaped, target, text, tokens=16 * shaped.block_size)
+    ahead = _forecast(shaped, target, text)
     if ahead is None:
         return None
     pace, fixed_s = ahead
@@ -111,7 +111,7 @@ def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds
     )  # fmt: skip
 
 
-def _forecast(shaped: TrainConfig, target: Target, text: Text, tokens: int) -> tuple[float, float] | None:
+def _forecast(shaped: TrainConfig, target: Target, text: Text) -> tuple[float, float] | None:
     """Tokens per second, and seconds that are not updates."""
     # As many tokens at a time as pay, so that the speed is that of the run to be.
     decided = decide(replace(shaped, batch_tokens=shaped.block_size * 64, max_iters=10_000), target, text)

@@ -64,6 +64,7 @@ def expectation(config: TrainConfig, vocab_size: int, batch_tokens: int, text: T
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
         train_tokens=text.train_tokens,
+        dataset=text.name,
         tokenizer=text.tokenizer,
         bytes_per_token=text.bytes_per_token,
     )

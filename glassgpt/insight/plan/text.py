@@ -9,6 +9,7 @@ from pathlib import Path
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
 from glassgpt.data.manifest import stored_manifest
+from glassgpt.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def _is_nanogpts(folder: Path) -> bool:
 def _nanogpts(folder: Path) -> Text:
     """nanoGPT's folders: two bytes a token, and the vocabulary in a pickle, which is not opened here."""
     train, val = ((folder / f"{split}.bin").stat().st_size // 2 for split in ("train", "val"))
+    if not train or not val:
+        raise UserError(f"{folder} has an empty split: prepare it again")
     of_characters = (folder / "meta.pkl").is_file()
     kind, vocabulary, per_token = ("char", 65, 1.0) if of_characters else ("gpt2", 50257, 4.3)
     return Text(folder.name, train, val, vocabulary, kind, per_token, f"nanoGPT's folder {folder}")

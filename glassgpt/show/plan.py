@@ -36,8 +36,9 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
         _rows([("time", f"unknown: there is no {dtype} peak of this card in the table")], out)
     else:
         _rows(_time_rows(plan, plan.times), out)
-    _rows(_loss_rows(plan), out)
-    _rows(_data_rows(plan), out)
+    if not plan.config.eval_only:
+        _rows(_loss_rows(plan), out)
+        _rows(_data_rows(plan), out)
     _print_problems(plan.problems, out)
 
 
@@ -101,14 +102,19 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
         "our kernels" if work.kernels else "compiled" if work.compiled else "PyTorch's kernels",
         *(["recorded updates"] if work.graph else []),
     ]
-    sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
-    times = f" x {steps} micro-batches" if steps > 1 else ""
-    return [
+    about = [
         (
             "model",
             f"{parameters(decided.parameters)} parameters, {decided.flops_per_token / 1e6:.1f} MFLOP/token",
         ),
         ("runs in", f"{work.dtype} ({decided.dtype_reason}), {', '.join(fast)}"),
+    ]
+    if decided.config.eval_only:
+        return [*about, ("run", "one evaluation")]
+    sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
+    times = f" x {steps} micro-batches" if steps > 1 else ""
+    return [
+        *about,
         (
             "batch",
             f"{decided.batch.tokens:,} tokens an update: {sequences} x {decided.config.block_size}{times}",
@@ -131,7 +137,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
         parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, size(amount))
     out.print(parts)
-    for variant in plan.variants:
+    for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
         out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
     out.print()

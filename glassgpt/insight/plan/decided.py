@@ -135,7 +135,7 @@ def _bytes_on_card(text: Text, target: Target) -> int:
 def _has_graph(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:
     if target.device_type != "cuda" or work.dtype == "float16" or work.compiled or config.graph == "off":
         return False
-    if config.activation_checkpointing and config.dropout:
+    if config.eval_only or (config.activation_checkpointing and config.dropout):
         return False
     peak = target.peak(work.dtype) or costs.SOME_CARDS_PEAK
     computing = costs.arithmetic_s("cuda", batch.batch_size * config.block_size, per_token, peak)

@@ -122,6 +122,8 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
     work = replace(work, saves_beside=work.device_type == "cpu")
     again = replace(work.config, activation_checkpointing=True)
     works = {"as it is": work}
+    if work.config.eval_only:
+        return (Variant("as it is", memory.needed(work).total, work.batch_size),)
     if not work.config.activation_checkpointing:
         works["activation_checkpointing=True"] = replace(work, config=again)
     if not work.compiled and work.device_type != "mps" and not work.config.fp8:

@@ -60,7 +60,13 @@ def times(decided: Decided, target: Target, ahead: Forecast, price: float | None
 def _break_even(decided: Decided, target: Target, cost: float) -> int | None:
     """Our kernels make compiling needless; without them it pays after so many updates."""
     peak = target.peak(decided.work.dtype)
-    if decided.work.kernels or decided.work.compiled or target.device_type == "mps" or peak is None:
+    if (
+        decided.config.eval_only
+        or decided.work.kernels
+        or decided.work.compiled
+        or target.device_type == "mps"
+        or peak is None
+    ):
         return None
     batch = decided.batch
     step = costs.eager_step_s(

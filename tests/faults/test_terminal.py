@@ -70,7 +70,7 @@ def test_its_terminal_is_closed_and_it_goes_on(tmp_path: Path, tiny_data: Path) 
     records = read(tmp_path / "run")
     assert records[-1]["reason"] == "finished"
     assert records[-1]["iter"] == 300
-    assert [record["id"] for record in records if record["kind"] == "finding"] == ["hangup"]
+    assert [record["id"] for record in records if record["kind"] == "finding"].count("hangup") == 1
     saved = [record["iter"] for record in records if record["kind"] == "checkpoint"]
     assert len(saved) == 4, "one more than those at the evaluations"
 
@@ -82,6 +82,6 @@ def test_under_nohup_nothing_happens_at_all(tmp_path: Path, tiny_data: Path) -> 
     wait_for(tmp_path / "run", "step")
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
-    kinds = [record["kind"] for record in read(tmp_path / "run")]
-    assert kinds[-1] == "end"
-    assert "finding" not in kinds
+    records = read(tmp_path / "run")
+    assert records[-1]["kind"] == "end"
+    assert not any(record.get("id") == "hangup" for record in records)

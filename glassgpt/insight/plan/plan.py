@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.account import memory
-from glassgpt.account.forecast import forecast
 from glassgpt.account.memory import GIB, Memory, Work
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
@@ -16,8 +15,7 @@ from glassgpt.insight.plan.problems import Problem, find_problems
 from glassgpt.insight.plan.prospect import Prospect, prospect
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
-from glassgpt.insight.plan.times import Times, times
-from glassgpt.train.batching import tokens_to_evaluate
+from glassgpt.insight.plan.times import Times, forecast_of, times
 
 
 @dataclass(frozen=True)
@@ -101,15 +99,7 @@ def make_plan(config: TrainConfig, target: Target, text: Text, price: float | No
     variants = find_variants(decided.work, target.room)
     if variants[0].largest is None:
         raise UserError(_too_large(decided, target, variants))
-    numbers = forecast(
-        decided.work,
-        decided.flops_per_token,
-        target.peak(decided.work.dtype),
-        target.card,
-        decided.batch.tokens,
-        tokens_to_evaluate(config, decided.batch, text.val_tokens),
-        text.val_tokens,
-    )
+    numbers = forecast_of(decided, target, text)
     timed = times(decided, target, numbers, price)
     ahead = prospect(decided, text)
     problems = find_problems(decided, target, text, numbers.memory, timed, ahead)

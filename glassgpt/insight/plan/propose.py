@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.account import memory
-from glassgpt.account.forecast import forecast
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.figures import duration, parameters
@@ -16,8 +15,8 @@ from glassgpt.insight.plan.decided import decide
 from glassgpt.insight.plan.prospect import expectation
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
+from glassgpt.insight.plan.times import forecast_of
 from glassgpt.recipe import to_toml
-from glassgpt.train.batching import tokens_to_evaluate
 
 _WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
 _HEAD = 64  # channels
@@ -115,15 +114,7 @@ def _forecast(shaped: TrainConfig, target: Target, text: Text) -> tuple[float, f
     """Tokens per second, and seconds that are not updates."""
     # As many tokens at a time as pay, so that the speed is that of the run to be.
     decided = decide(replace(shaped, batch_tokens=shaped.block_size * 64, max_iters=10_000), target, text)
-    ahead = forecast(
-        decided.work,
-        decided.flops_per_token,
-        target.peak(decided.work.dtype),
-        target.card,
-        decided.batch.tokens,
-        tokens_to_evaluate(shaped, decided.batch, text.val_tokens),
-        text.val_tokens,
-    )
+    ahead = forecast_of(decided, target, text)
     if ahead.pace is None or ahead.evaluation_s is None:
         return None
     per_evaluation = ahead.evaluation_s / ahead.evaluations

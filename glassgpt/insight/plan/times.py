@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt.account import costs
-from glassgpt.account.forecast import Forecast, Range
+from glassgpt.account.forecast import Forecast, Range, forecast
 from glassgpt.account.pace import Pace
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.target import Target
+from glassgpt.insight.plan.text import Text
+from glassgpt.train.batching import tokens_to_evaluate
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,18 @@ class Times:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def forecast_of(decided: Decided, target: Target, text: Text) -> Forecast:
+    return forecast(
+        decided.work,
+        decided.flops_per_token,
+        target.peak(decided.work.dtype),
+        target.card,
+        decided.batch.tokens,
+        tokens_to_evaluate(decided.config, decided.batch, text.val_tokens),
+        text.val_tokens,
+    )
 
 
 def times(decided: Decided, target: Target, ahead: Forecast, price: float | None) -> Times | None:

@@ -30,7 +30,7 @@ from glassgpt.insight.logs.reading import KNOWN, read_log
 from glassgpt.insight.logs.text import read_lines
 from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.insight.plan.options import PlanOptions
-from glassgpt.insight.tune_options import TuneOptions
+from glassgpt.insight.tune.options import TuneOptions
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import train

@@ -8,6 +8,8 @@ GPT-2 124M at 1024 tokens and 50304 ids comes to 854.8 MFLOP/token.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 CONVENTION = (
     "6 x (parameters multiplied with: no positions, no separate input embedding) "
     "+ 12 x layers x heads x head_dim x context, causal not halved"
@@ -37,6 +39,43 @@ def parameters(
     matrices = 1 if tied or not lookups else 2
     total = matrices * vocab_size * n_embd + n_layer * block + norm
     return total + (block_size * n_embd if positions and arch == "gpt2" else 0)
+
+
+class Shape(Protocol):
+    """A model's, or the settings that state it."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def arch(self) -> str: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def tie_embeddings(self) -> bool: ...
+
+
+def parameters_of(shape: Shape, vocab_size: int, positions: bool = True, lookups: bool = True) -> int:
+    return parameters(
+        vocab_size=vocab_size,
+        block_size=shape.block_size,
+        n_layer=shape.n_layer,
+        n_embd=shape.n_embd,
+        arch=shape.arch,
+        bias=shape.bias,
+        positions=positions and lookups,
+        tied=shape.tie_embeddings,
+        lookups=lookups,
+    )
+
+
+def flops_of(shape: Shape, vocab_size: int) -> int:
+    """Per trained token."""
+    multiplied = parameters_of(shape, vocab_size, lookups=False)
+    return flops_per_token(multiplied, shape.n_layer, shape.n_embd, shape.block_size)
 
 
 def flops_per_token(parameters_multiplied: int, n_layer: int, n_embd: int, context: int) -> int:

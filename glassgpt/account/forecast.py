@@ -70,10 +70,9 @@ def forecast(
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
     # The measured rows are of known cards; of CPUs the matmul peak says enough.
-    known = peak is not None and (card is not None or kind == "cpu")
-    pace = expected_pace(work, flops_per_token, peak, card) if known and peak is not None else None
-    updates_s = evaluation_s = None
-    if pace is not None:
+    pace = updates_s = evaluation_s = None
+    if peak is not None and (card is not None or kind == "cpu"):
+        pace = expected_pace(work, flops_per_token, peak, card)
         tokens = updates * tokens_per_update
         updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
         of_val = min(eval_tokens, val_tokens)

@@ -19,7 +19,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import resources
 from statistics import median
 from typing import Any
@@ -51,7 +51,7 @@ class Card:
     peaks: Mapping[str, float] = field(hash=False)  # dtype -> FLOP/s; no entry: unknown or impossible
     source: str
 
-    @property
+    @cached_property
     def known_as(self) -> frozenset[str]:
         """Every name that means this card, in comparable form."""
         return frozenset(_plain(name) for name in (self.name, *self.device_names))

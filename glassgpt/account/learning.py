@@ -50,12 +50,8 @@ def setup_of(
     bytes_per_token: float,
 ) -> Setup:
     """`dataset`: its name, which tells whether there are curves of such text."""
-    multiplied = flops.parameters(
-        vocab_size=vocab_size, block_size=config.block_size, n_layer=config.n_layer, n_embd=config.n_embd,
-        arch=config.arch, bias=config.bias, positions=False, tied=config.tie_embeddings, lookups=False,
-    )  # fmt: skip
     return Setup(
-        parameters=multiplied,
+        parameters=flops.parameters_of(config, vocab_size, lookups=False),
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
         max_iters=min(config.max_iters, _LONGEST),

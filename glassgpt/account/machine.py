@@ -62,7 +62,7 @@ def cpu_model(cpuinfo: str) -> str:
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if named:
         return named[1].strip()
-    if sys.platform == "darwin" and (brand := _output("sysctl", "-n", "machdep.cpu.brand_string")):
+    if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
 
@@ -156,7 +156,7 @@ def _nvidia_driver() -> str | None:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text(Path("/proc/driver/nvidia/version")))
     if found:
         return found[0]
-    answer = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    answer = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return answer.splitlines()[0] if answer else None
 
 
@@ -164,7 +164,9 @@ def _nvidia_driver() -> str | None:
 def apple_gpu_name() -> str:
     """`Apple M2 Pro 19-core GPU`, as in the card table: chips of one name differ in GPU cores."""
     chip = cpu_model("")
-    cores = re.search(r"Total Number of Cores: (\d+)", _output("system_profiler", "SPDisplaysDataType") or "")
+    cores = re.search(
+        r"Total Number of Cores: (\d+)", output_of("system_profiler", "SPDisplaysDataType") or ""
+    )
     return f"{chip} {cores[1]}-core GPU" if cores else chip
 
 
@@ -174,7 +176,7 @@ def source_commit(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    return _output("git", "--no-optional-locks", "-C", str(root), *describe)
+    return output_of("git", "--no-optional-locks", "-C", str(root), *describe)
 
 
 def process_age_s() -> float:
@@ -228,7 +230,7 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def _output(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """What a command prints, or None if it is missing, fails, hangs or says nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -59,9 +59,7 @@ class Memory:
     """Bytes on the device at the moment that needs most."""
 
     moment: str  # "loss", "backward", "step" or "evaluation"
-    parts: Mapping[
-        str, int
-    ]  # weights, optimizer, gradients, activations, logits and loss, working space, data
+    parts: Mapping[str, int]  # by name: weights, optimizer, activations …
     context: int  # beside what PyTorch counts
 
     @property
@@ -75,16 +73,9 @@ class Memory:
 
 
 def needed(work: Work) -> Memory:
-    moments = {
-        "loss": _at_loss(work),
-        "backward": _at_backward(work),
-        "step": _at_step(work),
-        "evaluation": _at_evaluation(work),
-    }
-    if work.config.eval_only:
-        moments = {
-            "evaluation": _at_evaluation(work) | {"optimizer": 0, "gradients": 0, "copy to be saved": 0}
-        }
+    moments = {"evaluation": _at_evaluation(work)}
+    if not work.config.eval_only:
+        moments |= {"loss": _at_loss(work), "backward": _at_backward(work), "step": _at_step(work)}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: size for name, size in moments[moment].items() if size}
     return Memory(moment, parts, CONTEXT_BYTES[work.device_type])
@@ -111,11 +102,7 @@ def largest_batch(work: Work, room: int) -> int | None:
 
 
 def parameters(work: Work) -> int:
-    c = work.config
-    return flops.parameters(
-        vocab_size=work.vocab_size, block_size=c.block_size, n_layer=c.n_layer, n_embd=c.n_embd, arch=c.arch,
-        bias=c.bias, tied=c.tie_embeddings,
-    )  # fmt: skip
+    return flops.parameters_of(work.config, work.vocab_size)
 
 
 def _matrices(work: Work) -> int:
@@ -142,9 +129,9 @@ def checkpoint_bytes(work: Work) -> int:
 def _always(work: Work) -> dict[str, int]:
     return {
         "weights": 4 * parameters(work),
-        "optimizer": optimizer_bytes(work),
+        "optimizer": 0 if work.config.eval_only else optimizer_bytes(work),
         "working space": _WORKSPACE_BYTES[work.device_type],
-        "copy to be saved": checkpoint_bytes(work) if work.saves_beside else 0,
+        "copy to be saved": checkpoint_bytes(work) if work.saves_beside and not work.config.eval_only else 0,
         "data": work.data_bytes,
     }
 
@@ -260,7 +247,7 @@ def _at_evaluation(work: Work) -> dict[str, int]:
     block = tokens * c.n_embd * (4 * 3 + work.low * 9)
     copies = 0 if work.dtype == "float32" else work.low * (_matrices(work) + _head(work))
     return _always(work) | {
-        "gradients": 4 * parameters(work) if work.graph else 0,
+        "gradients": 4 * parameters(work) if work.graph and not work.config.eval_only else 0,
         "activations": block + copies,
         "logits and loss": (work.low + 8) * tokens * work.vocab_size,
     }

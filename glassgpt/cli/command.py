@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from glassgpt.recipe import check_settings, parse_flags
+from glassgpt.errors import UserError
+from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +23,18 @@ def parsed(words: Sequence[str], options: type[Options]) -> tuple[list[str], Opt
     settings, more = check_settings(flags, options)
     more += [f"unknown flag {name}" for name in names if name.startswith("-") and name != "-"]
     return names, options(**settings), problems + more
+
+
+def recipe_named(names: Sequence[str], problems: list[str], default: str = "") -> Recipe | None:
+    """The preset or file of a command line that takes one; None if there is none, or something is wrong."""
+    if len(names) > 1:
+        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
+    name = names[0] if names else default
+    try:
+        return find_recipe(name) if name else None
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
 def wants_help(words: list[str]) -> bool:

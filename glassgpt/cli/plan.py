@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from glassgpt.cli.command import console, print_help, wants_help
+from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.options import PlanOptions, check_options
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, find_recipe, parse_flags
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, parse_flags
 
 if TYPE_CHECKING:
     from glassgpt.insight.plan.target import Target
@@ -96,10 +96,8 @@ def _read(words: list[str]) -> _Asked:
     own, more = check_settings({name: flags.pop(name) for name in own_names & flags.keys()}, PlanOptions)
     options = PlanOptions(**own)  # type: ignore[arg-type]
     problems += more + check_options(options)
-    if len(names) > 1:
-        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
     target = _unless_wrong(problems, lambda: find_target(options.gpu))
-    recipe = _unless_wrong(problems, lambda: find_recipe(names[0] if names else DEFAULT_PRESET))
+    recipe = recipe_named(names, problems, DEFAULT_PRESET)
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), flags, kind))
     if config is not None and options.hours is not None and config.init_from != "scratch":

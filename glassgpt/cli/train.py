@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from glassgpt.cli.command import console, print_help, wants_help
+from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
@@ -32,13 +32,7 @@ def train(words: list[str]) -> int:
     names, flags, problems = parse_flags(words, _Flags)
     tuning, more = check_settings({"tune": flags.pop("tune", "False")}, _Flags)
     problems += more
-    if len(names) > 1:
-        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
-    recipe = None
-    try:
-        recipe = find_recipe(names[0]) if names else None
-    except UserError as error:
-        problems += error.problems
+    recipe = recipe_named(names, problems)
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
     from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading

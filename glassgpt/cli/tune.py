@@ -6,17 +6,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import console, print_help, wants_help
+from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.insight.tune_options import TuneOptions, budget_seconds, find_problems
+from glassgpt.insight.tune.options import TuneOptions, budget_seconds, find_problems
 from glassgpt.recipe import (
     DEFAULT_PRESET,
     Recipe,
     check_settings,
     combine,
     field_types,
-    find_recipe,
     nearest,
     parse_flags,
 )
@@ -75,18 +74,14 @@ def _parsed(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str, str]]:
     problems += more
     options = TuneOptions(**known)  # type: ignore[arg-type]
     problems += find_problems(options) + tuned_file.check_place(options.out, options.force)
-    if len(names) > 1:
-        problems.append(f"one preset or file at a time, not {' and '.join(names)}")
-    recipe = None
-    try:
-        recipe = find_recipe(names[0] if names else DEFAULT_PRESET)
-        if recipe.by_device:  # which of its tables holds is not known yet
-            problems += check_settings(flags, TrainConfig)[1]
-        else:
+    recipe = recipe_named(names, problems, DEFAULT_PRESET)
+    if recipe is None or recipe.by_device:  # which of its tables holds is not known yet
+        problems += check_settings(flags, TrainConfig)[1]
+    else:
+        try:
             tuning.check(combine(recipe, flags))
-    except UserError as error:
-        problems += error.problems
-        problems += [] if recipe else check_settings(flags, TrainConfig)[1]
+        except UserError as error:
+            problems += error.problems
     if problems or recipe is None:
         raise UserError(problems)
     return recipe, options, flags

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from glassgpt.config import TrainConfig, activation
 from glassgpt.model import fused, loss
 from glassgpt.model.cache import Cache, LayerCache
 
@@ -46,6 +47,22 @@ class GPTConfig:
     arch: str = "gpt2"
     activation: str = "gelu"
     tie_embeddings: bool = True
+
+
+def shape_of(config: TrainConfig, vocab_size: int) -> GPTConfig:
+    """The model that settings ask for, with so many rows in the matrix that predicts."""
+    return GPTConfig(
+        vocab_size=vocab_size,
+        block_size=config.block_size,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        dropout=config.dropout,
+        bias=config.bias,
+        arch=config.arch,
+        activation=activation(config),
+        tie_embeddings=config.tie_embeddings,
+    )
 
 
 class Norm(nn.Module):

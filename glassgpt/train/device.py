@@ -103,13 +103,10 @@ def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> 
     )
 
 
-_WIDE_FOR_BFLOAT16 = 64  # below, casting takes longer than the products save
-
-
 def _cpu_dtype(width: int | None) -> Choice:
     if width is None:
         return Choice("dtype", "float32", "one token at a time, weights are fetched rather than multiplied")
-    if width < _WIDE_FOR_BFLOAT16:
+    if width < costs.WIDE_FOR_BFLOAT16:
         return Choice("dtype", "float32", "so narrow a model gains nothing from less")
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")

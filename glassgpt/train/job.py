@@ -23,7 +23,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig, shape_of
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch, tokens_to_evaluate
@@ -155,9 +155,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     choices.append(choice)
     if config.activation == "auto":
         choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
-    per_token = flops.flops_per_token(
-        parameter_count(shape, lookups=False), shape.n_layer, shape.n_embd, shape.block_size
-    )
+    per_token = flops.flops_of(shape, shape.vocab_size)
 
     free, total = devices.memory_bytes(device)
     fits = devices.sequences_that_fit(config, shape.vocab_size, free)
@@ -237,27 +235,21 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
 
 
 def parameter_count(shape: GPTConfig, positions: bool = True, lookups: bool = True) -> int:
-    return flops.parameters(
-        vocab_size=shape.vocab_size,
-        block_size=shape.block_size,
-        n_layer=shape.n_layer,
-        n_embd=shape.n_embd,
-        arch=shape.arch,
-        bias=shape.bias,
-        positions=positions and lookups,
-        tied=shape.tie_embeddings,
-        lookups=lookups,
-    )
+    return flops.parameters_of(shape, shape.vocab_size, positions, lookups)
+
+
+def too_little_text(config: TrainConfig, train_tokens: int) -> list[str]:
+    if train_tokens >= config.block_size + 1:
+        return []
+    return [
+        f"the training split has {train_tokens} tokens, fewer than --block_size={config.block_size} + 1; "
+        "prepare more text or lower --block_size"
+    ]
 
 
 def _check_lengths(config: TrainConfig, splits: Mapping[str, np.ndarray]) -> None:
     train, val = len(splits["train"]), len(splits["val"])
-    problems = []
-    if train < config.block_size + 1:
-        problems.append(
-            f"the training split has {train} tokens, fewer than --block_size={config.block_size} + 1; "
-            "prepare more text or lower --block_size"
-        )
+    problems = too_little_text(config, train)
     if val < 2:
         problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
     if problems:
@@ -285,18 +277,7 @@ def _model_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, Choice]:
     config, given = task.config, _given_vocabulary(task)
     size = settings.padded_vocabulary(vocab_size) if given is None else given
     reason = f"the dataset's {vocab_size}" + (", rounded up to a multiple of 64" if size > vocab_size else "")
-    shape = GPTConfig(
-        vocab_size=size,
-        block_size=config.block_size,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        dropout=config.dropout,
-        bias=config.bias,
-        arch=config.arch,
-        activation=settings.activation(config),
-        tie_embeddings=config.tie_embeddings,
-    )
+    shape = shape_of(config, size)
     return shape, Choice("vocab_size", size, reason if given is None else "as the weights have it")
 
 

@@ -132,7 +132,7 @@ def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_
     if config.attention != "auto":
         _check_attention(config, device, dtype)
         return Choice("attention", config.attention, "asked for")
-    if device.type == "cpu" and dtype == "bfloat16" and config.block_size <= _SHORT_FOR_CPU:
+    if device.type == "cpu" and dtype == "bfloat16" and config.block_size <= costs.SHORT_FOR_CPU:
         return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
     if device.type != "cuda" or dtype == "float32" or run_s < _LONG_RUN_S:
         return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
@@ -159,7 +159,6 @@ def _check_attention(config: TrainConfig, device: torch.device, dtype: str) -> N
         ) from None
 
 
-_SHORT_FOR_CPU = 256
 _LONG_RUN_S = 60  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run
 
 
@@ -249,9 +248,6 @@ def check_float8(
 def choose_data_place(size: int, device: torch.device, free_bytes: int | None) -> Choice:
     if device.type != "cuda" or free_bytes is None:
         return Choice("data", "in memory", f"there is no other place on {device.type}")
-    if size > free_bytes * _DATA_SHARE:
+    if size > free_bytes * costs.DATA_SHARE:
         return Choice("data", "in memory", f"its {size / 1e9:.1f} GB would take too much of the card's")
     return Choice("data", "on the card", f"its {size / 1e6:.0f} MB fit there: no copying at every update")
-
-
-_DATA_SHARE = 0.05  # of the card's free memory

@@ -15,12 +15,12 @@ from glassgpt.account import journal
 from glassgpt.config import TrainConfig, find_problems
 from glassgpt.errors import UserError
 from glassgpt.insight.tune import tuned_file
+from glassgpt.insight.tune.options import TuneOptions, budget_seconds
+from glassgpt.insight.tune.options import find_problems as option_problems
 from glassgpt.insight.tune.outcome import outcome_of
 from glassgpt.insight.tune.setting import Setting, in_words, settled_names, with_setting
 from glassgpt.insight.tune.stage import look, set_stage
 from glassgpt.insight.tune.tuning import Tuning, check, notes_of
-from glassgpt.insight.tune_options import TuneOptions, budget_seconds
-from glassgpt.insight.tune_options import find_problems as option_problems
 from glassgpt.recipe import combine, read_recipe
 from glassgpt.train.session import train
 

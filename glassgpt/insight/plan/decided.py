@@ -45,7 +45,7 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
     config, vocab_size = _with_weights(config, text)
     kind = target.device_type
     dtype, dtype_reason = target.dtype(config.dtype, config.n_embd)
-    per_token = _flops_per_token(config, vocab_size)
+    per_token = flops.flops_of(config, vocab_size)
     work = Work(
         config=config,
         vocab_size=vocab_size,
@@ -93,14 +93,6 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
     return shaped, 50257
 
 
-def _flops_per_token(config: TrainConfig, vocab_size: int) -> int:
-    multiplied = flops.parameters(
-        vocab_size=vocab_size, block_size=config.block_size, n_layer=config.n_layer, n_embd=config.n_embd,
-        arch=config.arch, bias=config.bias, positions=False, tied=config.tie_embeddings, lookups=False,
-    )  # fmt: skip
-    return flops.flops_per_token(multiplied, config.n_layer, config.n_embd, config.block_size)
-
-
 def _has_kernels(config: TrainConfig, target: Target) -> bool:
     if target.device_type != "cuda" or config.kernels == "plain" or config.compile == "on":
         return False
@@ -124,12 +116,16 @@ def _is_compiled(config: TrainConfig, target: Target, work: Work, batch: BatchPl
 def _attention(config: TrainConfig, kind: str, dtype: str) -> str:
     if config.attention != "auto":
         return config.attention
-    return "manual" if kind == "cpu" and dtype == "bfloat16" and config.block_size <= 256 else "sdpa"
+    return (
+        "manual"
+        if kind == "cpu" and dtype == "bfloat16" and config.block_size <= costs.SHORT_FOR_CPU
+        else "sdpa"
+    )
 
 
 def _bytes_on_card(text: Text, target: Target) -> int:
     size = 2 * text.train_tokens
-    return size if target.device_type == "cuda" and size <= 0.05 * target.memory else 0
+    return size if target.device_type == "cuda" and size <= costs.DATA_SHARE * target.memory else 0
 
 
 def _has_graph(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from glassgpt.account import costs
 from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
-from glassgpt.account.machine import apple_gpu_name, cpu_model, usable_cores
+from glassgpt.account.machine import apple_gpu_name, cpu_model, output_of, read_text, usable_cores
 
 _GPU_LINE = re.compile(r"(?P<name>[^,]+),\s*(?P<total>\d+)\s*(MiB)?")
 # Of a card's memory, what a run may take: the driver, a desktop and gaps between tensors have the rest.
@@ -42,7 +42,7 @@ class Target:
         """What `dtype` the run will have there, and why."""
         if self.device_type == "cpu":
             if asked in ("auto", "float16"):
-                fast = "bfloat16" in self.peaks and width >= 64
+                fast = "bfloat16" in self.peaks and width >= costs.WIDE_FOR_BFLOAT16
                 return ("bfloat16", "this CPU multiplies it fast") if fast else ("float32", "as CPUs do best")
             return asked, "asked for"
         if asked != "auto":
@@ -99,17 +99,13 @@ def this_machine() -> Target:
 
 def _nvidia_cards() -> list[tuple[str, int]]:
     """Names and bytes, by the driver's own tool; none where there is no such tool or it fails."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    try:
-        text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
+    text = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
     found = (_GPU_LINE.match(line.strip()) for line in text.splitlines())
     return [(match["name"].strip(), int(match["total"]) * 2**20) for match in found if match]
 
 
 def this_cpu(seconds: float = 0.4) -> Target:
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
+    info = read_text(Path("/proc/cpuinfo"))
     cores = max(1, math.floor(usable_cores()))
     flops = best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
     peaks = {"float32": flops}

@@ -19,11 +19,11 @@ from glassgpt.errors import UserError
 from glassgpt.insight.plan.text import find_text
 from glassgpt.insight.tune.ground import Ground
 from glassgpt.insight.tune.setting import Setting
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPTConfig, shape_of
 from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.device import Placement
-from glassgpt.train.job import parameter_count
+from glassgpt.train.job import parameter_count, too_little_text
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.task import task_of
 
@@ -41,8 +41,7 @@ class Stage:
 
     @property
     def flops_per_token(self) -> int:
-        s = self.shape
-        return flops.flops_per_token(parameter_count(s, lookups=False), s.n_layer, s.n_embd, s.block_size)
+        return flops.flops_of(self.shape, self.shape.vocab_size)
 
 
 def set_stage(config: TrainConfig, vocab_size: int | None) -> Stage:
@@ -52,27 +51,15 @@ def set_stage(config: TrainConfig, vocab_size: int | None) -> Stage:
         task = task_of(config)
         config, given = task.config, task.origin.shape.vocab_size if task.origin else None
     tokens, size, data = _text(config, vocab_size)
-    if len(tokens) < config.block_size + 1:
-        raise UserError(
-            f"the training split has {len(tokens)} tokens, fewer than --block_size={config.block_size} + 1; "
-            "prepare more text or lower --block_size"
-        )
+    if problems := too_little_text(config, len(tokens)):
+        raise UserError(problems)
     torch.set_float32_matmul_precision("high")  # as a run has it
     device, _ = devices.choose_device(config.device)
     if device.index is not None:
         torch.cuda.set_device(device)
     dtype = str(devices.choose_dtype(config.dtype, device, config.n_embd).value)
-    shape = _shape(config, given or settings.padded_vocabulary(size))
+    shape = shape_of(config, given or settings.padded_vocabulary(size))
     return Stage(config, device, dtype, shape, tokens, data)
-
-
-def _shape(config: TrainConfig, vocab_size: int) -> GPTConfig:
-    same = {field.name for field in dataclasses.fields(GPTConfig)} - {"vocab_size", "activation"}
-    return GPTConfig(
-        vocab_size=vocab_size,
-        activation=settings.activation(config),
-        **{name: getattr(config, name) for name in same},
-    )
 
 
 _RANDOM_TOKENS = 2**21

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -220,6 +220,22 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return int(psutil.Process().memory_info().rss)
+
+
+# As torch and Triton look for them: a variable, then the usual names.
+COMPILERS = {"C": ("CC", "cc", "gcc", "clang"), "C++": ("CXX", "c++", "g++", "clang++")}
+
+
+def find_compiler(
+    language: str, environment: Mapping[str, str], which: Callable[[str], str | None]
+) -> str | None:
+    variable, *usual = COMPILERS[language]
+    return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder, or the first of its parents that is there."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def read_text(path: Path) -> str:

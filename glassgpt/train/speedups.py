@@ -12,6 +12,7 @@ import shutil
 import torch
 
 from glassgpt.account import costs
+from glassgpt.account.machine import find_compiler
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import float8
@@ -114,11 +115,9 @@ def choose_compile(
 def _missing_to_build(device: torch.device) -> str | None:
     if device.type == "mps":
         return "not dependable on Apple's GPU yet; --compile=on forces it"
-    variable, *usual = (
-        ("CC", "cc", "gcc", "clang") if device.type == "cuda" else ("CXX", "c++", "g++", "clang++")
-    )
-    if not any(name and shutil.which(name) for name in (os.environ.get(variable), *usual)):
-        return f"no {'C' if variable == 'CC' else 'C++'} compiler was found"
+    language = "C" if device.type == "cuda" else "C++"
+    if find_compiler(language, os.environ, shutil.which) is None:
+        return f"no {language} compiler was found"
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from glassgpt.account.machine import find_compiler
 from glassgpt.insight.doctor import compiling
 from glassgpt.insight.doctor.apart import Failed, look_apart
 from glassgpt.insight.doctor.asking import Told
@@ -20,7 +21,6 @@ from glassgpt.insight.doctor.compiling import (
     compile_line,
     compile_something,
     compiler_line,
-    find_compiler,
     look_at_compile,
     look_at_compilers,
     look_at_kernels,

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from glassgpt.account.hardware import Peak, find_card
+from glassgpt.account.machine import nearest_folder
 from glassgpt.insight.doctor import disk, speed
 from glassgpt.insight.doctor.checkup import Visit
 from glassgpt.insight.doctor.disk import (
     checkpoint_line,
     hash_speed,
     look_at_disk,
-    nearest_folder,
     room_line,
     write_speed,
     write_to_disk,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt import figures
+from glassgpt.account.machine import COMPILERS, find_compiler
 from glassgpt.config import TrainConfig
 from glassgpt.insight.doctor.apart import look_apart
 from glassgpt.insight.doctor.asking import Told, ask
@@ -19,8 +20,6 @@ from glassgpt.insight.doctor.checkup import Line, Visit
 if TYPE_CHECKING:
     import torch
 
-# As torch and Triton look for them: a variable, then the usual names.
-_COMPILERS = {"C": ("CC", "cc", "gcc", "clang"), "C++": ("CXX", "c++", "g++", "clang++")}
 _LIMIT_S = 90.0
 
 COMPILE_FIX = (
@@ -40,15 +39,8 @@ def look_at_compilers(visit: Visit) -> list[Line]:
     device_type = main_device().type
     return [
         compiler_line(language, find_compiler(language, os.environ, shutil.which), device_type, ask)
-        for language in _COMPILERS
+        for language in COMPILERS
     ]
-
-
-def find_compiler(
-    language: str, environment: Mapping[str, str], which: Callable[[str], str | None]
-) -> str | None:
-    variable, *usual = _COMPILERS[language]
-    return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
 
 
 def compiler_line(

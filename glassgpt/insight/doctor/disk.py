@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glassgpt import figures
+from glassgpt.account.machine import nearest_folder
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 
@@ -38,11 +39,6 @@ def look_at_disk(visit: Visit) -> list[Line]:
     except OSError as error:
         return [room, unwritable_line(error)]
     return [room, checkpoint_line(speed, hash_speed(), free)]
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder, or the first of its parents that is there."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def room_line(place: str, free: int, exists: bool) -> Line:

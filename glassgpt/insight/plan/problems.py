@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt.account import memory
+from glassgpt.account.machine import nearest_folder
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
 from glassgpt.figures import count, duration
@@ -144,9 +145,7 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
 
 
 def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Problem]:
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(nearest_folder(place)).free
     if prospect.disk_bytes > free:
         yield Problem(
             "error",

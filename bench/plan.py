@@ -10,11 +10,11 @@ Each line is a real model that does real updates and one evaluation batch. The l
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "124M, 16, float32": {"batch_size": 16, "dtype": "float32"},
     "124M, 16, plain": {"batch_size": 16, "kernels": "plain"},
     "124M, 16, compiled": {"batch_size": 16, "compile": "on"},
+    "124M, 64, compiled": {"batch_size": 64, "compile": "on"},
     "124M, 32, again": {"batch_size": 32, **AGAIN},
     "124M, 16, FP8": {"batch_size": 16, "fp8": True},
     "modern, 16, Muon": MUON | {"batch_size": 16},
@@ -55,6 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1.5B, 8, again": XL | AGAIN | {"batch_size": 8},
 }
 LIMITS = (8, 12, 24)  # GiB
+_AT_A_TIME = 5  # processes that share the card: their memory is counted apart
 CPU_SHAPES: dict[str, dict[str, Any]] = {
     "README": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
     "small, 4": SMALL | {"batch_size": 4},
@@ -82,20 +84,36 @@ def main() -> int:
 
 
 def memory_rows(data: Path, only: str) -> list[dict[str, Any]]:
-    rows = []
-    for name, settings in SHAPES.items():
-        if only in name:
-            found = measured(settings, data, None)
-            found["name"], found["off"] = name, found["expected"] / found["measured"] - 1
-            parts = {part: round(size / GIB, 3) for part, size in found["parts"].items()}
-            print(
-                f"{name:24} expected {found['expected'] / GIB:7.3f} measured "
-                f"{found['measured'] / GIB:7.3f} "
-                f"GiB {found['off']:+.1%}, {found['moment']}, reserved {found['reserved'] / GIB:.2f} {parts}",
-                flush=True,
-            )
-            rows.append(found)
+    """Each shape in a process of its own: cuBLAS keeps working space for every stream there ever was."""
+    shapes = {name: settings for name, settings in SHAPES.items() if only in name}
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        done = pool.map(lambda settings: apart(settings, data, None), shapes.values())
+        rows = []
+        for name, process in zip(shapes, done, strict=True):
+            if process.returncode:
+                raise RuntimeError(f"{name}: {process.stderr[-2000:]}")
+            rows.append({"name": name} | json.loads(process.stdout.splitlines()[-1]))
+            print(_line(rows[-1]), flush=True)
     return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    row["off"] = row["expected"] / row["measured"] - 1
+    parts = {part: round(size / GIB, 3) for part, size in row["parts"].items()}
+    return (
+        f"{row['name']:24} expected {row['expected'] / GIB:7.3f} measured {row['measured'] / GIB:7.3f} GiB "
+        f"{row['off']:+.1%}, {row['moment']}, updates {row['updates'] / GIB:.3f}, evaluation "
+        f"{row['evaluation'] / GIB:.3f}, reserved {row['reserved'] / GIB:.2f} {row['setbacks']} {parts}"
+    )
+
+
+def apart(settings: dict[str, Any], data: Path, limit_gib: float | None) -> subprocess.CompletedProcess[str]:
+    """`measured`, in a process of its own."""
+    command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data)]
+    command += ["--settings", json.dumps(settings)]
+    if limit_gib is not None:
+        command += ["--limit", str(limit_gib)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> dict[str, Any]:
@@ -109,19 +127,18 @@ def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> d
     from glassgpt.train.task import task_of
 
     on_card = torch.cuda.is_available()
-    if on_card:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        if limit_gib is not None:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
+    if on_card and limit_gib is not None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
     with tempfile.TemporaryDirectory() as folder, Stop() as stop:
         config = TrainConfig(**_complete(settings, data, folder))
         job = set_up(task_of(config), [], Ledger(), stop)
         for update in range(4):
             job.learner.update(update, update * job.plan.sequences)
         job.placement.synchronize()
+        updates = torch.cuda.max_memory_allocated() if on_card else 0
+        if on_card:
+            torch.cuda.reset_peak_memory_stats()
         evaluate(job.learner, job.windows["val"], job.ledger)
         for part in (job.saver, job.sink, job.place):
             part.close()
@@ -132,9 +149,15 @@ def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> d
             "expected": memory.total,
         }
         if on_card:
-            found["expected"] = memory.allocated
-            found["measured"] = torch.cuda.max_memory_allocated()
-            found["reserved"] = torch.cuda.max_memory_reserved()
+            evaluation = torch.cuda.max_memory_allocated()
+            found |= {
+                "expected": memory.allocated,
+                "measured": max(updates, evaluation),
+                "updates": updates,
+                "evaluation": evaluation,
+                "reserved": torch.cuda.max_memory_reserved(),
+                "setbacks": list(job.learner.setbacks),
+            }
         return found
 
 
@@ -183,9 +206,7 @@ def planned_batch(limit_gib: int, data: Path) -> int:
 
 
 def runs_with(batch_size: int, data: Path, limit_gib: float) -> bool:
-    settings = json.dumps({"batch_size": batch_size, "attention": "cudnn"})
-    command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data), "--settings", settings]
-    done = subprocess.run([*command, "--limit", str(limit_gib)], capture_output=True, text=True)
+    done = apart({"batch_size": batch_size, "attention": "cudnn"}, data, limit_gib)
     if done.returncode and "OutOfMemoryError" not in done.stderr:
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0

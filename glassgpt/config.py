@@ -150,6 +150,11 @@ class TrainConfig:
     fp8: bool = False
     # Record an update once and replay it (CUDA graphs): small models are otherwise held up by Python.
     graph: Literal["auto", "on", "off"] = "auto"
+    # Where the text lies: card (batches are cut there) or memory (and are fetched ahead). auto: the card's if
+    # it fits.
+    data_place: Literal["auto", "card", "memory"] = "auto"
+    # CPU threads to compute with. none: as PyTorch decides, one a core.
+    threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
     # Seed of weights, batches and dropout.
@@ -197,7 +202,7 @@ class Choice:
 _POSITIVE = (
     "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "batch_tokens",
     "learning_rate", "max_iters", "lr_decay_iters", "log_interval", "eval_interval", "eval_tokens",
-    "eval_iters", "checkpoint_interval", "keep_checkpoints", "matrix_lr", "embedding_lr",
+    "eval_iters", "checkpoint_interval", "keep_checkpoints", "matrix_lr", "embedding_lr", "threads",
 )
 _NOT_NEGATIVE = (
     "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience", "sample_tokens", "seed",

@@ -61,6 +61,7 @@ class Memory:
     moment: str  # "loss", "backward", "step" or "evaluation"
     parts: Mapping[str, int]  # by name: weights, optimizer, activations …
     context: int  # beside what PyTorch counts
+    recording: int = 0  # what a recorded update keeps for itself, so that an evaluation needs its own
 
     @property
     def allocated(self) -> int:
@@ -69,7 +70,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.allocated + self.context
+        return self.allocated + self.recording + self.context
 
 
 def needed(work: Work) -> Memory:
@@ -78,7 +79,19 @@ def needed(work: Work) -> Memory:
         moments |= {"loss": _at_loss(work), "backward": _at_backward(work), "step": _at_step(work)}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: size for name, size in moments[moment].items() if size}
-    return Memory(moment, parts, CONTEXT_BYTES[work.device_type])
+    return Memory(moment, parts, CONTEXT_BYTES[work.device_type], _recording_bytes(work, moments))
+
+
+def _recording_bytes(work: Work, moments: Mapping[str, Mapping[str, int]]) -> int:
+    """A recording's memory is its own for good: the optimizer's step, evaluations and updates, which else
+    take turns, are there side by side."""
+    if not work.graph or work.config.eval_only:
+        return 0
+    passing = {name: sum(parts.values()) for name, parts in moments.items()}
+    always = sum(_always(work).values()) + _kept_gradients(work)
+    of_updates = max(passing["loss"], passing["backward"]) - always
+    of_steps = passing["step"] - always if work.config.optimizer == "muon" else 0  # AdamW works in place
+    return of_updates + of_steps + passing["evaluation"] - max(passing.values())
 
 
 def largest_batch(work: Work, room: int) -> int | None:
@@ -162,7 +175,7 @@ def layer_bytes(work: Work) -> int:
     if work.attention == "manual":
         of_attention = (4 + work.low + (1 if c.dropout else 0)) * c.n_head * c.block_size
     masks = 2 * c.n_embd if c.dropout else 0
-    return tokens * (c.n_embd * (numbers * work.low + extra) + of_attention + masks)
+    return tokens * (int(c.n_embd * (numbers * work.low + extra)) + of_attention + masks)
 
 
 def _formula_bytes(work: Work) -> int:
@@ -170,7 +183,7 @@ def _formula_bytes(work: Work) -> int:
     return 12 * work.config.n_head * work.config.block_size * work.tokens if work.attention == "manual" else 0
 
 
-def _kept_by_a_layer(work: Work) -> tuple[int, int]:
+def _kept_by_a_layer(work: Work) -> tuple[float, int]:
     """Numbers a channel in `low` bytes each, and bytes beside."""
     modern = work.config.arch == "modern"
     if work.compiled:
@@ -185,14 +198,14 @@ def _kept_by_a_layer(work: Work) -> tuple[int, int]:
         return numbers - 6, 1 + 1 + 1 + 4
     if work.kernels:
         return numbers, 0
-    # PyTorch's own norms keep their input in float32, its rotation what it turned.
+    # PyTorch's own norms keep their input in float32; those of queries and keys as well, turned and unturned.
     if modern:
-        return numbers + 2, 0
+        return numbers + 2, 2 * 4 * 2
     return numbers, 2 * (4 - work.low)
 
 
-# The compiler keeps less and computes cheap things again.
-_COMPILED = {"gpt2": 12, "modern": 14}
+# As measured. The compiler computes some cheap things again, and keeps others in float32.
+_COMPILED = {"gpt2": 15.5, "modern": 19.5}
 
 
 # --- moments ---
@@ -225,11 +238,15 @@ def _at_backward(work: Work) -> dict[str, int]:
     few = pieces.are_few(work.tokens, work.vocab_size)
     # The head's gradient: as the matmul gave it, or as it was kept, and as it is handed on.
     of_head = (work.low + 4 if few else 4 + 4) * _head(work)
-    again = layer_bytes(work) + _formula_bytes(work) if work.config.activation_checkpointing else 0
+    if work.config.activation_checkpointing:  # a block has to come back before anything goes
+        again = layer_bytes(work) + _formula_bytes(work)
+        of_loss = max(of_head + 2 * width - again, of_head // 2 + 2 * width)
+    else:
+        again, of_loss = 0, max(of_head + 2 * width, of_head // 2 + 10 * width)
     return _always(work) | {
         "gradients": _kept_gradients(work),
         "activations": activation_bytes(work) + again,
-        "logits and loss": max(of_head + 2 * width, of_head // 2 + 10 * width),
+        "logits and loss": of_loss,
     }
 
 
@@ -242,12 +259,15 @@ def _at_step(work: Work) -> dict[str, int]:
 
 
 def _at_evaluation(work: Work) -> dict[str, int]:
-    """Nothing is kept; logits in `low`, in float32, and their logarithms."""
+    """Nothing is kept; logits in float32, and their logarithms."""
     c, tokens = work.config, work.eval_batch_tokens
-    block = tokens * c.n_embd * (4 * 3 + work.low * 9)
     copies = 0 if work.dtype == "float32" else work.low * (_matrices(work) + _head(work))
+    rows = pieces.rows_to_score(tokens, work.vocab_size, work.device_type)
     return _always(work) | {
         "gradients": 4 * parameters(work) if work.graph and not work.config.eval_only else 0,
-        "activations": block + copies,
-        "logits and loss": (work.low + 8) * tokens * work.vocab_size,
+        "activations": tokens * c.n_embd * EVAL_BYTES + copies,
+        "logits and loss": 8 * rows * work.vocab_size,
     }
+
+
+EVAL_BYTES = 4 * 3 + 2 * 9  # a channel: the exact stream, its norm and their sum; what a block passes on

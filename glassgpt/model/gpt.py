@@ -10,6 +10,7 @@ Shapes: B sequences, T tokens each, C channels, H heads of D channels, V vocabul
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -196,6 +197,7 @@ class GPT(nn.Module):
         self.config = config
         self.activation_checkpointing = False
         self.kernels = self.float8 = False
+        self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
         self.transformer = Transformer(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -243,6 +245,14 @@ class GPT(nn.Module):
             if isinstance(module, Norm | Attention | MLP):
                 module.kernels = on
 
+    def set_compiled(self, on: bool) -> None:
+        """Whether PyTorch's compiler builds what comes before the loss; of that it might hold all pieces."""
+        self._compiled_hidden = torch.compile(self.hidden) if on else None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled_hidden is not None
+
     def set_float8(self, on: bool) -> None:
         """Whether training multiplies in 8-bit floats (float8.py); it needs the kernels."""
         self.float8 = on
@@ -286,7 +296,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
         """Logits; or with targets the cross-entropy, averaged or (`reduction="none"`) per token (B, T)."""
-        hidden = self.hidden(tokens)
+        hidden = (self._compiled_hidden or self.hidden)(tokens)
         if targets is None:
             return self.lm_head(hidden)  # type: ignore[no-any-return]
         flat, wanted = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)

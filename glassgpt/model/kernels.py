@@ -27,6 +27,8 @@ _HEAD_ELEMENTS = 4096  # of queries and keys
 _LOGITS = 8192  # of a row of logits at a time
 _TILE = 64  # rows and columns, where a transposed copy is made along
 
+_LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardware has
+
 
 # --- norms ---
 
@@ -293,27 +295,33 @@ class Activate(torch.autograd.Function):
 
 
 @triton.jit
-def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    here = logits + row * V
-    target = tl.load(targets + row)
-    LOG2_E: tl.constexpr = 1.4426950408889634  # powers of two are what the hardware has
+def _row_loss(here, target, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    """The loss of a row of logits, and the logarithm to base 2 of what its softmax divides by."""
     most, total = -float("inf"), 0.0
     for first in range(0, V, BLOCK):
         c = first + tl.arange(0, BLOCK)
-        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * LOG2_E
+        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
         new_most = tl.maximum(most, tl.max(x))
         total = total * tl.exp2(most - new_most) + tl.sum(tl.exp2(x - new_most))
         most = new_most
     log_total = most + tl.log2(total)
     real = target != IGNORED
-    chosen = tl.load(here + target, real, 0.0).to(tl.float32) * LOG2_E
-    tl.store(losses + row, tl.where(real, (log_total - chosen) / LOG2_E, 0.0))
-    factor = tl.where(real, 1.0, 0.0)
+    chosen = tl.load(here + target, real, 0.0).to(tl.float32) * _LOG2_E
+    return tl.where(real, (log_total - chosen) / _LOG2_E, 0.0), log_total
+
+
+@triton.jit
+def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    here = logits + row * V
+    target = tl.load(targets + row)
+    loss, log_total = _row_loss(here, target, V, IGNORED, BLOCK)
+    tl.store(losses + row, loss)
+    factor = tl.where(target != IGNORED, 1.0, 0.0)
     tl.debug_barrier()  # nobody overwrites the target's logit before all have read it
     for first in range(0, V, BLOCK):
         c = first + tl.arange(0, BLOCK)
-        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * LOG2_E
+        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
         gradient = tl.exp2(x - log_total) - (c == target).to(tl.float32)
         tl.store(here + c, gradient * factor, c < V)
 
@@ -329,6 +337,15 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 @triton.jit
+def _store_both_ways(v, out, out_t, r, c, R, C):
+    """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed."""
+    ok = (r < R)[:, None] & (c < C)[None, :]
+    tl.store(out + r[:, None].to(tl.int64) * C + c[None, :], v.to(out.dtype.element_ty), ok)
+    turned = tl.trans(v).to(out.dtype.element_ty)
+    tl.store(out_t + c[:, None].to(tl.int64) * R + r[None, :], turned, (c < C)[:, None] & (r < R)[None, :])
+
+
+@triton.jit
 def _to_float8(
     x, factor, out, out_t, R, C, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
@@ -337,10 +354,7 @@ def _to_float8(
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
-    low = tl.minimum(tl.maximum(v, -LIMIT), LIMIT).to(out.dtype.element_ty)
-    tl.store(out + at, low, ok)
-    at_t = c[:, None].to(tl.int64) * R + r[None, :]
-    tl.store(out_t + at_t, tl.trans(low), (c < C)[:, None] & (r < R)[None, :])
+    _store_both_ways(tl.minimum(tl.maximum(v, -LIMIT), LIMIT), out, out_t, r, c, R, C)
 
 
 def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -358,20 +372,8 @@ def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 @triton.jit
 def _log_totals(logits, targets, losses, totals, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    here = logits + row * V
-    target = tl.load(targets + row)
-    LOG2_E: tl.constexpr = 1.4426950408889634
-    most, total = -float("inf"), 0.0
-    for first in range(0, V, BLOCK):
-        c = first + tl.arange(0, BLOCK)
-        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * LOG2_E
-        new_most = tl.maximum(most, tl.max(x))
-        total = total * tl.exp2(most - new_most) + tl.sum(tl.exp2(x - new_most))
-        most = new_most
-    log_total = most + tl.log2(total)
-    real = target != IGNORED
-    chosen = tl.load(here + target, real, 0.0).to(tl.float32) * LOG2_E
-    tl.store(losses + row, tl.where(real, (log_total - chosen) / LOG2_E, 0.0))
+    loss, log_total = _row_loss(logits + row * V, tl.load(targets + row), V, IGNORED, BLOCK)
+    tl.store(losses + row, loss)
     tl.store(totals + row, log_total)
 
 
@@ -385,12 +387,9 @@ def _float8_gradient(
     ok = (r < R)[:, None] & (c < V)[None, :]
     at = r[:, None].to(tl.int64) * V + c[None, :]
     target = tl.load(targets + r, r < R, IGNORED)[:, None]
-    x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * 1.4426950408889634
+    x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * _LOG2_E
     gradient = tl.exp2(x - tl.load(totals + r, r < R, 0.0)[:, None]) - (c[None, :] == target).to(tl.float32)
-    low = tl.where(target != IGNORED, gradient * FACTOR, 0.0).to(out.dtype.element_ty)
-    tl.store(out + at, low, ok)
-    at_t = c[:, None].to(tl.int64) * R + r[None, :]
-    tl.store(out_t + at_t, tl.trans(low), (c < V)[:, None] & (r < R)[None, :])
+    _store_both_ways(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V)
 
 
 def float8_gradient(

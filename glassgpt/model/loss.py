@@ -20,7 +20,9 @@ from glassgpt.model import float8, fused, pieces
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Of each of the targets (N), from `hidden` (N, C) by a head of `weight` (V, C)."""
-    return _at_once(hidden, weight, targets, "none")
+    rows = pieces.rows_to_score(len(targets), len(weight), hidden.device.type)
+    parts = (slice(start, start + rows) for start in range(0, len(targets), rows))
+    return torch.cat([_at_once(hidden[part], weight, targets[part], "none") for part in parts])
 
 
 def cross_entropy(

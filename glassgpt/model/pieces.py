@@ -5,6 +5,7 @@ from __future__ import annotations
 # Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
 PIECE_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
 FEW_BYTES = 2**24  # so few are not worth the trouble
+_SCORED_BYTES = {"cuda": 2**29, "cpu": 2**27, "mps": 2**28}  # of float32 logits and their logarithms
 
 
 def are_few(tokens: int, vocab_size: int) -> bool:
@@ -17,3 +18,9 @@ def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool)
     pieces = -(-tokens // most)
     rows = -(-tokens // pieces)
     return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them
+
+
+def rows_to_score(tokens: int, vocab_size: int, device_type: str) -> int:
+    """As many where losses are only looked at."""
+    most = _SCORED_BYTES[device_type] // (8 * vocab_size)
+    return min(tokens, max(64, most // 64 * 64))

@@ -108,8 +108,7 @@ def print_file(tuning: Tuning, path: Path, out: Console) -> None:
     tried = sum(row.trials for row in tuning.outcome.rows)
     _line("took", f"{figures.duration(tuning.took_s)}, {figures.plural(tried, 'trial')}", out)
     _line("written", str(path), out)
-    threads = "" if tuning.threads is None else f"OMP_NUM_THREADS={tuning.threads} "
-    _line("next", f"{threads}glass train {path}", out)
+    _line("next", f"glass train {path}", out)
 
 
 def _print_table(tuning: Tuning, out: Console) -> None:

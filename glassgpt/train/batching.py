@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glassgpt.account import memory
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 
@@ -76,7 +77,7 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
 
 DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
 _EVAL_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-_EVAL_LOGITS_BYTES = 2**30  # an evaluation batch's float32 logits stay under this
+_EVAL_BYTES = 2**29  # what an evaluation batch passes from layer to layer stays under this
 
 
 def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
@@ -86,7 +87,7 @@ def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) ->
     return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
 
 
-def evaluation_rows(config: TrainConfig, device_type: str, vocab_size: int) -> int:
-    """Windows per batch: enough to keep the device busy, few enough for the logits to fit."""
-    tokens = min(_EVAL_BATCH_TOKENS[device_type], _EVAL_LOGITS_BYTES // (4 * vocab_size))
+def evaluation_rows(config: TrainConfig, device_type: str) -> int:
+    """Windows per batch: enough to keep the device busy, few enough to fit beside a training run."""
+    tokens = min(_EVAL_BATCH_TOKENS[device_type], _EVAL_BYTES // (memory.EVAL_BYTES * config.n_embd))
     return max(1, tokens // config.block_size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -122,6 +124,27 @@ def _remark(asked: str, device: torch.device) -> str:
     return ""
 
 
+def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
+    """PyTorch's allocator may leave gaps that add up to a tenth of a card; segments that grow leave none."""
+    if device.type != "cuda":
+        return []
+    if said := next((name for name in _ALLOCATOR_WORDS if environment.get(name)), None):
+        return [Choice("allocator", environment[said], f"as {said} says")]
+    if not sys.platform.startswith("linux"):
+        return [Choice("allocator", "usual", "segments that grow are for Linux")]
+    _tell_allocator("expandable_segments:True")
+    return [Choice("allocator", "expandable_segments:True", "memory is used without gaps")]
+
+
+def _tell_allocator(words: str) -> None:
+    """At run time, since PyTorch reads the environment when it is imported. The name changed with 2.10."""
+    new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (new or torch.cuda.memory._set_allocator_settings)(words)
+
+
+_ALLOCATOR_WORDS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
 def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     """Free and total memory of a card; None where memory is not a card's own."""
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
@@ -144,7 +167,7 @@ def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | N
         ),
         compiled=compiled,
         attention=config.attention,
-        eval_batch_tokens=evaluation_rows(config, "cuda", vocab_size) * config.block_size,
+        eval_batch_tokens=evaluation_rows(config, "cuda") * config.block_size,
     )
     # The context is there already, and not in what is free.
     room = int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,8 +147,12 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         choices.append(choice)
 
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        choices.append(Choice("threads", config.threads, "asked for"))
     device, choice = devices.choose_device(config.device)
     choices.append(choice)
+    choices += devices.choose_allocator(device, os.environ)
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
     choices.append(dtype := devices.choose_dtype(config.dtype, device, config.n_embd))
@@ -189,7 +194,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
 
     learner = Learner(model, config, placement, plan, stream, ledger)
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
-    eval_rows = evaluation_rows(config, device.type, shape.vocab_size)
+    eval_rows = evaluation_rows(config, device.type)
     card = hardware.find_card(devices.device_name(device), total)
     ahead = forecast(
         work_of(config, shape, placement, plan, splits["train"].nbytes, eval_rows, free),

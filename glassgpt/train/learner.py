@@ -67,7 +67,7 @@ class Learner:
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
-        self._forward: Callable[..., Tensor] = torch.compile(model) if placement.compile else model
+        model.set_compiled(placement.compile)
         record = Recording if placement.graph else _as_it_is
         self._do_micro_step, self._do_finish = record(self._micro_step), record(self._finish)
         self._tried: set[str] = set()
@@ -129,7 +129,7 @@ class Learner:
 
         def call() -> Tensor:
             with torch.no_grad(), self.placement.autocast():
-                return self._forward(tokens, targets, "none")
+                return self.model(tokens, targets, "none")  # type: ignore[no-any-return]
 
         return self._guarded("score", call)
 
@@ -142,7 +142,7 @@ class Learner:
 
         def call() -> Tensor:
             with self.placement.autocast():
-                loss = self._forward(tokens, targets)
+                loss: Tensor = self.model(tokens, targets)
             share = loss / self._plan.micro_steps
             if self.scaler.is_enabled():
                 share = share * self.finite.factor  # a scaler skips an update by its gradients only
@@ -192,12 +192,12 @@ class Learner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if what in self._tried or not (self.model.kernels or self._forward is not self.model):
+            if what in self._tried or not (self.model.kernels or self.model.is_compiled):
                 raise
             self.setbacks["kernels" if self.model.kernels else "compile"] = error
             self.model.set_kernels(False)
             self.model.set_float8(False)  # which is made of them
-            self._forward = self.model
+            self.model.set_compiled(False)
             self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
             self._seed_dropout()
             result = call()

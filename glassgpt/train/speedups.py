@@ -46,7 +46,7 @@ def choose_speedups(
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
     launch_s = costs.launch_s(kind, layers)
     graph = choose_graph(config, device, dtype, compiling.value == "on", micro_s, launch_s)
-    data = choose_data_place(data_bytes, device, free_bytes)
+    data = choose_data_place(config.data_place, data_bytes, device, free_bytes)
     placement = Placement(
         device,
         dtype,
@@ -244,9 +244,18 @@ def check_float8(
         raise UserError(problems)
 
 
-def choose_data_place(size: int, device: torch.device, free_bytes: int | None) -> Choice:
-    if device.type != "cuda" or free_bytes is None:
+def choose_data_place(asked: str, size: int, device: torch.device, free_bytes: int | None) -> Choice:
+    if device.type != "cuda":
+        if asked == "card":
+            raise UserError(f"--data_place=card is for CUDA cards, and this run is on {device.type}")
         return Choice("data", "in memory", f"there is no other place on {device.type}")
+    if asked == "card" and free_bytes is not None and size > free_bytes:
+        raise UserError(
+            f"--data_place=card: the text's {size / 1e9:.1f} GB do not fit into the "
+            f"{free_bytes / 1e9:.1f} GB that are free on the card; try --data_place=auto"
+        )
+    if asked != "auto" or free_bytes is None:
+        return Choice("data", "on the card" if asked == "card" else "in memory", "asked for")
     if size > free_bytes * costs.DATA_SHARE:
         return Choice("data", "in memory", f"its {size / 1e9:.1f} GB would take too much of the card's")
     return Choice("data", "on the card", f"its {size / 1e6:.0f} MB fit there: no copying at every update")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,8 +17,9 @@ class Stream:
     """A pure function of the seed and of a sequence's number: a resumed run reads on as if nothing was.
 
     On CUDA the whole text lies on the card if there is room (`resident`), and batches are cut there;
-    otherwise each is copied, asynchronously. A pair of events around each fetch tells afterwards how long
-    the card waited for it. Asking the host's clock instead would blame whatever the host happened to do.
+    otherwise each is read from the file while the card works on the one before. A pair of events around
+    each fetch tells afterwards how long the card waited for it. Asking the host's clock instead would blame
+    whatever the host happened to do.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class Stream:
         self._tokens, self._block_size, self._plan = tokens, block_size, plan
         self._seed, self._device = seed, device
         self._resident = Resident(tokens, block_size, device) if resident else None
+        self._ahead = Ahead(self._pinned_batch)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def micro_batch(self, first: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +50,8 @@ class Stream:
             )
             x, y = self._resident.rows(torch.from_numpy(starts))
         else:
-            x, y = (t.pin_memory().to(self._device, non_blocking=True) for t in self._host_batch(first))
+            batch = self._ahead.take(first, following=first + self._plan.batch_size)
+            x, y = (part.to(self._device, non_blocking=True) for part in batch)
         after.record()
         self._waits.append((before, after))
         return x, y
@@ -53,6 +59,11 @@ class Stream:
     def _host_batch(self, first: int) -> tuple[Tensor, Tensor]:
         x, y = training_batch(self._tokens, self._block_size, self._seed, first, self._plan.batch_size)
         return torch.from_numpy(x), torch.from_numpy(y)
+
+    def _pinned_batch(self, first: int) -> tuple[Tensor, Tensor]:
+        """Where the card can fetch it from by itself."""
+        x, y = self._host_batch(first)
+        return x.pin_memory(), y.pin_memory()
 
     def waited_s(self) -> float | None:
         """Seconds the card waited for data since last asked; None where the host's clock is right.
@@ -64,6 +75,22 @@ class Stream:
         waited: float = sum(before.elapsed_time(after) for before, after in self._waits) / 1000
         self._waits.clear()
         return waited
+
+
+class Ahead:
+    """Makes the batch that will be asked for next, in a thread, before it is asked for."""
+
+    def __init__(self, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, "batches")  # starts with the first batch to make
+        self._coming: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
+
+    def take(self, first: int, following: int) -> tuple[Tensor, Tensor]:
+        """The batch `first`; begins with `following`."""
+        expected, coming = self._coming or (None, None)
+        batch = coming.result() if coming is not None and expected == first else self._make(first)
+        self._coming = following, self._thread.submit(self._make, following)
+        return batch
 
 
 class Resident:

@@ -15,6 +15,7 @@ from glassgpt.insight.tune import candidates
 from glassgpt.insight.tune.evidence import Evidence
 from glassgpt.insight.tune.outcome import Outcome, choose, outcome_of
 from glassgpt.insight.tune.setting import Setting
+from glassgpt.insight.tune.trial import Trial
 
 
 def sizes_tried(machine: Machine) -> list[int]:
@@ -397,3 +398,17 @@ def test_figures_of_a_row() -> None:
     assert row.tokens_per_s == pytest.approx(614_400)
     assert row.mfu == pytest.approx(100 * 614_400 * 854.8e6 / 989e12)
     assert row.micro_steps == 40
+
+
+def test_a_machine_that_drifts_slows_both_down() -> None:
+    """A card that gets warm: every round is slower than the last, and the ratio of the two stays."""
+    evidence = Evidence(card())
+    small, large = (evidence.ground.automatic_at(size) for size in (60, 120))
+    for drift in (1.0, 1.03, 1.06, 1.09):
+        evidence.add(small, Trial(outcome="ran", update_s=(drift * 1.03,) * 3, micro_steps=4))
+        evidence.add(large, Trial(outcome="ran", update_s=(drift,) * 3, micro_steps=4))
+    apart = [evidence.figures(one) for one in (small, large)]
+    assert all(figures is not None and figures.error > 0.02 for figures in apart)
+    assert evidence.noise(small, large) < 1e-6
+    assert not evidence.is_as_fast(small, large)
+    assert choose(evidence) == large

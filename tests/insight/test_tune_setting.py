@@ -125,10 +125,12 @@ def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
     assert tuning.outcome.sentence in text
 
 
-def test_threads_are_said_where_a_run_has_no_setting_for_them() -> None:
+def test_threads_are_a_setting_of_the_tuned_run() -> None:
     tuning = tuning_of(SMALL)
-    assert tuning.threads == 1
-    assert any("OMP_NUM_THREADS=1" in note for note in notes_of(tuning))
+    assert tuning.tuned.threads == 1
+    assert "threads = 1  # was open" in tuned_file.text_of(
+        tuning.tuned, SMALL, "small", settled_names("cpu"), notes_of(tuning)
+    )
 
 
 def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:

@@ -84,3 +84,19 @@ def test_losses_one_by_one_average_to_it() -> None:
     each = loss.losses(hidden, weight, targets)
     assert each[4] == 0
     assert each.sum().item() / 19 == pytest.approx(plain(hidden, weight, targets).item())
+
+
+def test_losses_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = some(200, 8, 11, 3)
+    targets[70] = IGNORED_TARGET
+    at_once = loss.losses(hidden, weight, targets)
+    monkeypatch.setitem(pieces._SCORED_BYTES, "cpu", 8 * 11 * 64)
+    assert pieces.rows_to_score(200, 11, "cpu") == 64
+    torch.testing.assert_close(loss.losses(hidden, weight, targets), at_once, rtol=0, atol=1e-6)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_what_is_scored_at_a_time_fits(tokens: int, vocabulary: int) -> None:
+    rows = pieces.rows_to_score(tokens, vocabulary, "cuda")
+    assert 1 <= rows <= tokens
+    assert rows <= 64 or 8 * rows * vocabulary <= 2**29

@@ -9,7 +9,14 @@ import torch
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.train.device import Placement, choose_device, choose_dtype, sequences_that_fit
+from glassgpt.train import device as devices
+from glassgpt.train.device import (
+    Placement,
+    choose_allocator,
+    choose_device,
+    choose_dtype,
+    sequences_that_fit,
+)
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
@@ -118,3 +125,22 @@ def test_autocast_only_where_there_is_something_to_cast() -> None:
         assert (a @ a).dtype == torch.float32
     with Placement(CPU, "bfloat16", False, "sdpa").autocast():
         assert (a @ a).dtype == torch.bfloat16
+
+
+# --- how memory is given out ---
+
+
+def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(devices, "_tell_allocator", told.append)
+    cuda = torch.device("cuda")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})
+        assert (choice.value, choice.reason) == ("max_split_size_mb:64", f"as {name} says")
+    monkeypatch.setattr("sys.platform", "win32")
+    assert choose_allocator(cuda, {})[0].value == "usual"
+    assert told == []
+    monkeypatch.setattr("sys.platform", "linux")
+    assert choose_allocator(cuda, {})[0].value == "expandable_segments:True"
+    assert told == ["expandable_segments:True"]
+    assert choose_allocator(torch.device("cpu"), {}) == []

@@ -231,8 +231,8 @@ def test_how_many_tokens() -> None:
 
 
 @few
-@given(st.integers(1, 10**5), st.sampled_from(["cpu", "cuda", "mps"]), st.integers(1, 10**6))
-def test_an_evaluation_batch_is_never_empty_and_its_logits_fit(T: int, device: str, vocab_size: int) -> None:
-    rows = evaluation_rows(TrainConfig(block_size=T), device, vocab_size)
+@given(st.integers(1, 10**5), st.sampled_from(["cpu", "cuda", "mps"]), st.integers(1, 10**4))
+def test_an_evaluation_batch_is_never_empty_and_fits(T: int, device: str, width: int) -> None:
+    rows = evaluation_rows(TrainConfig(block_size=T, n_embd=width), device)
     assert rows >= 1
-    assert rows == 1 or rows * T * vocab_size * 4 <= 2**30
+    assert rows == 1 or rows * T * width * 30 <= 2**29

@@ -209,20 +209,20 @@ def test_a_float16_scale_that_only_falls_is_noticed(tiny: MakeConfig) -> None:
 class LazyFailure:
     """What torch.compile returns when it will fail: a callable that only fails when it is called."""
 
-    def __init__(self, model: Any, error: Exception, when: str) -> None:
-        self.model, self.error, self.when = model, error, when
+    def __init__(self, hidden: Any, error: Exception, when: str) -> None:
+        self.hidden, self.model, self.error, self.when = hidden, hidden.__self__, error, when
 
-    def __call__(self, tokens: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        scoring = reduction == "none"
+    def __call__(self, tokens: Tensor) -> Tensor:
+        scoring = not self.model.training
         if self.when == "forward" or self.when == ("score" if scoring else "update"):
             raise self.error
-        loss: Tensor = self.model(tokens, targets, reduction)
+        hidden: Tensor = self.hidden(tokens)
         if self.when == "backward" and not scoring:
-            return _FailsBackward.apply(loss, self.error)  # type: ignore[no-untyped-call, no-any-return]
+            return _FailsBackward.apply(hidden, self.error)  # type: ignore[no-untyped-call, no-any-return]
         if self.when == "late" and not scoring:
             embedding = self.model.transformer.wte.weight
             self.hook = embedding.register_hook(self._fail_late)
-        return loss
+        return hidden
 
     def _fail_late(self, gradient: Tensor) -> None:
         """The embedding's gradient is complete last: all others have been added to by now."""
@@ -232,9 +232,9 @@ class LazyFailure:
 
 class _FailsBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, error: Exception) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, error: Exception) -> Tensor:
         ctx.error = error
-        return loss.clone()
+        return hidden.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ Break = Callable[..., None]
 @pytest.fixture
 def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> Break:
     def install(when: str, error: Exception) -> None:
-        monkeypatch.setattr(torch, "compile", lambda model: LazyFailure(model, error, when))
+        monkeypatch.setattr(torch, "compile", lambda hidden: LazyFailure(hidden, error, when))
 
     return install
 
@@ -295,14 +295,14 @@ def test_out_of_memory_is_not_the_compilers_fault(
 
 def test_an_error_later_on_is_an_error(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     class FailsLater:
-        def __init__(self, model: Any) -> None:
-            self.model, self.calls = model, 0
+        def __init__(self, hidden: Any) -> None:
+            self.hidden, self.calls = hidden, 0
 
-        def __call__(self, *arguments: Any) -> Tensor:
-            self.calls += self.model.training
+        def __call__(self, tokens: Tensor) -> Tensor:
+            self.calls += self.hidden.__self__.training
             if self.calls > 3:
                 raise RuntimeError("a bug in the fourth update")
-            return self.model(*arguments)  # type: ignore[no-any-return]
+            return self.hidden(tokens)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(torch, "compile", FailsLater)
     with pytest.raises(RuntimeError, match="fourth update"):

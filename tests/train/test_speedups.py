@@ -148,9 +148,19 @@ def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes(monkeypatch: pytest.Mo
 
 
 def test_small_data_lies_on_the_card() -> None:
-    assert choose_data_place(2_000_000, CUDA, 8 * 2**30).value == "on the card"
-    assert choose_data_place(18_000_000_000, CUDA, 8 * 2**30).value == "in memory"
-    assert choose_data_place(2_000_000, CPU, None).value == "in memory"
+    assert choose_data_place("auto", 2_000_000, CUDA, 8 * 2**30).value == "on the card"
+    assert choose_data_place("auto", 18_000_000_000, CUDA, 8 * 2**30).value == "in memory"
+    assert choose_data_place("auto", 2_000_000, CPU, None).value == "in memory"
+
+
+def test_where_data_lies_can_be_said() -> None:
+    assert choose_data_place("memory", 2_000_000, CUDA, 8 * 2**30).value == "in memory"
+    assert choose_data_place("card", 4_000_000_000, CUDA, 8 * 2**30).value == "on the card"
+    assert choose_data_place("memory", 2_000_000, CPU, None).value == "in memory"
+    with pytest.raises(UserError, match=r"18.0 GB do not fit into the 8.6 GB that are free"):
+        choose_data_place("card", 18_000_000_000, CUDA, 8 * 2**30)
+    with pytest.raises(UserError, match="--data_place=card is for CUDA cards"):
+        choose_data_place("card", 2_000_000, CPU, None)
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassgpt.train.stream import Resident
+from glassgpt.train.stream import Ahead, Resident
 
 
 @pytest.mark.parametrize(("dtype", "top"), [(np.uint8, 255), (np.uint16, 65_535), (np.uint32, 2**32 - 1)])
@@ -26,3 +26,27 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
         assert x[row].tolist() == tokens[start : start + 16].tolist()
         assert y[row].tolist() == tokens[start + 1 : start + 17].tolist()
     assert x.dtype == y.dtype == torch.int64
+
+
+def made(first: int, calls: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    calls.append(first)
+    if first == 9:
+        raise OSError("the disk is gone")
+    return torch.tensor(first), torch.tensor(first + 1)
+
+
+def test_what_is_made_ahead_is_what_is_asked_for() -> None:
+    """Whoever asks for another than the expected one gets it all the same: a resumed run, an evaluation."""
+    calls: list[int] = []
+    ahead = Ahead(lambda first: made(first, calls))
+    for first in (0, 3, 6, 30, 33):
+        assert ahead.take(first, following=first + 3)[0] == first
+    assert sorted(calls)[:5] == [0, 3, 6, 9, 30]
+    assert calls.count(3) == calls.count(6) == calls.count(33) == 1
+
+
+def test_what_goes_wrong_ahead_is_told_when_it_is_asked_for() -> None:
+    ahead = Ahead(lambda first: made(first, []))
+    ahead.take(6, following=9)
+    with pytest.raises(OSError, match="the disk is gone"):
+        ahead.take(9, following=12)

@@ -56,7 +56,7 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
         compiled=config.compile == "on",
         attention=_attention(config, kind, dtype),
         data_bytes=_bytes_on_card(text, target),
-        eval_batch_tokens=evaluation_rows(config, kind, vocab_size) * config.block_size,
+        eval_batch_tokens=evaluation_rows(config, kind) * config.block_size,
     )
     # Gradients add up over micro-batches: room for them, in case there are several.
     fits = memory.largest_batch(replace(work, micro_steps=2), target.room)

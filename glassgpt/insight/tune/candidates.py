@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from glassgpt.insight.tune.ground import Ground
-from glassgpt.insight.tune.setting import DIMENSIONS, SAID_BY, Setting, has_name
+from glassgpt.insight.tune.setting import DIMENSIONS, SAID_BY, Setting
 
 # --- micro-batch ---
 
@@ -52,10 +52,9 @@ def thread_counts(usable_cores: float, threads: int) -> list[int]:
 
 
 def is_open(name: str, ground: Ground, fixed: Collection[str]) -> bool:
-    """Whether it may be changed: there is a choice, a run can be told, the user has not said anything."""
+    """Whether it may be changed: there is a choice, and the user has not said anything."""
     there = name == "micro_batch" or name in DIMENSIONS[ground.device_type]
-    can_be_told = name == "threads" or has_name(name)  # threads by an environment variable
-    return there and can_be_told and not any(word in fixed for word in SAID_BY[name])
+    return there and not any(word in fixed for word in SAID_BY[name])
 
 
 def flips(ground: Ground, best: Setting, name: str) -> Iterator[Setting]:

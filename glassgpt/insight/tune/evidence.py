@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from glassgpt.insight.tune.ground import Ground
 from glassgpt.insight.tune.setting import Setting
@@ -10,6 +11,7 @@ from glassgpt.insight.tune.trial import Figures, Trial, figures_of
 
 WORTH = 0.01  # a gain of less is not worth a change, nor more memory
 _MOST_NOISE = 0.1
+_ROUNDS_TO_PAIR = 2
 
 
 class Evidence:
@@ -61,7 +63,18 @@ class Evidence:
         if one == other:
             return 0.0
         errors = [figures.error for setting in (one, other) if (figures := self.figures(setting)) is not None]
-        return math.hypot(*errors)
+        return min(math.hypot(*errors), self._noise_in_turns(one, other))
+
+    def _noise_in_turns(self, one: Setting, other: Setting) -> float:
+        """Where both were measured several times in turns: a machine that drifts slows both down, and what
+        remains is how much the ratio of neighbours varies."""
+        trials = [[trial for trial in self.found.get(it, ()) if trial.update_s] for it in (one, other)]
+        rounds = min(map(len, trials)) - 1  # the first time was not yet in turns
+        if rounds < _ROUNDS_TO_PAIR:
+            return math.inf
+        pairs = zip(trials[0][-rounds:], trials[1][-rounds:], strict=True)
+        ratios = [median(a.update_s) / median(b.update_s) for a, b in pairs]
+        return (max(ratios) - min(ratios)) / rounds
 
     def is_as_fast(self, setting: Setting, other: Setting) -> bool:
         """Within the noise, or what is not worth a change. Where all is noise, the median still decides."""

@@ -24,7 +24,7 @@ Measure = Callable[[Setting, float], Trial]  # within so many seconds
 _STEEP = 0.03  # a micro-batch that gained so much lets hope for more
 _CLOSE = 0.04  # to the best: measured again before it is ruled out
 _FINALISTS = 3
-_ROUNDS = 3
+_ROUNDS = 6
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.recipe import field_types
 
 # What there is to choose, by type of device, and the setting of a run that says it.
 _OF_CUDA = ("attention", "kernels", "graph", "data_on_card", "checkpointing", "compile")
@@ -72,11 +71,6 @@ def in_words(setting: Setting, name: str) -> str:
     return noun if value else f"no {noun}"
 
 
-def has_name(name: str) -> bool:
-    """Whether a run has a setting for it. What cannot be said to a run is not worth trying."""
-    return all(word in field_types(TrainConfig) for word in SAID_BY[name])
-
-
 def with_setting(
     config: TrainConfig, setting: Setting, sequences: int, automatic_batch: int, device_type: str
 ) -> TrainConfig:
@@ -90,8 +84,7 @@ def with_setting(
         "gradient_accumulation_steps": None if config.batch_tokens else sequences // setting.micro_batch,
     }
     for name in DIMENSIONS[device_type]:
-        if has_name(name):
-            changes[SAID_BY[name][0]] = _said(name, getattr(setting, name))
+        changes[SAID_BY[name][0]] = _said(name, getattr(setting, name))
     if config.eval_iters is not None:
         changes["eval_tokens"] = config.eval_iters * automatic_batch * config.block_size
         changes["eval_iters"] = None
@@ -100,7 +93,7 @@ def with_setting(
 
 def settled_names(device_type: str) -> list[str]:
     """The settings of a run that are said in the end."""
-    names = [SAID_BY[name][0] for name in DIMENSIONS[device_type] if has_name(name)]
+    names = [SAID_BY[name][0] for name in DIMENSIONS[device_type]]
     return [*SAID_BY["micro_batch"], *names]
 
 

@@ -66,7 +66,6 @@ def _placement(stage: Stage, setting: Setting, sequences: int) -> Placement:
     placement, choices = choose_speedups(
         config, stage.device, stage.dtype, plan, stage.flops_per_token, None, int(stage.tokens.nbytes), None
     )
-    placement = dataclasses.replace(placement, data_on_card=setting.data_on_card)
     there = dataclasses.replace(setting_of(config, placement, size), threads=setting.threads)
     different = next(there.differences(setting), None)
     if different is not None:
@@ -128,7 +127,7 @@ class Updates:
     def evaluate(self) -> float:
         """Seconds of the first batch of an evaluation, which compiled code is compiled for once more."""
         config, device = self.learner.config, self.learner.placement.device
-        rows = evaluation_rows(config, device.type, self.learner.model.config.vocab_size)
+        rows = evaluation_rows(config, device.type)
         tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
         begin = time.perf_counter()
         self.learner.score(tokens, tokens)

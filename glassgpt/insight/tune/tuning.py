@@ -19,7 +19,7 @@ from glassgpt.figures import count, duration, plural
 from glassgpt.insight.tune.ground import Ground
 from glassgpt.insight.tune.outcome import Outcome, Row, outcome_of
 from glassgpt.insight.tune.search import Search, Step
-from glassgpt.insight.tune.setting import DIMENSIONS, Setting, has_name, in_words
+from glassgpt.insight.tune.setting import DIMENSIONS, Setting, in_words
 from glassgpt.insight.tune.workshop import Workshop
 
 # Of the budget, how long one trial's updates are timed: about twenty trials, each with its start, fit in.
@@ -41,11 +41,6 @@ class Tuning:
     def tuned(self) -> TrainConfig:
         return self.ground.tuned(self.asked, self.outcome.chosen.setting)
 
-    @property
-    def threads(self) -> int | None:
-        """Of the CPU, where another number than PyTorch's was faster, and a run has no setting for it."""
-        return None if has_name("threads") else self.outcome.chosen.setting.threads
-
     def as_dict(self) -> dict[str, Any]:
         ground = dataclasses.asdict(self.ground)
         ground.pop("automatics")
@@ -56,7 +51,6 @@ class Tuning:
             "trials": [_row(row) for row in self.outcome.rows],
             "chosen": _row(self.outcome.chosen),
             "sentence": self.outcome.sentence,
-            "threads": self.threads,
             "settings": dataclasses.asdict(self.tuned),
         }
 
@@ -106,16 +100,11 @@ def tune(
 def tuned_config(
     config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
 ) -> TrainConfig:
-    """For `glass train --tune`: the fastest settings found. Takes over the number of CPU threads at once,
-    which a run has no setting for. `fixed`: what the user has said by flag."""
+    """For `glass train --tune`: the fastest settings found. `fixed`: what the user has said by flag."""
     check(config)
     with Workshop() as workshop:
         tuning = tune(config, budget_s, workshop, fixed=fixed, told=_Teller(say))
     say(tuning.outcome.sentence)
-    if tuning.threads is not None:
-        import torch
-
-        torch.set_num_threads(tuning.threads)
     return tuning.tuned
 
 
@@ -157,18 +146,13 @@ def notes_of(tuning: Tuning) -> list[str]:
     speed = f"{count(chosen.tokens_per_s or 0)} tokens/s"
     if automatic is not None and automatic is not chosen and automatic.tokens_per_s and chosen.tokens_per_s:
         speed += f", where the automatic choice has {count(automatic.tokens_per_s)}"
-    notes = [
+    return [
         f"Measured by `glass tune` on {day}: {ground.device_name}, torch {ground.torch}, {ground.dtype}, "
         f"{plural(tried, 'trial')} in {duration(tuning.took_s)}.",
         f"Measured on {ground.data}.",
         f"{speed}. {tuning.outcome.sentence}",
         "Tokens per update, model and precision are as they were: so is what the run learns.",
     ]
-    if tuning.threads is not None:
-        notes.append(
-            f"CPU threads are not a setting of a run. Start it with OMP_NUM_THREADS={tuning.threads}"
-        )
-    return notes
 
 
 def automatic_in_words(ground: Ground) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from glassgpt.account import costs
+from glassgpt.account import choices
+from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch
 from glassgpt.config import DEVICE, Choice, TrainConfig
@@ -83,43 +84,19 @@ def device_name(device: torch.device) -> str:
     return f"{threads} threads" if threads > 1 else "1 thread"
 
 
+def traits_of(device: torch.device) -> Traits:
+    """What of the device decides, for the rules that `glass plan` asks too."""
+    if device.type == "cpu":
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return Traits("cpu", fast_bfloat16=fast, lacks=lacking_here("cpu"))
+    # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return Traits(device.type, capability, lacks=lacking_here(device.type))
+
+
 def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
     """`width`: the channels of the model to be trained; None if it only writes."""
-    if device.type == "cpu":
-        if asked == "float16":
-            return Choice("dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16")
-        if asked == "auto":
-            return _cpu_dtype(width)
-    if asked != "auto":
-        return Choice("dtype", asked, "asked for" + _remark(asked, device))
-    if device.type == "mps":
-        return Choice("dtype", "float32", "Apple's GPU gains little from less")
-    major, minor = torch.cuda.get_device_capability(device)
-    # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
-    if major >= 8:
-        return Choice("dtype", "bfloat16", f"compute capability {major}.{minor}: no loss scaling needed")
-    return Choice(
-        "dtype", "float16", f"compute capability {major}.{minor} has no bfloat16: with loss scaling"
-    )
-
-
-def _cpu_dtype(width: int | None) -> Choice:
-    if width is None:
-        return Choice("dtype", "float32", "one token at a time, weights are fetched rather than multiplied")
-    if width < costs.WIDE_FOR_BFLOAT16:
-        return Choice("dtype", "float32", "so narrow a model gains nothing from less")
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
-        return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
-    return Choice("dtype", "float32", "this CPU has no fast bfloat16")
-
-
-def _remark(asked: str, device: torch.device) -> str:
-    modern_card = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    if asked == "float32" and modern_card:
-        return "; matmuls run in TF32"
-    if asked == "bfloat16" and device.type == "cuda" and not modern_card:
-        return "; this card only emulates it, slowly: --dtype=float16 is better"
-    return ""
+    return choices.choose_dtype(asked, traits_of(device), width)
 
 
 def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
@@ -138,10 +115,7 @@ def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | N
         batch_size=1,
         micro_steps=2,  # gradients may have to add up
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=config.kernels == "triton"
-        or (
-            config.kernels == "auto" and not compiled and costs.kernels_pay(config.max_iters, config.n_layer)
-        ),
+        kernels=choices.choose_kernels(config, Traits("cuda")).value == "triton",
         compiled=compiled,
         attention=config.attention,
         eval_batch_tokens=evaluation_rows(config, "cuda", vocab_size) * config.block_size,

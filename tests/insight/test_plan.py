@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from glassgpt.account.choices import choose_dtype
 from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import GIB, needed
 from glassgpt.config import TrainConfig
@@ -152,11 +153,12 @@ def test_a_card_found_here_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_dtypes_are_what_the_card_has() -> None:
-    old = of_card(named_card("t4").card, "asked for")
-    assert old.dtype("auto", 768)[0] == "float16"
-    assert RTX4070.dtype("auto", 768)[0] == "bfloat16"
-    assert RTX4070.dtype("float32", 768) == ("float32", "asked for")
-    assert of_card(named_card("m3-max").card, "asked for").dtype("auto", 768)[0] == "float32"
+    def dtype(name: str, asked: str = "auto") -> Any:
+        return choose_dtype(asked, of_card(named_card(name).card, "asked for").traits, 768).value
+
+    assert dtype("t4") == "float16"
+    assert dtype("rtx4070") == dtype("mi300x") == "bfloat16"
+    assert dtype("rtx4070", "float32") == dtype("m3-max") == "float32"
 
 
 # --- the text ---

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt.account import memory
+from glassgpt.account import choices, memory
 from glassgpt.account.machine import nearest_folder
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
@@ -79,13 +79,16 @@ def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Prob
 
 def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     """What the trainer would refuse there."""
-    config, card = decided.config, target.card
-    on_cuda = target.device_type == "cuda"
-    if config.fp8 and (not on_cuda or (card and card.capability and card.capability < (8, 9))):
+    config, work, on = decided.config, decided.work, target.traits
+    if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
-    for name, value in (("kernels", "triton"), ("graph", "on")):
-        if getattr(config, name) == value and not on_cuda:
-            yield Problem("error", f"--{name}={value} is for CUDA cards", f"--{name}=auto")
+    elif config.fp8:
+        for problem in choices.float8_problems(config, on, work.dtype, work.kernels, work.tokens):
+            yield Problem("error", problem, "leave --fp8 out")
+    for name, why in choices.refused(config, on).items():
+        asked = f"--{name}={getattr(config, name)}"
+        what = f"{asked} is for CUDA cards" if on.kind != "cuda" else f"{asked} is not possible there: {why}"
+        yield Problem("error", what, f"--{name}=auto")
 
 
 def _of_schedule(decided: Decided) -> Iterator[Problem]:

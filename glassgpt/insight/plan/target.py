@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.account import costs
+from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
 from glassgpt.account.machine import apple_gpu_name, cpu_model, output_of, read_text, usable_cores
 
@@ -32,26 +32,18 @@ class Target:
     how: str  # how it was found
     card: Card | None = None
     others: tuple[str, ...] = ()  # cards that the name could have meant too
+    lacks: str | None = None  # what building code would need and does not find; of another machine unknown
 
     @property
     def room(self) -> int:
         """Bytes that a run may take."""
         return int(self.memory * _USABLE)
 
-    def dtype(self, asked: str, width: int) -> tuple[str, str]:
-        """What `dtype` the run will have there, and why."""
-        if self.device_type == "cpu":
-            if asked in ("auto", "float16"):
-                fast = "bfloat16" in self.peaks and width >= costs.WIDE_FOR_BFLOAT16
-                return ("bfloat16", "this CPU multiplies it fast") if fast else ("float32", "as CPUs do best")
-            return asked, "asked for"
-        if asked != "auto":
-            return asked, "asked for"
-        if self.device_type == "mps":
-            return "float32", "Apple's GPU gains little from less"
-        if self.card is not None and self.card.capability is not None and self.card.capability < (8, 0):
-            return "float16", "the card has no bfloat16"
-        return "bfloat16", "the card has it, and no loss scaling is needed"
+    @property
+    def traits(self) -> Traits:
+        """What of it decides, for the rules that the trainer asks too."""
+        capability = None if self.card is None else self.card.capability
+        return Traits(self.device_type, capability, "bfloat16" in self.peaks, self.lacks)
 
     def peak(self, dtype: str) -> float | None:
         if dtype == "float32" and self.device_type == "cuda":

@@ -130,7 +130,8 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
 def _print_memory(plan: Plan, out: Console) -> None:
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
-    head = f"{size(memory.total)} of {size(target.memory)}: {fits} (a run may take {size(target.room)})"
+    whole = size(target.memory) + (f" ({target.memory_note})" if target.memory_note else "")
+    head = f"{size(memory.total)} of {whole}: {fits} (a run may take {size(target.room)})"
     _rows([("memory", head)], out, end=False)
     out.print(_memory_bar(plan), soft_wrap=True)
     parts = Table.grid(padding=(0, 2, 0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.propose import propose
-from glassgpt.insight.plan.target import Target, find_target, of_card
+from glassgpt.insight.plan.target import Target, of_card
 from glassgpt.insight.plan.text import Text, find_text
 from glassgpt.recipe import combine, find_recipe
 
@@ -134,22 +133,6 @@ def test_it_is_all_in_the_json() -> None:
 
 
 # --- the machine ---
-
-
-def test_a_card_found_here_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    def says(text: str) -> None:
-        done = subprocess.CompletedProcess([], 0, stdout=text)
-        monkeypatch.setattr("subprocess.run", lambda *arguments, **options: done)
-
-    says("NVIDIA GeForce RTX 4070, 12282 MiB\n")
-    found = find_target("auto")
-    assert (found.name, found.device_type, found.memory) == ("RTX 4070", "cuda", 12282 * 2**20)
-    says("NVIDIA Something Else, 8192 MiB\n")
-    unknown = find_target("auto")
-    assert unknown.card is None
-    assert make_plan(combine(find_recipe("shakespeare_char"), {}, "cuda"), unknown, CHARACTERS).times is None
-    says("")
-    assert find_target("auto").device_type == "cpu"
 
 
 def test_dtypes_are_what_the_card_has() -> None:

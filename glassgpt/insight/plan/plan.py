@@ -60,6 +60,7 @@ class Plan:
                 "name": self.target.name,
                 "device_type": self.target.device_type,
                 "memory_bytes": self.target.memory,
+                "memory_note": self.target.memory_note,
                 "room_bytes": self.target.room,
                 "peak_flops_per_s": self.target.peak(work.dtype),
                 "peak_source": self.target.peak_source,

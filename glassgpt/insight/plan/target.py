@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
+import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import psutil  # type: ignore[import-untyped]
 
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
-from glassgpt.account.machine import apple_gpu_name, cpu_model, output_of, read_text, usable_cores
+from glassgpt.account.machine import (
+    apple_gpu_name,
+    cpu_model,
+    output_of,
+    read_text,
+    unified_memory,
+    usable_cores,
+    usable_memory,
+)
+from glassgpt.insight.plan import here
+from glassgpt.insight.plan.here import Present
 
-_GPU_LINE = re.compile(r"(?P<name>[^,]+),\s*(?P<total>\d+)\s*(MiB)?")
 # Of a card's memory, what a run may take: the driver, a desktop and gaps between tensors have the rest.
 _USABLE = 0.94
 
@@ -32,6 +39,7 @@ class Target:
     how: str  # how it was found
     card: Card | None = None
     others: tuple[str, ...] = ()  # cards that the name could have meant too
+    memory_note: str = ""  # what is to be known of `memory`
     lacks: str | None = None  # what building code would need and does not find; of another machine unknown
 
     @property
@@ -54,7 +62,7 @@ class Target:
 def find_target(gpu: str) -> Target:
     """`gpu`: a card's name, `cpu`, or `auto` for this machine."""
     if gpu == "cpu":
-        return this_cpu()
+        return this_cpu("asked for")
     if gpu != "auto":
         found = named_card(gpu)
         return of_card(found.card, "asked for", found.others)
@@ -62,50 +70,68 @@ def find_target(gpu: str) -> Target:
 
 
 def of_card(card: Card, how: str, others: tuple[str, ...] = (), memory: int | None = None) -> Target:
+    """`memory`: as found; else as sold, or, of a chip that shares the machine's, the least that is sold."""
+    note = ""
     if memory is None:
-        memory = int((card.memory_gb or _shared_gb(card)) * 2**30)
+        memory = int((card.memory_gb or card.smallest_gb or 0) * 2**30)
+        note = "" if card.memory_gb else "the smallest sold"
     kind = "mps" if card.vendor == "apple" else "cuda"
-    return Target(card.name, kind, memory, dict(card.peaks), card.source, how, card, others)
-
-
-def _shared_gb(card: Card) -> float:
-    """Apple's memory is the machine's; of a chip that is not here, the least that is sold with it."""
-    return 36 if "Max" in card.name else 64 if "Ultra" in card.name else 18 if "Pro" in card.name else 8
+    return Target(card.name, kind, memory, dict(card.peaks), card.source, how, card, others, note)
 
 
 # --- this machine ---
 
 
 def this_machine() -> Target:
-    for name, memory in _nvidia_cards():
-        card = find_card(name, memory)
-        if card is not None:
-            return of_card(card, "found here", memory=memory)
-        return Target(name, "cuda", memory, {}, "unknown: not in the table of cards", "found here")
+    """As a run would find it."""
+    seen, why_none = _seen_cards()
+    if seen:
+        return _of_present(seen[0])
     if sys.platform == "darwin":
         card = find_card(apple_gpu_name())
         if card is not None:
-            return of_card(card, "found here", memory=psutil.virtual_memory().total)
-    return this_cpu()
+            return replace(of_card(card, "found here", memory=unified_memory()), lacks=lacking_here("mps"))
+    return this_cpu(why_none)
 
 
-def _nvidia_cards() -> list[tuple[str, int]]:
-    """Names and bytes, by the driver's own tool; none where there is no such tool or it fails."""
-    text = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    found = (_GPU_LINE.match(line.strip()) for line in text.splitlines())
-    return [(match["name"].strip(), int(match["total"]) * 2**20) for match in found if match]
+def _seen_cards() -> tuple[list[Present], str]:
+    """Those that a run would see, or why there is none."""
+    found = here.nvidia_cards()
+    if found:
+        if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+            found = here.parse_slices(output_of("nvidia-smi", "-L") or "")
+        return here.visible(found, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
+    of_amd = here.amd_cards()
+    if not of_amd:
+        return [], "no GPU was found"
+    if not here.torch_is_for_amd():
+        return [], f"{of_amd[0].name} is here, but this PyTorch was not built for AMD's cards"
+    return here.visible_of_amd(of_amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
 
 
-def this_cpu(seconds: float = 0.4) -> Target:
+def _of_present(found: Present) -> Target:
+    if found.card is not None:
+        target = of_card(found.card, "found here", memory=found.memory)
+    else:
+        # A chip whose driver names no memory shares the machine's.
+        memory = usable_memory()[0] if found.memory is None else found.memory
+        unknown = "unknown: not in the table of cards"
+        target = Target(found.name, "cuda", memory, {}, unknown, "found here")
+    return replace(target, lacks=lacking_here("cuda"))
+
+
+def this_cpu(how: str, seconds: float = 0.4) -> Target:
     info = read_text(Path("/proc/cpuinfo"))
     cores = max(1, math.floor(usable_cores()))
     flops = best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
     peaks = {"float32": flops}
     if "avx512_bf16" in info or "amx_bf16" in info:
         peaks["bfloat16"] = 2 * flops
-    memory = psutil.virtual_memory().total
     name = f"{cpu_model(info)}, {cores} {'core' if cores == 1 else 'cores'}"
-    return Target(name, "cpu", memory, peaks, "measured: float32 matmuls by numpy", "no GPU was found")
+    source = "measured: float32 matmuls by numpy"
+    memory, limited = usable_memory()
+    note = "the container's limit" if limited else ""
+    return Target(name, "cpu", memory, peaks, source, how, memory_note=note, lacks=lacking_here("cpu"))
 
 
 def _numpy_matmuls(size: int) -> Run:

@@ -147,15 +147,24 @@ def choose_compile(config: TrainConfig, on: Traits, eager_step_s: float | None, 
 
 
 def choose_graph(
-    config: TrainConfig, on: Traits, dtype: str, compiled: bool, arithmetic_s: float, launch_s: float
+    config: TrainConfig,
+    on: Traits,
+    dtype: str,
+    compiled: bool,
+    arithmetic_s: float,
+    launch_s: float,
+    sharded: bool = False,
 ) -> Choice:
-    """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask."""
+    """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask.
+    `sharded`: weights are spread over several processes."""
     if on.kind != "cuda":
         if config.graph == "on":
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {on.kind}")
         return Choice("graph", "off", f"{on.kind} has none")
     if config.eval_only:
         return Choice("graph", "off", "one evaluation has no updates to record")
+    if sharded:
+        return Choice("graph", "off", "blocks are gathered when they are needed: not recordable")
     if dtype == "float16":
         return Choice("graph", "off", "float16's loss scaler has to look at every update")
     if config.graph != "auto":

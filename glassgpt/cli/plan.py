@@ -66,7 +66,7 @@ def _propose(asked: _Asked, hours: float) -> int:
     from glassgpt.show.plan import print_proposal
 
     options = asked.options
-    proposal = propose(asked.config, asked.target, find_text(asked.config), hours)
+    proposal = propose(asked.config, asked.target, find_text(asked.config), hours, options.price)
     if options.out:
         _write(Path(options.out), proposal.as_toml())
     if options.json:
@@ -109,10 +109,13 @@ class _Asked:
 
 def _read(typed: _Typed) -> _Asked:
     """What to plan, for what; all problems at once."""
-    from glassgpt.insight.plan.target import find_target
+    from glassgpt.insight.plan.target import find_target, together
 
     options, problems = typed.options, list(typed.problems)
-    target = _unless_wrong(problems, lambda: find_target(options.gpu))
+    target = _unless_wrong(
+        problems,
+        lambda: together(find_target(options.gpu), options.gpus, options.nodes, options.network),
+    )
     recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))

@@ -11,7 +11,7 @@ from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
-from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
+from glassgpt.train.batching import DEFAULT_BATCH_SIZE, BatchPlan, evaluation_rows, plan_batch
 
 # GPT-2's own models, by the names that --init_from takes: layers, heads, width.
 _GPT2 = {
@@ -60,10 +60,12 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
         attention="sdpa" if attention is None else str(attention.value),
         data_bytes=_bytes_on_card(text, target),
         eval_batch_tokens=evaluation_rows(config, kind, vocab_size) * config.block_size,
+        ranks=target.cluster.ranks,
     )
+    _check_shares(config, work.ranks)
     # Gradients add up over micro-batches: room for them, in case there are several.
     fits = memory.largest_batch(replace(work, micro_steps=2), target.room)
-    batch, batch_choices = plan_batch(config, kind, fits)
+    batch, batch_choices = plan_batch(config, kind, fits, work.ranks)
     compiled, graph = _sped_up(possible, target, work, batch, per_token)
     work = replace(
         work, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
@@ -92,6 +94,21 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
     return shaped, 50257
 
 
+def _check_shares(config: TrainConfig, ranks: int) -> None:
+    """Every card takes as many sequences of an update."""
+    T = config.block_size
+    if config.batch_tokens is not None:
+        sequences = config.batch_tokens // T
+    else:
+        sequences = (config.batch_size or DEFAULT_BATCH_SIZE) * (config.gradient_accumulation_steps or ranks)
+    if sequences % ranks:
+        nearest = max(1, round(sequences / ranks)) * ranks
+        raise UserError(
+            f"an update of {sequences} sequences cannot be shared evenly by {ranks} cards; "
+            f"--batch_tokens={nearest * T} is {nearest} sequences, which can"
+        )
+
+
 def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:
     """What the trainer would refuse there is a problem of the plan; the rest is planned without it."""
     refused = choices.refused(config, on)
@@ -105,12 +122,15 @@ def _sped_up(
     kind, layers, peak = target.device_type, config.n_layer, target.peak(work.dtype)
     step_s = None
     if peak is not None:
-        step_s = costs.eager_step_s(kind, batch.tokens, batch.micro_steps, per_token, layers, peak)
+        own_tokens = batch.tokens // work.ranks
+        step_s = costs.eager_step_s(kind, own_tokens, batch.micro_steps, per_token, layers, peak)
     compiled = choices.choose_compile(config, target.traits, step_s, work.kernels).value == "on"
     micro_tokens = batch.batch_size * config.block_size
     computing = costs.arithmetic_s(kind, micro_tokens, per_token, peak or costs.SOME_CARDS_PEAK)
     asking = costs.launch_s(kind, layers)
-    graph = choices.choose_graph(config, target.traits, work.dtype, compiled, computing, asking)
+    graph = choices.choose_graph(
+        config, target.traits, work.dtype, compiled, computing, asking, work.is_sharded
+    )
     return compiled, graph.value == "on"
 
 

@@ -17,6 +17,7 @@ from glassgpt.insight.plan.prospect import Prospect
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.insight.plan.times import Times
+from glassgpt.insight.plan.ways import Way, Ways
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ def find_problems(
     needs: Memory,
     times: Times | None,
     prospect: Prospect,
+    ways: Ways | None = None,
 ) -> list[Problem]:
     found = [
         *_of_memory(decided, target, needs),
         *_of_machine(decided, target),
+        *_of_cluster(decided, ways),
         *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
     ]
     if not decided.config.eval_only:
@@ -56,10 +59,11 @@ def find_problems(
 
 def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
     size, sequences = decided.batch.batch_size, decided.batch.sequences
+    own = sequences // decided.work.ranks  # each card takes as many
     # In pieces, gradients have to add up.
     in_pieces = replace(decided.work, micro_steps=2, saves_beside=decided.work.device_type == "cpu")
     largest = memory.largest_batch(in_pieces, target.room) or 1
-    best = max(n for n in range(1, largest + 1) if sequences % n == 0)
+    best = max(n for n in range(1, min(largest, own) + 1) if own % n == 0)
     if needs.total > target.room:
         steps = f" --gradient_accumulation_steps={sequences // best}"
         yield Problem(
@@ -145,6 +149,38 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             "with fewer than about 20, a smaller model is better for the same arithmetic",
             "a smaller model, or more updates",
         )
+
+
+_WAITING_FELT = 0.25  # of an update
+
+
+def _of_cluster(decided: Decided, ways: Ways | None) -> Iterator[Problem]:
+    """Of cards that train together, or should."""
+    shard = decided.config.shard
+    if ways is None:
+        if shard:
+            what = "--shard=True spreads a model over several cards, and there is one"
+            yield Problem("hint", what, "--gpus says how many; or leave --shard out")
+        return
+    own, other = (ways.sharded, ways.whole) if shard else (ways.whole, ways.sharded)
+    if ways.advised is other:
+        yield Problem("hint", f"{other.name}: {ways.reason}", f"--shard={other.shard}")
+    if own.computing_s is not None and own.waiting_s is not None:
+        share = own.waiting_s / (own.waiting_s + own.computing_s)
+        if share > _WAITING_FELT:
+            what = f"cards wait {share:.0%} of an update for each other"
+            yield Problem("warning", what, _less_waiting(own))
+
+
+def _less_waiting(way: Way) -> str:
+    if way.shard and way.micro_steps > 1:
+        return (
+            "each micro-batch gathers all weights anew: fewer and larger ones, for which "
+            "--activation_checkpointing=True makes room"
+        )
+    return (
+        "more --batch_tokens, so that they exchange less often; or fewer cards, or a faster way between them"
+    )
 
 
 def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt.account.choices import Traits, lacking_here
+from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
 from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
 from glassgpt.account.machine import (
     apple_gpu_name,
@@ -20,6 +21,7 @@ from glassgpt.account.machine import (
     usable_cores,
     usable_memory,
 )
+from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan.here import Present
 
@@ -40,7 +42,14 @@ class Target:
     card: Card | None = None
     others: tuple[str, ...] = ()  # cards that the name could have meant too
     memory_note: str = ""  # what is to be known of `memory`
+    cluster: Cluster = ONE_CARD  # how many of it train together
     lacks: str | None = None  # what building code would need and does not find; of another machine unknown
+
+    @property
+    def title(self) -> str:
+        """`RTX 4090`, `8 x RTX 4090`, `16 x 8 x H100 SXM5`."""
+        counts = (self.cluster.machines, self.cluster.cards)
+        return " x ".join([*(str(count) for count in counts if count > 1), self.name])
 
     @property
     def room(self) -> int:
@@ -77,6 +86,21 @@ def of_card(card: Card, how: str, others: tuple[str, ...] = (), memory: int | No
         note = "" if card.memory_gb else "the smallest sold"
     kind = "mps" if card.vendor == "apple" else "cuda"
     return Target(card.name, kind, memory, dict(card.peaks), card.source, how, card, others, note)
+
+
+def together(target: Target, cards: int, machines: int, network_gb_s: float) -> Target:
+    """So many of it in each of so many machines."""
+    if cards * machines == 1:
+        return target
+    problems = []
+    if target.device_type == "mps":
+        problems.append(f"{target.name} trains by itself: --gpus and --nodes are for CUDA cards and CPUs")
+    if target.device_type == "cpu" and cards > 1:
+        problems.append(f"--gpus={cards} counts cards, and a machine has one CPU: --nodes counts machines")
+    if problems:
+        raise UserError(problems)
+    link = link_of(target.card) if target.device_type == "cuda" else None
+    return replace(target, cluster=Cluster(cards, machines, link, network_gb_s))
 
 
 # --- this machine ---

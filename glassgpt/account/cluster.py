@@ -136,16 +136,21 @@ def waiting_s(work: Work, cluster: Cluster, micro_s: float) -> float:
     blocks, others = _sizes(work)
     if not work.is_sharded:
         return cluster.all_reduce_s(blocks + others)
-    layers = work.config.n_layer
     forward_s = micro_s * (1 / 4 if work.config.activation_checkpointing else _FORWARD)
     backward_s = micro_s - forward_s
     gather_s, others_s = cluster.gather_s(blocks), cluster.gather_s(others)
-    first_s = gather_s / layers  # nothing is computed before it
-    forward = others_s + max(first_s, gather_s - forward_s)
-    backward = max(first_s, gather_s - backward_s)
-    last = max(first_s, 2 * gather_s - backward_s) + others_s  # gradients are scattered beside
+    layers = work.config.n_layer
+    forward = others_s + _unhidden_s(gather_s, forward_s, layers)
+    backward = _unhidden_s(gather_s, backward_s, layers)
+    # Gradients are scattered beside; those of the last block and of what is no block, alone.
+    last = _unhidden_s(2 * gather_s, backward_s, layers) + others_s
     muon = cluster.gather_s(_muons_bytes(work))
     return work.micro_steps * forward + (work.micro_steps - 1) * backward + last + muon
+
+
+def _unhidden_s(exchange_s: float, computing_s: float, layers: int) -> float:
+    """Block by block, one exchanged while another is computed: the first, and where that takes longer."""
+    return exchange_s / layers + (layers - 1) / layers * max(0.0, exchange_s - computing_s)
 
 
 def pace_together(card: Pace, work: Work, cluster: Cluster) -> Pace:

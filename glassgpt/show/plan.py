@@ -121,7 +121,8 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
     sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
     cut = f"{sequences} x {decided.config.block_size}"
     cut += f" x {steps} micro-batches" if steps > 1 else ""
-    cut += f" on each of {decided.work.ranks} cards" if decided.work.ranks > 1 else ""
+    if decided.work.ranks > 1:
+        cut += f" on each of {decided.work.ranks} {_noun(plan.target.cluster)}"
     return [
         *about,
         ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
@@ -167,14 +168,14 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
     for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
     for way in (ways.whole, ways.sharded):
-        label = f"{way.name} (--shard={way.shard})"
+        label, unknown = f"{way.name} (--shard={way.shard})", "?" if way.fits else "-"
         table.add_row(
             f"{' ' * _INDENT}{label}",
             size(way.memory_bytes) + ("" if way.fits else ": too much"),
             f"{way.batch_size}" + (f" x {way.micro_steps}" if way.micro_steps > 1 else ""),
-            "?" if way.tokens_per_s is None else count(way.tokens_per_s[1]),
-            "?" if way.efficiency is None else f"{way.efficiency:.0%}",
-            "?" if way.total_s is None else duration(way.total_s[1]),
+            unknown if way.tokens_per_s is None else count(way.tokens_per_s[1]),
+            unknown if way.efficiency is None else f"{way.efficiency:.0%}",
+            unknown if way.total_s is None else duration(way.total_s[1]),
             style="bold" if way is own else "dim",
         )
     out.print(table)
@@ -183,7 +184,14 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
     _rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
 
 
+def _noun(cluster: Cluster) -> str:
+    """What is counted: cards, or machines whose CPUs train."""
+    return "machines" if cluster.link is None else "cards"
+
+
 def _cards(cluster: Cluster) -> str:
+    if cluster.link is None:
+        return f"{cluster.machines} machines"
     if cluster.machines == 1:
         return f"{cluster.cards} cards"
     each = "one in each" if cluster.cards == 1 else f"{cluster.cards} in each"

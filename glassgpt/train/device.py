@@ -104,7 +104,9 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
 
 
-def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | None) -> int | None:
+def sequences_that_fit(
+    config: TrainConfig, vocab_size: int, free_bytes: int | None, ranks: int = 1
+) -> int | None:
     """The largest micro-batch that a card's free memory should hold, before anything was tried."""
     if free_bytes is None:
         return None
@@ -119,6 +121,7 @@ def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | N
         compiled=compiled,
         attention=config.attention,
         eval_batch_tokens=evaluation_rows(config, "cuda", vocab_size) * config.block_size,
+        ranks=ranks,
     )
     # The context is there already, and not in what is free.
     room = int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]

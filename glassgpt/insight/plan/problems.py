@@ -46,7 +46,7 @@ def find_problems(
     found = [
         *_of_memory(decided, target, needs),
         *_of_machine(decided, target),
-        *_of_cluster(decided, ways),
+        *_of_cluster(decided, target, ways),
         *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
     ]
     if not decided.config.eval_only:
@@ -154,7 +154,7 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
 _WAITING_FELT = 0.25  # of an update
 
 
-def _of_cluster(decided: Decided, ways: Ways | None) -> Iterator[Problem]:
+def _of_cluster(decided: Decided, target: Target, ways: Ways | None) -> Iterator[Problem]:
     """Of cards that train together, or should."""
     shard = decided.config.shard
     if ways is None:
@@ -165,11 +165,26 @@ def _of_cluster(decided: Decided, ways: Ways | None) -> Iterator[Problem]:
     own, other = (ways.sharded, ways.whole) if shard else (ways.whole, ways.sharded)
     if ways.advised is other:
         yield Problem("hint", f"{other.name}: {ways.reason}", f"--shard={other.shard}")
+    if shard and own.micro_steps > 1 and _one_pass_fits(decided, target):
+        size = own.batch_size * own.micro_steps
+        yield Problem(
+            "hint",
+            f"all {size} sequences of a card fit in one pass, which gathers the weights once, not "
+            f"{own.micro_steps} times",
+            f"--batch_size={size} --gradient_accumulation_steps={decided.work.ranks}",
+        )
     if own.computing_s is not None and own.waiting_s is not None:
         share = own.waiting_s / (own.waiting_s + own.computing_s)
         if share > _WAITING_FELT:
             what = f"cards wait {share:.0%} of an update for each other"
             yield Problem("warning", what, _less_waiting(own))
+
+
+def _one_pass_fits(decided: Decided, target: Target) -> bool:
+    """Whether a card can do its part of an update at once; then sharded gradients need not add up whole."""
+    work = decided.work
+    at_once = replace(work, batch_size=work.batch_size * work.micro_steps, micro_steps=1, saves_beside=False)
+    return memory.needed(at_once).total <= target.room
 
 
 def _less_waiting(way: Way) -> str:

@@ -60,8 +60,9 @@ class Proposal:
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
         return (
             f"{duration(self.hours * 3600)} on {self.target.title}: "
-            f"{parameters(best.parameters)} parameters, {best.config.max_iters:,} updates of {best.config.batch_tokens:,} tokens, "
-            f"about {duration(best.seconds)}, expected loss {best.loss[1]:.2f}{cost}"
+            f"{parameters(best.parameters)} parameters, {best.config.max_iters:,} updates of "
+            f"{best.config.batch_tokens:,} tokens, about {duration(best.seconds)}, "
+            f"expected loss {best.loss[1]:.2f}{cost}"
         )
 
     def as_toml(self) -> str:
@@ -108,17 +109,19 @@ def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds
     pace, fixed_s = ahead
     if ranks > 1:  # how long they wait hangs on the batch, and the batch on how much they can do
         for _ in range(_ROUNDS):
-            made = _with_length(shaped, text, pace * max(1.0, seconds - fixed_s), ranks)
+            made = _with_length(shaped, target, text, pace * max(1.0, seconds - fixed_s))
             pace, fixed_s = _forecast(made, target, text) or (pace, fixed_s)
     tokens = pace * (seconds - fixed_s)
     if tokens < 100 * shaped.block_size:
         return None
     vocab_size = padded_vocabulary(text.vocab_size)
-    made = _with_length(shaped, text, tokens, ranks)
+    made = _with_length(shaped, target, text, tokens)
     expected = expectation(made, vocab_size, made.batch_tokens or 1, text)
     if expected.overfits_at is not None:
-        made = _with_length(shaped, text, expected.best.iteration * (made.batch_tokens or 1), ranks)
+        made = _with_length(shaped, target, text, expected.best.iteration * (made.batch_tokens or 1))
         expected = expectation(made, vocab_size, made.batch_tokens or 1, text)
+    if not _fits(made, target, text):
+        return None
     total = made.max_iters * (made.batch_tokens or 1)
     final = expected.final
     return Option(
@@ -138,6 +141,10 @@ def _fitting(shaped: TrainConfig, target: Target, text: Text) -> TrainConfig | N
         if memory.largest_batch(decide(tried, target, text).work, target.room) is not None:
             return replace(shaped, shard=shard)
     return None
+
+
+def _fits(config: TrainConfig, target: Target, text: Text) -> bool:
+    return memory.needed(decide(config, target, text).work).total <= target.room
 
 
 def _forecast(config: TrainConfig, target: Target, text: Text) -> tuple[float, float] | None:
@@ -183,8 +190,8 @@ def _shaped(config: TrainConfig, width: int, text: Text) -> TrainConfig:
     )
 
 
-def _with_length(shaped: TrainConfig, text: Text, tokens: float, ranks: int) -> TrainConfig:
-    T = shaped.block_size
+def _with_length(shaped: TrainConfig, target: Target, text: Text, tokens: float) -> TrainConfig:
+    T, ranks = shaped.block_size, target.cluster.ranks
     kind = "char" if text.tokenizer in ("char", "byte") else "other"
     wanted = _BATCH[kind] * math.sqrt(tokens)
     sequences = 2 ** max(3, round(math.log2(max(1.0, wanted / T))))
@@ -192,7 +199,7 @@ def _with_length(shaped: TrainConfig, text: Text, tokens: float, ranks: int) -> 
     batch_tokens = min(-(-sequences // ranks) * ranks, most) * T  # every card takes as many sequences
     updates = max(10, int(tokens / batch_tokens))
     epochs = updates * batch_tokens / text.train_tokens
-    return replace(
+    made = replace(
         shaped,
         batch_tokens=batch_tokens,
         max_iters=updates,
@@ -202,3 +209,7 @@ def _with_length(shaped: TrainConfig, text: Text, tokens: float, ranks: int) -> 
         eval_interval=max(1, updates // _EVALUATIONS),
         log_interval=max(1, min(100, updates // 200)),
     )
+    if made.shard:  # in one pass, weights are gathered once and gradients stay spread: if it fits
+        at_once = replace(made, batch_size=batch_tokens // T // ranks)
+        return at_once if _fits(at_once, target, text) else made
+    return made

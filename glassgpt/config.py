@@ -157,6 +157,8 @@ class TrainConfig:
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
+    # Shard parameters, gradients and optimizer over the ranks (FSDP2).
+    shard: bool = False
     # Seed of weights, batches and dropout.
     seed: int = 1337
     # Seconds spent at start to measure the matmul peak that MFU is compared with; 0: only the card table.

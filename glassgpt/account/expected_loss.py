@@ -107,10 +107,6 @@ class Point:
     mid: float
     high: float
 
-    @property
-    def perplexity(self) -> tuple[float, float, float]:
-        return math.exp(self.low), math.exp(self.mid), math.exp(self.high)
-
 
 @dataclass(frozen=True)
 class Expectation:

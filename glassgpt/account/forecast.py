@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.account import costs, memory
+from glassgpt.account.cluster import ONE_CARD, Cluster, pace_together
 from glassgpt.account.hardware import Card
 from glassgpt.account.memory import Memory, Work
 from glassgpt.account.pace import Pace, expected_pace
@@ -64,21 +65,24 @@ def forecast(
     tokens_per_update: int,
     eval_tokens: int,
     val_tokens: int,
+    cluster: Cluster = ONE_CARD,
 ) -> Forecast:
-    """`peak`: FLOP/s in the run's dtype. `eval_tokens`: of a split, each time."""
+    """`peak`: FLOP/s of a card in the run's dtype. `tokens_per_update`: of all cards together. `eval_tokens`:
+    of a split, each time."""
     config, kind = work.config, work.device_type
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
     # The measured rows are of known cards; of CPUs the matmul peak says enough.
     pace = updates_s = evaluation_s = None
     if peak is not None and (card is not None or kind == "cpu"):
-        pace = expected_pace(work, flops_per_token, peak, card)
+        alone = expected_pace(work, flops_per_token, peak, card)
+        pace = pace_together(alone, work, cluster)
         tokens = updates * tokens_per_update
         updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
         of_val = min(eval_tokens, val_tokens)
         closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
         evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
-        evaluation_s = evaluated * _FORWARD / pace.mid
+        evaluation_s = evaluated * _FORWARD / (cluster.ranks * alone.mid)  # each evaluates its part
     return Forecast(
         memory=memory.needed(work),
         on_card=kind == "cuda",

@@ -44,6 +44,9 @@ class Card:
     capability: tuple[int, int] | None  # CUDA compute capability; None for other vendors
     memory_gb: float | None = None  # as sold; None where memory is shared with the CPU
     bandwidth_gb_s: float
+    smallest_gb: float | None = None  # of memory shared with the CPU: the least that is sold with the chip
+    link: str | None = None  # to the other cards of a machine; None: cards like it do not train together
+    pci_ids: tuple[str, ...] = ()  # as the kernel lists it, where the driver tells no name
     watts: int | None = None  # board power as the vendor specifies it; None where it is not stated
     cuda_cores: int | None = None
     boost_mhz: int | None = None
@@ -66,8 +69,11 @@ def cards() -> tuple[Card, ...]:
 
 def _card(family: Mapping[str, Any], row: Mapping[str, Any]) -> Card:
     major, dot, minor = family.get("capability", "").partition(".")
-    fields = {"source": family["source"]} | {key: row[key] for key in row if key not in DTYPES}
-    fields["device_names"] = tuple(row.get("device_names", ()))
+    fields = {"source": family["source"], "link": family.get("link")} | {
+        key: row[key] for key in row if key not in DTYPES
+    }
+    for name in ("device_names", "pci_ids"):
+        fields[name] = tuple(row.get(name, ()))
     fields["capability"] = (int(major), int(minor)) if dot else None
     fields["peaks"] = {dtype: row[dtype] * 1e12 for dtype in DTYPES if dtype in row}
     return Card(family=family["name"], vendor=family["vendor"], **fields)

@@ -94,7 +94,11 @@ def cpu_quota(own_cgroups: str, root: Path) -> float | None:
 
 def memory_room(own_cgroups: str, root: Path) -> tuple[int, int] | None:
     """Bytes that a container may use, and how many of them are left: where there is a limit, the tightest."""
-    rooms = []
+    return min(_memory_rooms(own_cgroups, root), key=lambda room: room[1], default=None)
+
+
+def _memory_rooms(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and what is left of it, of this process's control groups and their parents."""
     for line in own_cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2: "max" for no limit
@@ -110,8 +114,25 @@ def memory_room(own_cgroups: str, root: Path) -> tuple[int, int] | None:
                 # Files that were read lately count as used, but make room when it is asked for.
                 kept = re.search(rf"^{cached} (\d+)$", read_text(group / "memory.stat"), re.MULTILINE)
                 spare = int(limit) - int(used) + (int(kept[1]) if kept else 0)
-                rooms.append((int(limit), min(int(limit), max(0, spare))))
-    return min(rooms, key=lambda room: room[1], default=None)
+                yield int(limit), min(int(limit), max(0, spare))
+
+
+def memory_limit(own_cgroups: str, root: Path) -> int | None:
+    """Bytes that a container may ever use; None where there is no limit."""
+    return min((limit for limit, _ in _memory_rooms(own_cgroups, root)), default=None)
+
+
+def usable_memory() -> tuple[int, bool]:
+    """Bytes of main memory that this process may use, and whether a container limits them."""
+    total = int(psutil.virtual_memory().total)
+    limit = memory_limit(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    return (total, False) if limit is None or limit >= total else (limit, True)
+
+
+def unified_memory() -> int:
+    """Bytes that an Apple chip's CPU and GPU share."""
+    told = output_of("sysctl", "-n", "hw.memsize") or ""
+    return int(told) if told.isdecimal() else int(psutil.virtual_memory().total)
 
 
 _NO_LIMIT = 2**60  # bytes

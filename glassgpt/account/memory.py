@@ -44,10 +44,15 @@ class Work:
     data_bytes: int = 0  # of text that lies on the card
     eval_batch_tokens: int = 0
     saves_beside: bool = False  # a copy for a checkpoint is written while training goes on
+    ranks: int = 1  # cards that train together, one process each; all else here is of one of them
 
     @property
     def tokens(self) -> int:
         return self.batch_size * self.config.block_size
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.config.shard and self.ranks > 1
 
     @property
     def low(self) -> int:
@@ -79,7 +84,8 @@ def needed(work: Work) -> Memory:
         moments |= {"loss": _at_loss(work), "backward": _at_backward(work), "step": _at_step(work)}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: size for name, size in moments[moment].items() if size}
-    return Memory(moment, parts, CONTEXT_BYTES[work.device_type], _recording_bytes(work, moments))
+    context = CONTEXT_BYTES[work.device_type] + _exchange_context(work)
+    return Memory(moment, parts, context, _recording_bytes(work, moments))
 
 
 def _recording_bytes(work: Work, moments: Mapping[str, Mapping[str, int]]) -> int:
@@ -123,6 +129,18 @@ def _matrices(work: Work) -> int:
     return 12 * work.config.n_layer * work.config.n_embd**2
 
 
+def matrix_parameters(work: Work) -> int:
+    """Those that Muon trains."""
+    return _matrices(work)
+
+
+def block_parameters(work: Work) -> int:
+    """Of one block, its norms and biases included."""
+    one = replace(work.config, n_layer=1)
+    none = replace(work.config, n_layer=0)
+    return flops.parameters_of(one, work.vocab_size) - flops.parameters_of(none, work.vocab_size)
+
+
 def _head(work: Work) -> int:
     """Parameters of the matrix that predicts."""
     return work.vocab_size * work.config.n_embd
@@ -141,10 +159,12 @@ def checkpoint_bytes(work: Work) -> int:
 
 def _always(work: Work) -> dict[str, int]:
     return {
-        "weights": 4 * parameters(work),
-        "optimizer": 0 if work.config.eval_only else optimizer_bytes(work),
+        "weights": _part(work, 4 * parameters(work)),
+        "optimizer": 0 if work.config.eval_only else _part(work, optimizer_bytes(work)),
         "working space": _WORKSPACE_BYTES[work.device_type],
-        "copy to be saved": checkpoint_bytes(work) if work.saves_beside and not work.config.eval_only else 0,
+        "copy to be saved": _part(work, checkpoint_bytes(work))
+        if work.saves_beside and not work.config.eval_only
+        else 0,
         "data": work.data_bytes,
     }
 
@@ -152,6 +172,36 @@ def _always(work: Work) -> dict[str, int]:
 def _kept_gradients(work: Work) -> int:
     """Those that are there while the forward pass runs: of earlier micro-batches, or a recording's."""
     return 4 * parameters(work) if work.micro_steps > 1 or work.graph else 0
+
+
+# --- several cards ---
+
+# What NCCL keeps on a card for its exchanges, and how many bytes of gradients are averaged at once.
+_NCCL_BYTES = 400 * 2**20
+_PIECE_BYTES = 2**26
+
+
+def _exchange_context(work: Work) -> int:
+    return _NCCL_BYTES if work.ranks > 1 and work.device_type == "cuda" else 0
+
+
+def _part(work: Work, size: int) -> int:
+    """What one card holds of what is spread over all of them."""
+    return -(-size // work.ranks) if work.is_sharded else size
+
+
+def _gathered(work: Work) -> dict[str, int]:
+    """Sharded, two blocks are whole at a time, one computing and one arriving, and what is no block."""
+    if not work.is_sharded:
+        return {}
+    block = block_parameters(work)
+    others = parameters(work) - work.config.n_layer * block
+    return {"gathered weights": 4 * (others + min(2, work.config.n_layer) * block)}
+
+
+def _averaging_bytes(work: Work) -> int:
+    """Unsharded, gradients are averaged piece by piece, each copied; none is cut."""
+    return max(_PIECE_BYTES, 4 * _head(work)) if work.ranks > 1 and not work.is_sharded else 0
 
 
 # --- activations ---
@@ -205,18 +255,22 @@ def _kept_by_a_layer(work: Work) -> tuple[float, int]:
 
 
 # As measured. The compiler computes some cheap things again, and keeps others in float32.
-_COMPILED = {"gpt2": 15.5, "modern": 19.5}
+_COMPILED = {"gpt2": 16.4, "modern": 20.2}
 
 
 # --- moments ---
 
 
 def _at_loss(work: Work) -> dict[str, int]:
-    return _always(work) | {
-        "gradients": _kept_gradients(work),
-        "activations": activation_bytes(work),
-        "logits and loss": _loss_bytes(work),
-    }
+    return (
+        _always(work)
+        | _gathered(work)
+        | {
+            "gradients": _kept_gradients(work),
+            "activations": activation_bytes(work),
+            "logits and loss": _loss_bytes(work),
+        }
+    )
 
 
 def _loss_bytes(work: Work) -> int:
@@ -243,19 +297,23 @@ def _at_backward(work: Work) -> dict[str, int]:
         of_loss = max(of_head + 2 * width - again, of_head // 2 + 2 * width)
     else:
         again, of_loss = 0, max(of_head + 2 * width, of_head // 2 + 10 * width)
-    return _always(work) | {
-        "gradients": _kept_gradients(work),
-        "activations": activation_bytes(work) + again,
-        "logits and loss": of_loss,
-    }
+    return (
+        _always(work)
+        | _gathered(work)
+        | {
+            "gradients": _kept_gradients(work),
+            "activations": activation_bytes(work) + again,
+            "logits and loss": of_loss,
+        }
+    )
 
 
 def _at_step(work: Work) -> dict[str, int]:
     """All gradients are there, the embedding's twice for a moment; Muon works on stacks of matrices."""
-    working = 4 * _head(work)
+    working = max(4 * _head(work), _averaging_bytes(work))
     if work.config.optimizer == "muon":
         working = max(working, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
-    return _always(work) | {"gradients": 4 * parameters(work), "activations": working}
+    return _always(work) | {"gradients": _part(work, 4 * parameters(work)), "activations": working}
 
 
 def _at_evaluation(work: Work) -> dict[str, int]:
@@ -263,11 +321,17 @@ def _at_evaluation(work: Work) -> dict[str, int]:
     c, tokens = work.config, work.eval_batch_tokens
     copies = 0 if work.dtype == "float32" else work.low * (_matrices(work) + _head(work))
     rows = pieces.rows_to_score(tokens, work.vocab_size, work.device_type)
-    return _always(work) | {
-        "gradients": 4 * parameters(work) if work.graph and not work.config.eval_only else 0,
-        "activations": tokens * c.n_embd * EVAL_BYTES + copies,
-        "logits and loss": 8 * rows * work.vocab_size,
-    }
+    # First the blocks, then the head.
+    of_blocks, of_head = tokens * c.n_embd * EVAL_BYTES, tokens * c.n_embd * 8 + 8 * rows * work.vocab_size
+    return (
+        _always(work)
+        | _gathered(work)
+        | {
+            "gradients": 4 * parameters(work) if work.graph and not work.config.eval_only else 0,
+            "activations": max(0, of_blocks - of_head) + copies,
+            "logits and loss": of_head,
+        }
+    )
 
 
 EVAL_BYTES = 4 * 3 + 2 * 9  # a channel: the exact stream, its norm and their sum; what a block passes on

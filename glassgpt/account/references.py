@@ -138,15 +138,6 @@ class Band:
     rows: tuple[str, ...]  # names of the rows it comes from; none: it was counted
 
 
-@dataclass(frozen=True)
-class Match:
-    """A row and how it differs from what was asked."""
-
-    row: Reference
-    distance: float
-    differences: tuple[str, ...]
-
-
 @cache
 def rows() -> tuple[Reference, ...]:
     """The whole table, in file order."""
@@ -200,36 +191,6 @@ def _is_similar(query: Query, row: Reference) -> bool:
         _apart(query.flops_per_token, other.flops_per_token, _LIKE_FLOPS) <= 1
         and _apart(query.tokens_per_micro_batch, other.tokens_per_micro_batch, _LIKE_TOKENS) <= 1
     )
-
-
-def nearest(card: Card | None, query: Query, count: int = 5) -> list[Match]:
-    """The rows most like it, best first; `card` None: a CPU. Rows that do not count are shown here too."""
-    found = []
-    for row in rows():
-        tier = _tier(card, row)
-        if tier is not None:
-            distance = math.hypot(tier, _model_distance(query, row)) + (row.kernels != query.kernels) / 2
-            found.append(Match(row, distance, _differences(tier, query, row)))
-    return sorted(found, key=lambda match: match.distance)[:count]
-
-
-def _differences(tier: int, query: Query, row: Reference) -> tuple[str, ...]:
-    other = row.query
-    told = [] if tier == 0 else [f"on {row.card}"]
-    if row.count > 1:
-        told.append(f"on {row.count} cards")
-    for name, mine, theirs in (
-        ("FLOPs per token", query.flops_per_token, other.flops_per_token),
-        ("tokens per micro-batch", query.tokens_per_micro_batch, other.tokens_per_micro_batch),
-    ):
-        ratio = theirs / mine
-        if not 0.8 < ratio < 1.25:
-            told.append(f"{ratio:.2g} times the {name}")
-    if row.kernels != query.kernels or row.graph != query.graph:
-        told.append(f"{row.kernels} kernels{', recorded' if row.graph else ''}")
-    if row.fp8 != query.fp8:
-        told.append("8-bit floats" if row.fp8 else "16-bit floats")
-    return tuple(told)
 
 
 # --- what to expect ---
@@ -351,9 +312,3 @@ def _reason(card: Card | None, tiers: Sequence[int], similar: bool, low: float, 
 
 def _rows(count: int) -> str:
     return "one row" if count == 1 else f"{count} rows"
-
-
-def update_s(peak: float, query: Query, micro_steps: int, band: Band) -> tuple[float, float, float]:
-    """Seconds of an update at the band's MFU: low, mid, high."""
-    ideal = micro_steps * query.flops / peak
-    return tuple(100 * ideal / mfu for mfu in (band.high, band.mid, band.low))  # type: ignore[return-value]

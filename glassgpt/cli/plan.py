@@ -28,9 +28,11 @@ class _Flags(PlanOptions, TrainConfig):
 def plan(words: list[str]) -> int:
     if wants_help(words):
         return print_help(PlanOptions, "glass plan [PRESET|FILE] [--key=value ...]", _ABOUT)
-    asked = _read(words)
-    if asked.options.cards:
-        return _recommend(asked.options.json)
+    typed = _take_apart(words)
+    if typed.options.cards:
+        _check_alone(typed)
+        return _recommend(typed.options.json)
+    asked = _read(typed)
     from glassgpt.insight.plan.plan import make_plan
     from glassgpt.insight.plan.text import find_text
     from glassgpt.show.plan import print_plan
@@ -64,7 +66,7 @@ def _propose(asked: _Asked, hours: float) -> int:
     from glassgpt.show.plan import print_proposal
 
     options = asked.options
-    proposal = propose(asked.config, asked.target, find_text(asked.config), hours)
+    proposal = propose(asked.config, asked.target, find_text(asked.config), hours, options.price)
     if options.out:
         _write(Path(options.out), proposal.as_toml())
     if options.json:
@@ -80,6 +82,24 @@ Nothing is trained, and no GPU is needed."""
 
 
 @dataclass(frozen=True)
+class _Typed:
+    """The words, taken apart."""
+
+    names: list[str]
+    settings: dict[str, str]
+    options: PlanOptions
+    problems: list[str]
+
+
+def _take_apart(words: list[str]) -> _Typed:
+    names, flags, problems = parse_flags(words, _Flags)
+    own_names = {field.name for field in fields(PlanOptions)}
+    own, more = check_settings({name: flags.pop(name) for name in own_names & flags.keys()}, PlanOptions)
+    options = PlanOptions(**own)  # type: ignore[arg-type]
+    return _Typed(names, flags, options, problems + more + check_options(options))
+
+
+@dataclass(frozen=True)
 class _Asked:
     name: str
     config: TrainConfig
@@ -87,24 +107,35 @@ class _Asked:
     options: PlanOptions
 
 
-def _read(words: list[str]) -> _Asked:
+def _read(typed: _Typed) -> _Asked:
     """What to plan, for what; all problems at once."""
-    from glassgpt.insight.plan.target import find_target
+    from glassgpt.insight.plan.target import find_target, together
 
-    names, flags, problems = parse_flags(words, _Flags)
-    own_names = {field.name for field in fields(PlanOptions)}
-    own, more = check_settings({name: flags.pop(name) for name in own_names & flags.keys()}, PlanOptions)
-    options = PlanOptions(**own)  # type: ignore[arg-type]
-    problems += more + check_options(options)
-    target = _unless_wrong(problems, lambda: find_target(options.gpu))
-    recipe = recipe_named(names, problems, DEFAULT_PRESET)
+    options, problems = typed.options, list(typed.problems)
+    target = _unless_wrong(
+        problems,
+        lambda: together(find_target(options.gpu), options.gpus, options.nodes, options.network),
+    )
+    recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
     kind = None if target is None else target.device_type
-    config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), flags, kind))
+    config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))
     if config is not None and options.hours is not None and config.init_from != "scratch":
         problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
     return _Asked(recipe.name, config, target, options)
+
+
+def _check_alone(typed: _Typed) -> None:
+    """The table of cards is of a run of its own: nothing else has a say in it."""
+    others = [*typed.names, *(f"--{name}" for name in typed.settings)]
+    if typed.options != PlanOptions(cards=True, json=typed.options.json):
+        others += ["other options"]
+    problems = list(typed.problems)
+    if others:
+        problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
+    if problems:
+        raise UserError(problems)
 
 
 def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:

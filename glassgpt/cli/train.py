@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -88,9 +89,10 @@ def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:
     def say(line: str) -> None:
         out.print(f"{'tune':<13} {harmless(line)}", soft_wrap=True, markup=False)
 
+    started = time.perf_counter()
     config = tuned_config(task.config, TUNING_S, say, fixed=flags)
     out.print()
-    return replace(task, config=config)
+    return replace(task, config=config, tuning_s=time.perf_counter() - started)
 
 
 def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:

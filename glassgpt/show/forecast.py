@@ -29,6 +29,8 @@ def outcome_line(forecast: Record) -> str:
         parts.append(f"{figures.count(speed['measured'])} tok/s ({_range(speed['expected'], figures.count)})")
     if total["measured"] and total["expected"]:
         parts.append(f"{figures.duration(total['measured'])} ({_range(total['expected'], figures.duration)})")
+        if total.get("tuning_s"):  # journals of older versions do not have it
+            parts.append(f"the {figures.duration(total['tuning_s'])} of --tune left out")
     return ", ".join(parts)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt.account.cluster import Cluster
 from glassgpt.figures import count, duration, parameters, size
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.plan.plan import Plan
@@ -16,21 +17,27 @@ from glassgpt.insight.plan.problems import Problem
 from glassgpt.insight.plan.propose import Proposal
 from glassgpt.insight.plan.recommended import Recommendation
 from glassgpt.insight.plan.times import Times
+from glassgpt.insight.plan.ways import Ways, assumptions
 
-_COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black")
+_COLOURS = (
+    "cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black", "bright_blue",
+    "bright_magenta",
+)  # fmt: skip
 _STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 _BAR = 60
 
 
 def print_plan(plan: Plan, name: str, out: Console) -> None:
     out.print(
-        Text(f"{harmless_name(name)} on {harmless_name(plan.target.name)}", style="bold"), soft_wrap=True
+        Text(f"{harmless_name(name)} on {harmless_name(plan.target.title)}", style="bold"), soft_wrap=True
     )
     if plan.target.others:
         out.print(Text(f"(there are also {', '.join(plan.target.others)})", style="dim"), soft_wrap=True)
     out.print()
     _rows(_model_rows(plan), out)
     _print_memory(plan, out)
+    if plan.ways is not None:
+        _print_together(plan, plan.ways, out)
     if plan.times is None:
         dtype = plan.decided.work.dtype
         _rows([("time", f"unknown: there is no {dtype} peak of this card in the table")], out)
@@ -112,13 +119,13 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
     if decided.config.eval_only:
         return [*about, ("run", "one evaluation")]
     sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
-    times = f" x {steps} micro-batches" if steps > 1 else ""
+    cut = f"{sequences} x {decided.config.block_size}"
+    cut += f" x {steps} micro-batches" if steps > 1 else ""
+    if decided.work.ranks > 1:
+        cut += f" on each of {decided.work.ranks} {_noun(plan.target.cluster)}"
     return [
         *about,
-        (
-            "batch",
-            f"{decided.batch.tokens:,} tokens an update: {sequences} x {decided.config.block_size}{times}",
-        ),
+        ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
         (
             "run",
             f"{decided.config.max_iters:,} updates, {count(decided.total_tokens)} tokens, "
@@ -130,7 +137,10 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
 def _print_memory(plan: Plan, out: Console) -> None:
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
-    head = f"{size(memory.total)} of {size(target.memory)}: {fits} (a run may take {size(target.room)})"
+    whole = size(target.memory) + (f" ({target.memory_note})" if target.memory_note else "")
+    head = f"{size(memory.total)} of {whole}: {fits} (a run may take {size(target.room)})"
+    if target.cluster.ranks > 1:
+        head = f"{head}, on each card"
     _rows([("memory", head)], out, end=False)
     out.print(_memory_bar(plan), soft_wrap=True)
     parts = Table.grid(padding=(0, 2, 0, 0))
@@ -141,6 +151,51 @@ def _print_memory(plan: Plan, out: Console) -> None:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
         out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
     out.print()
+
+
+def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
+    """Both ways, and what the figures rest on."""
+    cluster = plan.target.cluster
+    own = ways.sharded if plan.config.shard else ways.whole
+    rows = [("together", f"{_cards(cluster)}; each sends {own.sent_bytes / 1e9:.3g} GB an update")]
+    if own.computing_s is not None and own.waiting_s is not None:
+        rows.append(
+            ("", f"an update computes {duration(own.computing_s)} and waits {duration(own.waiting_s)}")
+        )
+    _rows(rows, out, end=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(" " * _INDENT)
+    for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
+        table.add_column(heading, justify="right")
+    for way in (ways.whole, ways.sharded):
+        label, unknown = f"{way.name} (--shard={way.shard})", "?" if way.fits else "-"
+        table.add_row(
+            f"{' ' * _INDENT}{label}",
+            size(way.memory_bytes) + ("" if way.fits else ": too much"),
+            f"{way.batch_size}" + (f" x {way.micro_steps}" if way.micro_steps > 1 else ""),
+            unknown if way.tokens_per_s is None else count(way.tokens_per_s[1]),
+            unknown if way.efficiency is None else f"{way.efficiency:.0%}",
+            unknown if way.total_s is None else duration(way.total_s[1]),
+            style="bold" if way is own else "dim",
+        )
+    out.print(table)
+    best = "neither" if ways.advised is None else ways.advised.name
+    _rows([("advised", f"{best}: {ways.reason}")], out, end=False)
+    _rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
+
+
+def _noun(cluster: Cluster) -> str:
+    """What is counted: cards, or machines whose CPUs train."""
+    return "machines" if cluster.link is None else "cards"
+
+
+def _cards(cluster: Cluster) -> str:
+    if cluster.link is None:
+        return f"{cluster.machines} machines"
+    if cluster.machines == 1:
+        return f"{cluster.cards} cards"
+    each = "one in each" if cluster.cards == 1 else f"{cluster.cards} in each"
+    return f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
 
 
 def _memory_parts(plan: Plan) -> dict[str, int]:
@@ -184,7 +239,8 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
             )
         )
     if times.kwh is not None:
-        rows.append(("energy", f"{times.kwh:.3g} kWh at most, at the card's full power"))
+        whose = "the card's" if plan.target.cluster.ranks == 1 else "all cards'"
+        rows.append(("energy", f"{times.kwh:.3g} kWh at most, at {whose} full power"))
     if times.cost is not None:
         rows.append(("cost", f"{times.cost:,.2f}"))
     return rows

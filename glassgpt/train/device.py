@@ -6,13 +6,14 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from glassgpt.account import costs
+from glassgpt.account import choices
+from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.machine import apple_gpu_name
-from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch
+from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.train.batching import evaluation_rows
@@ -85,43 +86,19 @@ def device_name(device: torch.device) -> str:
     return f"{threads} threads" if threads > 1 else "1 thread"
 
 
+def traits_of(device: torch.device) -> Traits:
+    """What of the device decides, for the rules that `glass plan` asks too."""
+    if device.type == "cpu":
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return Traits("cpu", fast_bfloat16=fast, lacks=lacking_here("cpu"))
+    # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return Traits(device.type, capability, lacks=lacking_here(device.type))
+
+
 def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
     """`width`: the channels of the model to be trained; None if it only writes."""
-    if device.type == "cpu":
-        if asked == "float16":
-            return Choice("dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16")
-        if asked == "auto":
-            return _cpu_dtype(width)
-    if asked != "auto":
-        return Choice("dtype", asked, "asked for" + _remark(asked, device))
-    if device.type == "mps":
-        return Choice("dtype", "float32", "Apple's GPU gains little from less")
-    major, minor = torch.cuda.get_device_capability(device)
-    # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
-    if major >= 8:
-        return Choice("dtype", "bfloat16", f"compute capability {major}.{minor}: no loss scaling needed")
-    return Choice(
-        "dtype", "float16", f"compute capability {major}.{minor} has no bfloat16: with loss scaling"
-    )
-
-
-def _cpu_dtype(width: int | None) -> Choice:
-    if width is None:
-        return Choice("dtype", "float32", "one token at a time, weights are fetched rather than multiplied")
-    if width < costs.WIDE_FOR_BFLOAT16:
-        return Choice("dtype", "float32", "so narrow a model gains nothing from less")
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
-        return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
-    return Choice("dtype", "float32", "this CPU has no fast bfloat16")
-
-
-def _remark(asked: str, device: torch.device) -> str:
-    modern_card = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    if asked == "float32" and modern_card:
-        return "; matmuls run in TF32"
-    if asked == "bfloat16" and device.type == "cuda" and not modern_card:
-        return "; this card only emulates it, slowly: --dtype=float16 is better"
-    return ""
+    return choices.choose_dtype(asked, traits_of(device), width)
 
 
 def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
@@ -147,31 +124,48 @@ _ALLOCATOR_WORDS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     """Free and total memory of a card; None where memory is not a card's own."""
-    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
+    if device.type != "cuda":
+        return None, None
+    free, total = torch.cuda.mem_get_info(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)  # whoever shares a card may have set it
+    return min(free, int(share * total) - torch.cuda.memory_reserved(device)), total
 
 
-def sequences_that_fit(config: TrainConfig, vocab_size: int, free_bytes: int | None) -> int | None:
+def sequences_that_fit(
+    config: TrainConfig, vocab_size: int, free_bytes: int | None, ranks: int = 1
+) -> int | None:
     """The largest micro-batch that a card's free memory should hold, before anything was tried."""
     if free_bytes is None:
         return None
-    compiled = config.compile == "on"
-    work = Work(
+    work = replace(_foreseen(config, vocab_size, ranks), micro_steps=2)  # gradients may have to add up
+    return largest_batch(work, _room(free_bytes)) or 1  # never none at all: the run will say it better
+
+
+def recording_fits(
+    config: TrainConfig, vocab_size: int, batch_size: int, micro_steps: int, free_bytes: int | None
+) -> bool:
+    """Whether there is memory for updates that are recorded, which keep theirs."""
+    work = replace(_foreseen(config, vocab_size), batch_size=batch_size, micro_steps=micro_steps, graph=True)
+    return free_bytes is None or needed(work).total <= _room(free_bytes)
+
+
+def _foreseen(config: TrainConfig, vocab_size: int, ranks: int = 1) -> Work:
+    return Work(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
-        micro_steps=2,  # gradients may have to add up
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=config.kernels == "triton"
-        or (
-            config.kernels == "auto" and not compiled and costs.kernels_pay(config.max_iters, config.n_layer)
-        ),
-        compiled=compiled,
+        kernels=choices.choose_kernels(config, Traits("cuda")).value == "triton",
+        compiled=config.compile == "on",
         attention=config.attention,
         eval_batch_tokens=evaluation_rows(config, "cuda") * config.block_size,
+        ranks=ranks,
     )
-    # The context is there already, and not in what is free.
-    room = int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]
-    return largest_batch(work, room) or 1  # never none at all: the run will say it better
+
+
+def _room(free_bytes: int) -> int:
+    """The context is there already, and not in what is free."""
+    return int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]
 
 
 _ROOM = 0.92  # of what is free: tensors do not fill memory without gaps

@@ -179,6 +179,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         peak.measured or peak.value,
         splits["train"].nbytes,
         free,
+        devices.recording_fits(config, shape.vocab_size, plan.batch_size, plan.micro_steps, free),
     )
     choices += speedups
     if config.optimizer == "muon":

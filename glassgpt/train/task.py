@@ -44,6 +44,7 @@ class Task:
     run_dir: Path | None = None  # of a run to go on with; None: a new one
     origin: Origin | None = None  # of the first weights; None: random, or the run's own last checkpoint
     notes: tuple[Choice, ...] = ()  # what was decided on the way here
+    tuning_s: float = 0.0  # how long this process tried settings before
 
 
 def task_of(config: TrainConfig, name: str = "run") -> Task:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from glassgpt.account import machine
@@ -17,11 +18,14 @@ from glassgpt.account.machine import (
     cpu_model,
     cpu_quota,
     describe_machine,
+    memory_limit,
     memory_now,
     process_age_s,
     source_commit,
     start_since_boot_s,
+    unified_memory,
     usable_cores,
+    usable_memory,
 )
 from glassgpt.version import VERSION
 
@@ -109,6 +113,37 @@ def test_quota_version_2_is_the_tightest_on_the_way_up(tmp_path: Path) -> None:
 def test_quota_version_2_inside_a_container(tmp_path: Path) -> None:
     write(tmp_path / "cpu.max", "150000 100000\n")
     assert cpu_quota("0::/../outside\n", tmp_path) == 1.5
+
+
+def test_memory_is_limited_by_the_tightest_group(tmp_path: Path) -> None:
+    gib = 2**30
+    assert memory_limit("0::/pod/job\n", tmp_path) is None
+    for group, limit, used in (("pod/job", "max", "5"), ("pod", str(8 * gib), "7"), (".", str(4 * gib), "1")):
+        write(tmp_path / group / "memory.max", f"{limit}\n")
+        write(tmp_path / group / "memory.current", f"{used}\n")
+    assert memory_limit("0::/pod/job\n", tmp_path) == 4 * gib
+    write(tmp_path / "memory/job/memory.limit_in_bytes", f"{3 * gib}\n")
+    write(tmp_path / "memory/job/memory.usage_in_bytes", "1\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")  # version 1's way to say none
+    write(tmp_path / "memory/memory.usage_in_bytes", "1\n")
+    assert memory_limit("4:memory:/job\n", tmp_path) == 3 * gib
+    assert memory_limit("4:memory:/\n", tmp_path) is None
+
+
+def test_usable_memory_is_no_more_than_the_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = psutil.virtual_memory().total
+    for limit, usable in ((None, (total, False)), (2**20, (2**20, True)), (2**55, (total, False))):
+        monkeypatch.setattr(machine, "memory_limit", lambda own, root, limit=limit: limit)
+        assert usable_memory() == usable
+
+
+def test_apples_memory_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        machine, "output_of", lambda *command: "25769803776" if command[0] == "sysctl" else ""
+    )
+    assert unified_memory() == 24 * 2**30
+    monkeypatch.setattr(machine, "output_of", lambda *command: None)
+    assert unified_memory() == psutil.virtual_memory().total
 
 
 def test_quota_version_1(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from glassgpt.account.references import (
     Shape,
     launch_s,
     mfu_band,
-    nearest,
     rows,
-    update_s,
 )
 
 GPT2 = Query(854_751_744, 64 * 1024, n_layer=12, kernels="own")
@@ -115,31 +113,6 @@ def test_our_own_rows_are_there() -> None:
     assert row("H200, GlassGPT 124M").peak_gib == 21.1
     ours = {one.name for one in rows() if one.trainer == "GlassGPT"}
     assert len(ours) == 11
-
-
-# --- likeness ---
-
-
-def test_the_nearest_rows_come_first_and_say_what_differs() -> None:
-    found = nearest(card("H200"), GPT2)
-    assert found[0].row.name == "H200, GlassGPT 124M"
-    assert found[0].differences == ()
-    assert [match.distance for match in found] == sorted(match.distance for match in found)
-    other = nearest(card("RTX 4080"), replace(GPT2, tokens_per_micro_batch=8 * 1024))
-    assert other[0].row.name == "RTX 4070 Ti, nanoGPT 124M"
-    assert other[0].differences == ("on RTX 4070 Ti", "compiled kernels")
-
-
-def test_a_difference_in_size_is_told() -> None:
-    query = replace(GPT2, flops_per_token=2 * GPT2.flops_per_token)
-    (best,) = nearest(card("H200"), query, count=1)
-    assert best.differences == ("0.5 times the FLOPs per token",)
-
-
-def test_a_cpu_is_compared_with_cpus() -> None:
-    small = row("2 CPU cores, GlassGPT").query
-    assert {match.row.card for match in nearest(None, small)} == {""}
-    assert all(match.row.card for match in nearest(card("H200"), small))
 
 
 # --- the band ---
@@ -274,9 +247,6 @@ def test_a_band_is_always_one(found: Card | None, peak: float, query: Query) -> 
     band = mfu_band(found, peak, query)
     assert 0 < band.low <= band.mid <= band.high <= 95
     assert band.reason
-    low, mid, high = update_s(peak, query, 3, band)
-    assert 0 < low <= mid <= high
-    assert mid == pytest.approx(3 * query.flops / peak / (band.mid / 100))
 
 
 def test_a_shape_costs_what_flops_says() -> None:

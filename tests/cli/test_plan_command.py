@@ -72,6 +72,22 @@ def test_odd_words_are_errors(words: list[str], part: str, capsys: pytest.Captur
     assert part in capsys.readouterr().err
 
 
+def test_the_table_of_cards_leaves_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def probed(*arguments: object) -> None:
+        raise AssertionError("the machine was looked at")
+
+    for name in ("this_cpu", "this_machine"):
+        monkeypatch.setattr(f"glassgpt.insight.plan.target.{name}", probed)
+    monkeypatch.setattr("glassgpt.insight.plan.recommended.CARDS", ("RTX 4090",))
+    assert main(["plan", "--cards", "--json"]) == 0
+    assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
+    assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
+    said = capsys.readouterr().err
+    assert "--cards is a table by itself: leave out gpt2_124m, --n_layer, other options" in said
+
+
 def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e30"]) == 0
     assert "overfit" in capsys.readouterr().out

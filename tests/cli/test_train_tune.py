@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from glassgpt.account import journal
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
 from glassgpt.insight.tune import tuning
@@ -45,6 +47,21 @@ def test_it_trains_with_what_was_found(
     assert read_recipe(text / "run/config.toml").settings["batch_size"] == 4
     assert "block_size" in asked[0]
     assert "tune" not in asked[0]
+
+
+def test_its_seconds_are_told_apart(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(
+        config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
+    ) -> TrainConfig:
+        time.sleep(0.3)
+        return config
+
+    monkeypatch.setattr(tuning, "tuned_config", slow)
+    assert main(["train", "--dataset=my", "--out_dir=run", "--tune", *SMALL]) == 0
+    end = list(journal.read(text / "run" / journal.NAME))[-1]
+    total = end["forecast"]["total_s"]
+    assert 0.3 <= total["tuning_s"] < end["ledger"]["startup"]
+    assert total["measured"] == pytest.approx(end["wall_s"] - total["tuning_s"])
 
 
 def test_without_it_nothing_is_tried(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glassgpt.account.choices import choose_dtype
 from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import GIB, needed
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.propose import propose
-from glassgpt.insight.plan.target import Target, find_target, of_card
+from glassgpt.insight.plan.target import Target, of_card
 from glassgpt.insight.plan.text import Text, find_text
 from glassgpt.recipe import combine, find_recipe
 
@@ -135,28 +135,13 @@ def test_it_is_all_in_the_json() -> None:
 # --- the machine ---
 
 
-def test_a_card_found_here_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    def says(text: str) -> None:
-        done = subprocess.CompletedProcess([], 0, stdout=text)
-        monkeypatch.setattr("subprocess.run", lambda *arguments, **options: done)
-
-    says("NVIDIA GeForce RTX 4070, 12282 MiB\n")
-    found = find_target("auto")
-    assert (found.name, found.device_type, found.memory) == ("RTX 4070", "cuda", 12282 * 2**20)
-    says("NVIDIA Something Else, 8192 MiB\n")
-    unknown = find_target("auto")
-    assert unknown.card is None
-    assert make_plan(combine(find_recipe("shakespeare_char"), {}, "cuda"), unknown, CHARACTERS).times is None
-    says("")
-    assert find_target("auto").device_type == "cpu"
-
-
 def test_dtypes_are_what_the_card_has() -> None:
-    old = of_card(named_card("t4").card, "asked for")
-    assert old.dtype("auto", 768)[0] == "float16"
-    assert RTX4070.dtype("auto", 768)[0] == "bfloat16"
-    assert RTX4070.dtype("float32", 768) == ("float32", "asked for")
-    assert of_card(named_card("m3-max").card, "asked for").dtype("auto", 768)[0] == "float32"
+    def dtype(name: str, asked: str = "auto") -> Any:
+        return choose_dtype(asked, of_card(named_card(name).card, "asked for").traits, 768).value
+
+    assert dtype("t4") == "float16"
+    assert dtype("rtx4070") == dtype("mi300x") == "bfloat16"
+    assert dtype("rtx4070", "float32") == dtype("m3-max") == "float32"
 
 
 # --- the text ---

@@ -224,10 +224,10 @@ def test_what_compiles_is_compiled_for_evaluation_too(
 ) -> None:
     called: list[bool] = []
 
-    def compile(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    def compile(hidden: Any) -> Callable[..., torch.Tensor]:
         def call(*arguments: object) -> torch.Tensor:
-            called.append(model.training)
-            result: torch.Tensor = model(*arguments)
+            called.append(hidden.__self__.training)
+            result: torch.Tensor = hidden(*arguments)
             return result
 
         return call

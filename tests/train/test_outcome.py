@@ -11,6 +11,7 @@ from glassgpt.account.forecast import Forecast
 from glassgpt.account.learning import Setup
 from glassgpt.account.memory import Memory
 from glassgpt.account.pace import Pace
+from glassgpt.show.forecast import outcome_line
 from glassgpt.train import outcome as outcomes
 from glassgpt.train.outcome import Outcome, course_finding, miss_finding, pace_finding
 
@@ -73,6 +74,22 @@ def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     large = miss_finding(outcome, 9, 72.0, finished=True)
     assert large is not None
     assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+
+
+def test_tuning_is_no_part_of_what_was_forecast() -> None:
+    outcome = an_outcome(1000.0)
+    outcome.tuning_s = 90.0
+    assert miss_finding(outcome, 9, 95.0 + 90.0, finished=True) is None
+    late = miss_finding(outcome, 9, 98.0 + 90.0, finished=True)
+    assert late is not None
+    assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s, the 1m 30s of --tune left out"
+    assert miss_finding(outcome, 9, 50.0 + 90.0, finished=True) is None  # a short run
+    total = outcome.as_dict(72.0 + 90.0, finished=True)["total_s"]
+    assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)
+    assert outcome_line(outcome.as_dict(72.0 + 90.0, finished=True)).endswith(
+        "1m 12s (1m 01s to 1m 28s), the 1m 30s of --tune left out"
+    )
+    assert "--tune" not in outcome_line(an_outcome(1000.0).as_dict(72.0, finished=True))
 
 
 def test_a_loss_is_held_against_its_course() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt import figures
+from glassgpt.account.choices import choose_compile, choose_kernels
 from glassgpt.account.machine import COMPILERS, find_compiler
 from glassgpt.config import TrainConfig
 from glassgpt.insight.doctor.apart import look_apart
@@ -66,10 +67,10 @@ def compiler_line(
 
 
 def look_at_compile(visit: Visit) -> list[Line]:
-    from glassgpt.train.speedups import choose_compile
+    from glassgpt.train.device import traits_of
 
     # Asked as for a run that would gain by it, so that only what is missing can speak against it.
-    choice = choose_compile(TrainConfig(), main_device(), eager_step_s=1e3, kernels=False)
+    choice = choose_compile(TrainConfig(), traits_of(main_device()), eager_step_s=1e3, kernels=False)
     if choice.value == "off":
         return [Line("compile", f"not tried: {choice.reason}", "note")]
     return look_apart(compile_something, visit.folder, _LIMIT_S)
@@ -107,12 +108,12 @@ def compile_line(is_right: bool, seconds: float) -> Line:
 
 
 def look_at_kernels(visit: Visit) -> list[Line]:
-    from glassgpt.train.speedups import choose_kernels
+    from glassgpt.train.device import traits_of
 
     device = main_device()
     if device.type != "cuda":
         return [Line("kernels", "our own are for CUDA cards: not tried here")]
-    choice = choose_kernels(TrainConfig(), device)
+    choice = choose_kernels(TrainConfig(), traits_of(device))
     if choice.value != "triton":
         return [Line("kernels", f"not tried: {choice.reason}", "problem", KERNELS_FIX)]
     return look_apart(build_kernels, visit.folder, _LIMIT_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.account import journal
+from glassgpt.account.choices import choose_kernels
 from glassgpt.config import TrainConfig
 from glassgpt.insight.doctor.apart import look_apart
 from glassgpt.insight.doctor.cards import main_device
@@ -118,13 +119,13 @@ def devices(folder: Path) -> list[Line]:
 
 def fast_paths(folder: Path) -> list[Line]:
     """What a run takes by itself because it is faster, beside the formulas that it must equal."""
-    from glassgpt.train.speedups import choose_kernels
+    from glassgpt.train.device import traits_of
 
     device = main_device()
     plain = run(_settings(folder), "plain", attention="manual", graph="off")
     fused = run(_settings(folder), "fused", attention="sdpa")
     lines = [_path("fused attention", plain, fused, _SAME_FORMULAS)]
-    if choose_kernels(TrainConfig(), device).value == "triton":
+    if choose_kernels(TrainConfig(), traits_of(device)).value == "triton":
         own = run(_settings(folder), "own", kernels="triton")
         lines.append(_path("our kernels", plain, own, _SAME_FORMULAS))
     if device.type == "cpu":

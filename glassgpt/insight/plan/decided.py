@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glassgpt.account import costs, flops, memory
+from glassgpt.account import choices, costs, flops, memory
+from glassgpt.account.choices import Traits
 from glassgpt.account.memory import Work
 from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
-from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
+from glassgpt.train.batching import DEFAULT_BATCH_SIZE, BatchPlan, evaluation_rows, plan_batch
 
 # GPT-2's own models, by the names that --init_from takes: layers, heads, width.
 _GPT2 = {
@@ -43,36 +44,36 @@ class Decided:
 
 def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
     config, vocab_size = _with_weights(config, text)
-    kind = target.device_type
-    dtype, dtype_reason = target.dtype(config.dtype, config.n_embd)
+    on, kind = target.traits, target.device_type
+    dtype = choices.choose_dtype(config.dtype, on, config.n_embd)
+    possible = _without_refused(config, on)
     per_token = flops.flops_of(config, vocab_size)
+    attention = choices.choose_attention(config, on, str(dtype.value), run_s=0.0)
     work = Work(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
         device_type=kind,
-        dtype=dtype,
-        kernels=_has_kernels(config, target),
+        dtype=str(dtype.value),
+        kernels=choices.choose_kernels(possible, on).value == "triton",
         compiled=config.compile == "on",
-        attention=_attention(config, kind, dtype),
-        data_bytes=_bytes_on_card(text, target),
+        attention="sdpa" if attention is None else str(attention.value),
+        data_bytes=_bytes_on_card(possible, text, target),
         eval_batch_tokens=evaluation_rows(config, kind) * config.block_size,
+        ranks=target.cluster.ranks,
     )
+    _check_shares(config, work.ranks)
     # Gradients add up over micro-batches: room for them, in case there are several.
     fits = memory.largest_batch(replace(work, micro_steps=2), target.room)
-    batch, choices = plan_batch(config, kind, fits)
-    compiled = _is_compiled(config, target, work, batch, per_token)
+    batch, batch_choices = plan_batch(config, kind, fits, work.ranks)
+    compiled, graph = _sped_up(possible, target, work, batch, per_token)
     work = replace(
-        work,
-        compiled=compiled,
-        batch_size=batch.batch_size,
-        micro_steps=batch.micro_steps,
-        graph=not compiled and _has_graph(config, target, work, batch, per_token),
+        work, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
     )
     with_copy = replace(work, saves_beside=True)
     if kind == "cpu" or memory.needed(with_copy).total <= target.room:  # else it goes to main memory
         work = with_copy
-    return Decided(config, work, batch, choices[0].reason, dtype_reason, per_token)
+    return Decided(config, work, batch, batch_choices[0].reason, dtype.reason, per_token)
 
 
 def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
@@ -93,46 +94,49 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
     return shaped, 50257
 
 
-def _has_kernels(config: TrainConfig, target: Target) -> bool:
-    if target.device_type != "cuda" or config.kernels == "plain" or config.compile == "on":
-        return False
-    too_old = (
-        target.card is not None and target.card.capability is not None and target.card.capability < (7, 0)
+def _check_shares(config: TrainConfig, ranks: int) -> None:
+    """Every card takes as many sequences of an update."""
+    T = config.block_size
+    if config.batch_tokens is not None:
+        sequences = config.batch_tokens // T
+    else:
+        sequences = (config.batch_size or DEFAULT_BATCH_SIZE) * (config.gradient_accumulation_steps or ranks)
+    if sequences % ranks:
+        nearest = max(1, round(sequences / ranks)) * ranks
+        raise UserError(
+            f"an update of {sequences} sequences cannot be shared evenly by {ranks} cards; "
+            f"--batch_tokens={nearest * T} is {nearest} sequences, which can"
+        )
+
+
+def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:
+    """What the trainer would refuse there is a problem of the plan; the rest is planned without it."""
+    refused = choices.refused(config, on)
+    return replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
+
+
+def _sped_up(
+    config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int
+) -> tuple[bool, bool]:
+    """Whether it is compiled, and whether updates are recorded."""
+    kind, layers, peak = target.device_type, config.n_layer, target.peak(work.dtype)
+    step_s = None
+    if peak is not None:
+        own_tokens = batch.tokens // work.ranks
+        step_s = costs.eager_step_s(kind, own_tokens, batch.micro_steps, per_token, layers, peak)
+    compiled = choices.choose_compile(config, target.traits, step_s, work.kernels).value == "on"
+    micro_tokens = batch.batch_size * config.block_size
+    computing = costs.arithmetic_s(kind, micro_tokens, per_token, peak or costs.SOME_CARDS_PEAK)
+    asking = costs.launch_s(kind, layers)
+    recorded = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
+    fits = memory.needed(recorded).total <= target.room
+    graph = choices.choose_graph(
+        config, target.traits, work.dtype, compiled, computing, asking, work.is_sharded, fits
     )
-    worth = config.kernels == "triton" or config.fp8 or costs.kernels_pay(config.max_iters, config.n_layer)
-    return worth and not too_old and not config.eval_only
+    return compiled, graph.value == "on"
 
 
-def _is_compiled(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:
-    """As the trainer weighs it; whether a compiler is there, only that machine knows."""
-    kind, peak = target.device_type, target.peak(work.dtype)
-    if config.compile != "auto" or work.kernels or kind == "mps" or peak is None or config.eval_only:
-        return config.compile == "on"
-    step_s = costs.eager_step_s(kind, batch.tokens, batch.micro_steps, per_token, config.n_layer, peak)
-    saving = config.max_iters * costs.compile_saving_s(kind, step_s)
-    return saving > costs.compile_cost_s(kind, config.n_layer)
-
-
-def _attention(config: TrainConfig, kind: str, dtype: str) -> str:
-    if config.attention != "auto":
-        return config.attention
-    return (
-        "manual"
-        if kind == "cpu" and dtype == "bfloat16" and config.block_size <= costs.SHORT_FOR_CPU
-        else "sdpa"
-    )
-
-
-def _bytes_on_card(text: Text, target: Target) -> int:
+def _bytes_on_card(config: TrainConfig, text: Text, target: Target) -> int:
     size = 2 * text.train_tokens
-    return size if target.device_type == "cuda" and size <= costs.DATA_SHARE * target.memory else 0
-
-
-def _has_graph(config: TrainConfig, target: Target, work: Work, batch: BatchPlan, per_token: int) -> bool:
-    if target.device_type != "cuda" or work.dtype == "float16" or work.compiled or config.graph == "off":
-        return False
-    if config.eval_only or (config.activation_checkpointing and config.dropout):
-        return False
-    peak = target.peak(work.dtype) or costs.SOME_CARDS_PEAK
-    computing = costs.arithmetic_s("cuda", batch.batch_size * config.block_size, per_token, peak)
-    return config.graph == "on" or costs.graph_pays(computing, costs.launch_s("cuda", config.n_layer))
+    place = choices.choose_data_place(config.data_place, size, target.traits, target.memory)
+    return size if place.value == "on the card" else 0

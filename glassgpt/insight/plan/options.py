@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glassgpt.account.cluster import NETWORK_GB_S
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -11,24 +13,38 @@ class PlanOptions:
 
     # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
     gpu: str = "auto"
+    # Cards in a machine that train together, one process each.
+    gpus: int = 1
+    # Machines that train together, each with that many cards.
+    nodes: int = 1
+    # With --nodes: GB/s from each machine to the others, e.g. 1.25 for Ethernet with 10 Gbit/s, 400 for eight
+    # ports of InfiniBand NDR.
+    network: float = NETWORK_GB_S
     # Propose the model, batch and length with the best expected loss in so many hours instead.
     hours: float | None = None
     # With --hours: also write the proposal to this file, ready for `glass train FILE`.
     out: str = ""
     # Recommended settings for the cards people own, as a table.
     cards: bool = False
-    # Of an hour of that machine, in any currency: what the run will cost.
+    # Of an hour of one machine, in any currency: what the run will cost.
     price: float | None = None
     # Print everything as one JSON document.
     json: bool = False
 
 
 _LONGEST_HOURS = 10 * 365 * 24
+_MOST_CARDS = {"gpus": 1024, "nodes": 65_536}
 
 
 def check_options(options: PlanOptions) -> list[str]:
     problems = []
-    for name in ("hours", "price"):
+    for name, most in _MOST_CARDS.items():
+        value = getattr(options, name)
+        if value > most:
+            problems.append(f"--{name}={value} is more than anybody has: at most {most:,}")
+    if options.network != NETWORK_GB_S and options.nodes == 1:
+        problems.append(f"--network={options.network:g} is between machines: it goes with --nodes")
+    for name in ("hours", "price", "gpus", "nodes", "network"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             problems.append(f"--{name}={value:g} must be greater than 0")

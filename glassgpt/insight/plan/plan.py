@@ -16,6 +16,7 @@ from glassgpt.insight.plan.prospect import Prospect, prospect
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.insight.plan.times import Times, forecast_of, times
+from glassgpt.insight.plan.ways import Ways, assumptions, find_ways
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Plan:
     times: Times | None  # None: nobody knows the machine's speed
     prospect: Prospect
     problems: tuple[Problem, ...]
+    ways: Ways | None = None  # of many cards
 
     @property
     def config(self) -> TrainConfig:
@@ -60,12 +62,14 @@ class Plan:
                 "name": self.target.name,
                 "device_type": self.target.device_type,
                 "memory_bytes": self.target.memory,
+                "memory_note": self.target.memory_note,
                 "room_bytes": self.target.room,
                 "peak_flops_per_s": self.target.peak(work.dtype),
                 "peak_source": self.target.peak_source,
                 "found": self.target.how,
                 "others": list(self.target.others),
             },
+            "together": self._together(),
             "model": {
                 "parameters": decided.parameters,
                 "flops_per_token": decided.flops_per_token,
@@ -92,6 +96,21 @@ class Plan:
             "config": dataclasses.asdict(self.config),
         }
 
+    def _together(self) -> dict[str, Any] | None:
+        if self.ways is None:
+            return None
+        cluster = self.target.cluster
+        link = None if cluster.link is None else dataclasses.asdict(cluster.link)
+        return {
+            "cards_per_machine": cluster.cards,
+            "machines": cluster.machines,
+            "link": link,
+            "network_gb_s": cluster.network_gb_s if cluster.machines > 1 else None,
+            "bytes_per_s": cluster.bytes_per_s,
+            "assumptions": assumptions(cluster),
+            **self.ways.as_dict(),
+        }
+
 
 def make_plan(config: TrainConfig, target: Target, text: Text, price: float | None = None) -> Plan:
     """`price`: of an hour of that machine. Raises if not even one sequence fits."""
@@ -102,8 +121,9 @@ def make_plan(config: TrainConfig, target: Target, text: Text, price: float | No
     numbers = forecast_of(decided, target, text)
     timed = times(decided, target, numbers, price)
     ahead = prospect(decided, text)
-    problems = find_problems(decided, target, text, numbers.memory, timed, ahead)
-    return Plan(decided, target, text, numbers.memory, variants, timed, ahead, tuple(problems))
+    ways = find_ways(config, target, text)
+    problems = find_problems(decided, target, text, numbers.memory, timed, ahead, ways)
+    return Plan(decided, target, text, numbers.memory, variants, timed, ahead, tuple(problems), ways)
 
 
 def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
@@ -120,10 +140,17 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
         works["compile=on"] = replace(work, compiled=True, kernels=False, graph=False)
     if work.kernels and not work.config.fp8:
         works["kernels=plain"] = replace(work, kernels=False)
+    if work.ranks > 1 and not work.config.shard:
+        works["shard=True"] = replace(work, config=replace(work.config, shard=True), graph=False)
     return tuple(
-        Variant(name, memory.needed(one).total, memory.largest_batch(one, room))
+        Variant(name, memory.needed(one).total, memory.largest_batch(_without_luxury(one), room))
         for name, one in works.items()
     )
+
+
+def _without_luxury(work: Work) -> Work:
+    """Updates are only recorded where there is room for it, unless it is asked for."""
+    return work if work.config.graph == "on" else replace(work, graph=False)
 
 
 def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) -> list[str]:
@@ -133,9 +160,10 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
     named = (
         f"{target.name} has {target.memory / GIB:.1f} GiB, of which a run may take {target.room / GIB:.1f}"
     )
+    shared = f" a card, sharded over {work.ranks}" if work.is_sharded else ""
     problems = [
-        f"this model needs at least {least / GIB:.1f} GiB, with one sequence at a time (--batch_size=1), "
-        f"and {named}"
+        f"this model needs at least {least / GIB:.1f} GiB{shared}, with one sequence at a time "
+        f"(--batch_size=1), and {named}"
     ]
     for variant in variants[1:]:
         if variant.largest is not None:

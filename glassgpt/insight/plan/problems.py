@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt.account import memory
+from glassgpt.account import choices, memory
 from glassgpt.account.machine import nearest_folder
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
@@ -17,6 +17,7 @@ from glassgpt.insight.plan.prospect import Prospect
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.insight.plan.times import Times
+from glassgpt.insight.plan.ways import Way, Ways
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ def find_problems(
     needs: Memory,
     times: Times | None,
     prospect: Prospect,
+    ways: Ways | None = None,
 ) -> list[Problem]:
     found = [
         *_of_memory(decided, target, needs),
         *_of_machine(decided, target),
+        *_of_cluster(decided, target, ways),
         *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
     ]
     if not decided.config.eval_only:
@@ -56,10 +59,11 @@ def find_problems(
 
 def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
     size, sequences = decided.batch.batch_size, decided.batch.sequences
+    own = sequences // decided.work.ranks  # each card takes as many
     # In pieces, gradients have to add up.
     in_pieces = replace(decided.work, micro_steps=2, saves_beside=decided.work.device_type == "cpu")
     largest = memory.largest_batch(in_pieces, target.room) or 1
-    best = max(n for n in range(1, largest + 1) if sequences % n == 0)
+    best = max(n for n in range(1, min(largest, own) + 1) if own % n == 0)
     if needs.total > target.room:
         steps = f" --gradient_accumulation_steps={sequences // best}"
         yield Problem(
@@ -79,13 +83,16 @@ def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Prob
 
 def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     """What the trainer would refuse there."""
-    config, card = decided.config, target.card
-    on_cuda = target.device_type == "cuda"
-    if config.fp8 and (not on_cuda or (card and card.capability and card.capability < (8, 9))):
+    config, work, on = decided.config, decided.work, target.traits
+    if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
-    for name, value in (("kernels", "triton"), ("graph", "on")):
-        if getattr(config, name) == value and not on_cuda:
-            yield Problem("error", f"--{name}={value} is for CUDA cards", f"--{name}=auto")
+    elif config.fp8:
+        for problem in choices.float8_problems(config, on, work.dtype, work.kernels, work.tokens):
+            yield Problem("error", problem, "leave --fp8 out")
+    for name, why in choices.refused(config, on).items():
+        asked = f"--{name}={getattr(config, name)}"
+        what = f"{asked} is for CUDA cards" if on.kind != "cuda" else f"{asked} is not possible there: {why}"
+        yield Problem("error", what, f"--{name}=auto")
 
 
 def _of_schedule(decided: Decided) -> Iterator[Problem]:
@@ -142,6 +149,53 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             "with fewer than about 20, a smaller model is better for the same arithmetic",
             "a smaller model, or more updates",
         )
+
+
+_WAITING_FELT = 0.25  # of an update
+
+
+def _of_cluster(decided: Decided, target: Target, ways: Ways | None) -> Iterator[Problem]:
+    """Of cards that train together, or should."""
+    shard = decided.config.shard
+    if ways is None:
+        if shard:
+            what = "--shard=True spreads a model over several cards, and there is one"
+            yield Problem("hint", what, "--gpus says how many; or leave --shard out")
+        return
+    own, other = (ways.sharded, ways.whole) if shard else (ways.whole, ways.sharded)
+    if ways.advised is other:
+        yield Problem("hint", f"{other.name}: {ways.reason}", f"--shard={other.shard}")
+    if shard and own.micro_steps > 1 and _one_pass_fits(decided, target):
+        size = own.batch_size * own.micro_steps
+        yield Problem(
+            "hint",
+            f"all {size} sequences of a card fit in one pass, which gathers the weights once, not "
+            f"{own.micro_steps} times",
+            f"--batch_size={size} --gradient_accumulation_steps={decided.work.ranks}",
+        )
+    if own.computing_s is not None and own.waiting_s is not None:
+        share = own.waiting_s / (own.waiting_s + own.computing_s)
+        if share > _WAITING_FELT:
+            what = f"cards wait {share:.0%} of an update for each other"
+            yield Problem("warning", what, _less_waiting(own))
+
+
+def _one_pass_fits(decided: Decided, target: Target) -> bool:
+    """Whether a card can do its part of an update at once; then sharded gradients need not add up whole."""
+    work = decided.work
+    at_once = replace(work, batch_size=work.batch_size * work.micro_steps, micro_steps=1, saves_beside=False)
+    return memory.needed(at_once).total <= target.room
+
+
+def _less_waiting(way: Way) -> str:
+    if way.shard and way.micro_steps > 1:
+        return (
+            "each micro-batch gathers all weights anew: fewer and larger ones, for which "
+            "--activation_checkpointing=True makes room"
+        )
+    return (
+        "more --batch_tokens, so that they exchange less often; or fewer cards, or a faster way between them"
+    )
 
 
 def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Problem]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-import re
+import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
-
-from glassgpt.account import costs
+from glassgpt.account.choices import Traits, lacking_here
+from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
 from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
-from glassgpt.account.machine import apple_gpu_name, cpu_model, output_of, read_text, usable_cores
+from glassgpt.account.machine import (
+    apple_gpu_name,
+    cpu_model,
+    output_of,
+    read_text,
+    unified_memory,
+    usable_cores,
+    usable_memory,
+)
+from glassgpt.errors import UserError
+from glassgpt.insight.plan import here
+from glassgpt.insight.plan.here import Present
 
-_GPU_LINE = re.compile(r"(?P<name>[^,]+),\s*(?P<total>\d+)\s*(MiB)?")
 # Of a card's memory, what a run may take: the driver, a desktop and gaps between tensors have the rest.
 _USABLE = 0.94
 
@@ -32,26 +41,26 @@ class Target:
     how: str  # how it was found
     card: Card | None = None
     others: tuple[str, ...] = ()  # cards that the name could have meant too
+    memory_note: str = ""  # what is to be known of `memory`
+    cluster: Cluster = ONE_CARD  # how many of it train together
+    lacks: str | None = None  # what building code would need and does not find; of another machine unknown
+
+    @property
+    def title(self) -> str:
+        """`RTX 4090`, `8 x RTX 4090`, `16 x 8 x H100 SXM5`."""
+        counts = (self.cluster.machines, self.cluster.cards)
+        return " x ".join([*(str(count) for count in counts if count > 1), self.name])
 
     @property
     def room(self) -> int:
         """Bytes that a run may take."""
         return int(self.memory * _USABLE)
 
-    def dtype(self, asked: str, width: int) -> tuple[str, str]:
-        """What `dtype` the run will have there, and why."""
-        if self.device_type == "cpu":
-            if asked in ("auto", "float16"):
-                fast = "bfloat16" in self.peaks and width >= costs.WIDE_FOR_BFLOAT16
-                return ("bfloat16", "this CPU multiplies it fast") if fast else ("float32", "as CPUs do best")
-            return asked, "asked for"
-        if asked != "auto":
-            return asked, "asked for"
-        if self.device_type == "mps":
-            return "float32", "Apple's GPU gains little from less"
-        if self.card is not None and self.card.capability is not None and self.card.capability < (8, 0):
-            return "float16", "the card has no bfloat16"
-        return "bfloat16", "the card has it, and no loss scaling is needed"
+    @property
+    def traits(self) -> Traits:
+        """What of it decides, for the rules that the trainer asks too."""
+        capability = None if self.card is None else self.card.capability
+        return Traits(self.device_type, capability, "bfloat16" in self.peaks, self.lacks)
 
     def peak(self, dtype: str) -> float | None:
         if dtype == "float32" and self.device_type == "cuda":
@@ -62,7 +71,7 @@ class Target:
 def find_target(gpu: str) -> Target:
     """`gpu`: a card's name, `cpu`, or `auto` for this machine."""
     if gpu == "cpu":
-        return this_cpu()
+        return this_cpu("asked for")
     if gpu != "auto":
         found = named_card(gpu)
         return of_card(found.card, "asked for", found.others)
@@ -70,50 +79,83 @@ def find_target(gpu: str) -> Target:
 
 
 def of_card(card: Card, how: str, others: tuple[str, ...] = (), memory: int | None = None) -> Target:
+    """`memory`: as found; else as sold, or, of a chip that shares the machine's, the least that is sold."""
+    note = ""
     if memory is None:
-        memory = int((card.memory_gb or _shared_gb(card)) * 2**30)
+        memory = int((card.memory_gb or card.smallest_gb or 0) * 2**30)
+        note = "" if card.memory_gb else "the smallest sold"
     kind = "mps" if card.vendor == "apple" else "cuda"
-    return Target(card.name, kind, memory, dict(card.peaks), card.source, how, card, others)
+    return Target(card.name, kind, memory, dict(card.peaks), card.source, how, card, others, note)
 
 
-def _shared_gb(card: Card) -> float:
-    """Apple's memory is the machine's; of a chip that is not here, the least that is sold with it."""
-    return 36 if "Max" in card.name else 64 if "Ultra" in card.name else 18 if "Pro" in card.name else 8
+def together(target: Target, cards: int, machines: int, network_gb_s: float) -> Target:
+    """So many of it in each of so many machines."""
+    if cards * machines == 1:
+        return target
+    problems = []
+    if target.device_type == "mps":
+        problems.append(f"{target.name} trains by itself: --gpus and --nodes are for CUDA cards and CPUs")
+    if target.device_type == "cpu" and cards > 1:
+        problems.append(f"--gpus={cards} counts cards, and a machine has one CPU: --nodes counts machines")
+    if problems:
+        raise UserError(problems)
+    link = link_of(target.card) if target.device_type == "cuda" else None
+    return replace(target, cluster=Cluster(cards, machines, link, network_gb_s))
 
 
 # --- this machine ---
 
 
 def this_machine() -> Target:
-    for name, memory in _nvidia_cards():
-        card = find_card(name, memory)
-        if card is not None:
-            return of_card(card, "found here", memory=memory)
-        return Target(name, "cuda", memory, {}, "unknown: not in the table of cards", "found here")
+    """As a run would find it."""
+    seen, why_none = _seen_cards()
+    if seen:
+        return _of_present(seen[0])
     if sys.platform == "darwin":
         card = find_card(apple_gpu_name())
         if card is not None:
-            return of_card(card, "found here", memory=psutil.virtual_memory().total)
-    return this_cpu()
+            return replace(of_card(card, "found here", memory=unified_memory()), lacks=lacking_here("mps"))
+    return this_cpu(why_none)
 
 
-def _nvidia_cards() -> list[tuple[str, int]]:
-    """Names and bytes, by the driver's own tool; none where there is no such tool or it fails."""
-    text = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    found = (_GPU_LINE.match(line.strip()) for line in text.splitlines())
-    return [(match["name"].strip(), int(match["total"]) * 2**20) for match in found if match]
+def _seen_cards() -> tuple[list[Present], str]:
+    """Those that a run would see, or why there is none."""
+    found = here.nvidia_cards()
+    if found:
+        if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+            found = here.parse_slices(output_of("nvidia-smi", "-L") or "")
+        return here.visible(found, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
+    of_amd = here.amd_cards()
+    if not of_amd:
+        return [], "no GPU was found"
+    if not here.torch_is_for_amd():
+        return [], f"{of_amd[0].name} is here, but this PyTorch was not built for AMD's cards"
+    return here.visible_of_amd(of_amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
 
 
-def this_cpu(seconds: float = 0.4) -> Target:
+def _of_present(found: Present) -> Target:
+    if found.card is not None:
+        target = of_card(found.card, "found here", memory=found.memory)
+    else:
+        # A chip whose driver names no memory shares the machine's.
+        memory = usable_memory()[0] if found.memory is None else found.memory
+        unknown = "unknown: not in the table of cards"
+        target = Target(found.name, "cuda", memory, {}, unknown, "found here")
+    return replace(target, lacks=lacking_here("cuda"))
+
+
+def this_cpu(how: str, seconds: float = 0.4) -> Target:
     info = read_text(Path("/proc/cpuinfo"))
     cores = max(1, math.floor(usable_cores()))
     flops = best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
     peaks = {"float32": flops}
     if "avx512_bf16" in info or "amx_bf16" in info:
         peaks["bfloat16"] = 2 * flops
-    memory = psutil.virtual_memory().total
     name = f"{cpu_model(info)}, {cores} {'core' if cores == 1 else 'cores'}"
-    return Target(name, "cpu", memory, peaks, "measured: float32 matmuls by numpy", "no GPU was found")
+    source = "measured: float32 matmuls by numpy"
+    memory, limited = usable_memory()
+    note = "the container's limit" if limited else ""
+    return Target(name, "cpu", memory, peaks, source, how, memory_note=note, lacks=lacking_here("cpu"))
 
 
 def _numpy_matmuls(size: int) -> Run:

@@ -44,16 +44,19 @@ def forecast_of(decided: Decided, target: Target, text: Text) -> Forecast:
         decided.batch.tokens,
         tokens_to_evaluate(decided.config, decided.batch, text.val_tokens),
         text.val_tokens,
+        target.cluster,
     )
 
 
 def times(decided: Decided, target: Target, ahead: Forecast, price: float | None) -> Times | None:
-    """None where the machine's speed is unknown. `price`: of an hour."""
+    """None where the machine's speed is unknown. `price`: of an hour of one machine."""
     total = ahead.total_s
     if ahead.pace is None or total is None or ahead.updates_s is None or ahead.evaluation_s is None:
         return None
     hours = total[1] / 3600
-    watts = target.card.watts if target.card is not None else None
+    watts = None
+    if target.card is not None and target.card.watts is not None:
+        watts = target.card.watts * target.cluster.ranks
     compiling = costs.compile_cost_s(target.device_type, decided.config.n_layer)
     return Times(
         pace=ahead.pace,
@@ -67,7 +70,7 @@ def times(decided: Decided, target: Target, ahead: Forecast, price: float | None
         compile_cost_s=compiling,
         compile_breaks_even=_break_even(decided, target, compiling),
         kwh=None if watts is None else watts * hours / 1000,
-        cost=None if price is None else price * hours,
+        cost=None if price is None else price * hours * target.cluster.machines,
     )
 
 
@@ -84,7 +87,7 @@ def _break_even(decided: Decided, target: Target, cost: float) -> int | None:
         return None
     batch = decided.batch
     step = costs.eager_step_s(
-        target.device_type, batch.tokens, batch.micro_steps, decided.flops_per_token,
+        target.device_type, batch.tokens // decided.work.ranks, batch.micro_steps, decided.flops_per_token,
         decided.config.n_layer, peak,
     )  # fmt: skip
     return round(cost / costs.compile_saving_s(target.device_type, step))

@@ -1,0 +1,257 @@
+"""What a device's traits decide about a run: dtype, kernels, compiling, attention, graphs, where data lies.
+
+    choose_dtype("auto", Traits("cuda", (8, 9)), width=768)     # bfloat16, "compute capability 8.9: …"
+
+The trainer asks with the traits of the device it has, `glass plan` with those of one it has not. No torch.
+What can only be tried there, the trainer tries: train/speedups.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+
+from glassgpt.account import costs
+from glassgpt.account.machine import find_compiler
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a device decides."""
+
+    kind: str  # "cuda", "mps" or "cpu"
+    capability: tuple[int, int] | None = None  # of a CUDA card; None: nobody knows it
+    fast_bfloat16: bool = False  # of a CPU
+    lacks: str | None = None  # what building code would need there and does not find
+
+
+def lacking_here(kind: str) -> str | None:
+    """What this machine has not got to build code for such a device."""
+    language = "C" if kind == "cuda" else "C++"
+    if find_compiler(language, os.environ, shutil.which) is None:
+        return f"no {language} compiler was found"
+    if kind == "cuda" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def _why_nothing_is_built(on: Traits) -> str | None:
+    if on.kind == "mps":
+        return "not dependable on Apple's GPU yet; --compile=on forces it"
+    if on.lacks is None and on.kind == "cuda" and on.capability is not None and on.capability < (7, 0):
+        return "the card is too old for triton"
+    return on.lacks
+
+
+# --- dtype ---
+
+
+def choose_dtype(asked: str, on: Traits, width: int | None = None) -> Choice:
+    """`width`: the channels of the model to be trained; None if it only writes."""
+    if on.kind == "cpu":
+        if asked == "float16":
+            return Choice("dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16")
+        if asked == "auto":
+            return _cpu_dtype(on, width)
+    if asked != "auto":
+        return Choice("dtype", asked, "asked for" + _remark(asked, on))
+    if on.kind == "mps":
+        return Choice("dtype", "float32", "Apple's GPU gains little from less")
+    if on.capability is None:
+        return Choice("dtype", "bfloat16", "the card has it, and no loss scaling is needed")
+    major, minor = on.capability
+    if major >= 8:
+        return Choice("dtype", "bfloat16", f"compute capability {major}.{minor}: no loss scaling needed")
+    return Choice(
+        "dtype", "float16", f"compute capability {major}.{minor} has no bfloat16: with loss scaling"
+    )
+
+
+def _cpu_dtype(on: Traits, width: int | None) -> Choice:
+    if width is None:
+        return Choice("dtype", "float32", "one token at a time, weights are fetched rather than multiplied")
+    if width < costs.WIDE_FOR_BFLOAT16:
+        return Choice("dtype", "float32", "so narrow a model gains nothing from less")
+    if on.fast_bfloat16:
+        return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
+    return Choice("dtype", "float32", "this CPU has no fast bfloat16")
+
+
+def _remark(asked: str, on: Traits) -> str:
+    if on.kind != "cuda" or on.capability is None:
+        return ""
+    modern_card = on.capability >= (8, 0)
+    if asked == "float32" and modern_card:
+        return "; matmuls run in TF32"
+    if asked == "bfloat16" and not modern_card:
+        return "; this card only emulates it, slowly: --dtype=float16 is better"
+    return ""
+
+
+# --- kernels, compiling, graphs ---
+
+
+def why_no_kernels(on: Traits) -> str | None:
+    """Of our own; None: they can be built there."""
+    return "our own are for CUDA cards" if on.kind != "cuda" else _why_nothing_is_built(on)
+
+
+def choose_kernels(config: TrainConfig, on: Traits) -> Choice:
+    missing = why_no_kernels(on)
+    if config.kernels == "triton" and missing:
+        raise UserError(f"--kernels=triton is not possible here: {missing}; try --kernels=auto")
+    if config.kernels != "auto":
+        return Choice("kernels", config.kernels, "asked for")
+    if missing:
+        return Choice("kernels", "plain", missing)
+    if config.compile == "on":
+        return Choice("kernels", "plain", "the compiler makes its own")
+    if config.fp8:
+        return Choice("kernels", "triton", "8-bit floats need them")
+    if config.eval_only or not costs.kernels_pay(config.max_iters, config.n_layer):
+        return Choice("kernels", "plain", "the run is too short to build our own for")
+    return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
+
+
+def choose_compile(config: TrainConfig, on: Traits, eager_step_s: float | None, kernels: bool) -> Choice:
+    """`eager_step_s`: about how long an update will take without compiling; None if nobody can say."""
+    if config.compile != "auto":
+        return Choice("compile", config.compile, "asked for")
+    if kernels:
+        return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
+    missing = _why_nothing_is_built(on)
+    if missing:
+        return Choice("compile", "off", missing)
+    if config.eval_only:
+        return Choice("compile", "off", "one evaluation does not pay for it")
+    if eager_step_s is None:
+        return Choice(
+            "compile", "off", "no estimate of a step's time to weigh it against; --compile=on forces it"
+        )
+    cost = costs.compile_cost_s(on.kind, config.n_layer)
+    saved_per_update = costs.compile_saving_s(on.kind, eager_step_s)
+    saving = config.max_iters * saved_per_update
+    break_even = cost / saved_per_update
+    verdict = "on" if saving > cost else "off"
+    step_ms = eager_step_s * 1000
+    return Choice(
+        "compile",
+        verdict,
+        f"costs about {cost:.0f} s, saves about {saving:.0f} s of {config.max_iters:,} updates at "
+        f"about {step_ms:{',.0f' if step_ms >= 10 else '.2g'}} ms: breaks even near update {break_even:,.0f}",
+    )
+
+
+def choose_graph(
+    config: TrainConfig,
+    on: Traits,
+    dtype: str,
+    compiled: bool,
+    arithmetic_s: float,
+    launch_s: float,
+    sharded: bool = False,
+    fits: bool = True,
+) -> Choice:
+    """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask.
+    `sharded`: weights are spread over several processes. `fits`: there is memory for it."""
+    if on.kind != "cuda":
+        if config.graph == "on":
+            raise UserError(f"--graph=on is for CUDA cards, and this run is on {on.kind}")
+        return Choice("graph", "off", f"{on.kind} has none")
+    if config.eval_only:
+        return Choice("graph", "off", "one evaluation has no updates to record")
+    if sharded:
+        return Choice("graph", "off", "blocks are gathered when they are needed: not recordable")
+    if dtype == "float16":
+        return Choice("graph", "off", "float16's loss scaler has to look at every update")
+    if config.graph != "auto":
+        return Choice("graph", config.graph, "asked for")
+    if compiled:
+        return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
+    if config.activation_checkpointing and config.dropout:
+        return Choice("graph", "off", "recomputing needs dropout's random numbers again: not recordable")
+    if not costs.graph_pays(arithmetic_s, launch_s):
+        return Choice("graph", "off", "the card has enough to do with each kernel")
+    if not fits:
+        return Choice(
+            "graph", "off", "a recorded update keeps its memory, and evaluation has to fit beside it"
+        )
+    return Choice(
+        "graph",
+        "on",
+        f"asking for the kernels one by one takes about {launch_s * 1000:.0f} ms, "
+        f"computing about {arithmetic_s * 1000:.1f} ms: recorded once, replayed ever after",
+    )
+
+
+def refused(config: TrainConfig, on: Traits) -> dict[str, str]:
+    """Settings that cannot be had there, by name, and why not."""
+    found = {}
+    if config.kernels == "triton" and (missing := why_no_kernels(on)):
+        found["kernels"] = missing
+    if config.graph == "on" and on.kind != "cuda":
+        found["graph"] = f"{on.kind} has none"
+    if config.data_place == "card" and on.kind != "cuda":
+        found["data_place"] = f"{on.kind} has no memory of its own"
+    return found
+
+
+# --- the rest ---
+
+_LONG_RUN_S = 60  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run
+
+
+def choose_attention(config: TrainConfig, on: Traits, dtype: str, run_s: float) -> Choice | None:
+    """`run_s`: about how long the run will compute. None: one of the fused ones, worth measuring which."""
+    if config.attention != "auto":
+        return Choice("attention", config.attention, "asked for")
+    if on.kind == "cpu" and dtype == "bfloat16" and config.block_size <= costs.SHORT_FOR_CPU:
+        return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
+    if on.kind != "cuda" or dtype == "float32" or run_s < _LONG_RUN_S:
+        return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
+    return None
+
+
+_FLOAT8_MULTIPLE = 16  # of every side of a product
+
+
+def has_float8(on: Traits) -> bool:
+    return on.kind == "cuda" and (on.capability is None or on.capability >= (8, 9))
+
+
+def float8_problems(
+    config: TrainConfig, on: Traits, dtype: str, own_kernels: bool, micro_tokens: int
+) -> list[str]:
+    """`micro_tokens`: of a micro-batch."""
+    problems = []
+    if not has_float8(on):
+        problems.append("--fp8=True needs a card with 8-bit floats: RTX 40, L4, H100 or newer")
+    elif not own_kernels:
+        problems.append("--fp8=True needs our own kernels: --kernels=auto and --compile=auto, and triton")
+    if dtype != "bfloat16":
+        problems.append(f"--fp8=True goes with --dtype=bfloat16, not {dtype}")
+    if config.n_embd % _FLOAT8_MULTIPLE or micro_tokens % _FLOAT8_MULTIPLE:
+        problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
+    return problems
+
+
+def choose_data_place(asked: str, size: int, on: Traits, free_bytes: int | None) -> Choice:
+    """`free_bytes`: of a card's memory; None if nobody looked."""
+    if on.kind != "cuda":
+        if asked == "card":
+            raise UserError(f"--data_place=card is for CUDA cards, and this run is on {on.kind}")
+        return Choice("data", "in memory", f"there is no other place on {on.kind}")
+    if asked == "card" and free_bytes is not None and size > free_bytes:
+        raise UserError(
+            f"--data_place=card: the text's {size / 1e9:.1f} GB do not fit into the "
+            f"{free_bytes / 1e9:.1f} GB that are free on the card; try --data_place=auto"
+        )
+    if asked != "auto" or free_bytes is None:
+        return Choice("data", "on the card" if asked == "card" else "in memory", "asked for")
+    if size > free_bytes * costs.DATA_SHARE:
+        return Choice("data", "in memory", f"its {size / 1e9:.1f} GB would take too much of the card's")
+    return Choice("data", "on the card", f"its {size / 1e6:.0f} MB fit there: no copying at every update")

@@ -24,6 +24,7 @@ from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig, shape_of
+from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch, tokens_to_evaluate
@@ -133,6 +134,7 @@ class Job:
 def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
     config = task.config
+    check_installed(settings.trackers_asked(config))
     dataset = open_dataset(settings.data_dir(config))
     # What nanoGPT's folders are said to hold was read from the files just now.
     if dataset.was_prepared and sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
@@ -207,7 +209,9 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     return Job(
         config=config,
         place=place,
-        sink=Sink(place.directory / journal.NAME, place.process, listeners),
+        sink=Sink(
+            place.directory / journal.NAME, place.process, listeners, followers(config, place.directory)
+        ),
         ledger=ledger,
         stop=stop,
         placement=placement,
@@ -303,9 +307,6 @@ def _given_vocabulary(task: Task) -> int | None:
 def _without_work(config: TrainConfig) -> list[Choice]:
     """nanoGPT's settings that do nothing here say so."""
     choices = []
-    if config.wandb_log or config.wandb_project or config.wandb_run_name:
-        journal_has_it = "no tracker is built in yet; every number is in the run's journal.jsonl"
-        choices.append(Choice("wandb_log", config.wandb_log, journal_has_it))
     if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
         reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
         choices.append(Choice("embedding_lr", config.embedding_lr, reason))

@@ -268,7 +268,7 @@ def _profile_problems(config: TrainConfig) -> list[str]:
     if not config.profile:
         return []
     if window is None:
-        return [f"{said} is not of the form 10:20, from the 10th update to the 20th"]
+        return [f"{said} is not of the form 10:20, which begins after update 10 and ends after update 20"]
     start, stop = window
     if start >= stop:
         return [f"{said} ends before it begins; try --profile={stop}:{start}" if start > stop else

@@ -65,7 +65,7 @@ glass: train a small GPT, and see through the run.
 
 def run() -> None:
     """The command's process. One that was told to stop leaves without waiting for threads that still write:
-    what they write is committed by its last step, or not at all. Nor does any wait for a tracker that hangs."""
+    what they write is committed by its last step, or not at all. None waits for a tracker that hangs."""
     code = main()
     if code < 128 and not still_tracking():
         sys.exit(code)

@@ -29,6 +29,7 @@ _COLUMNS = {
     "tokens_per_s": "tokens_per_s",
 }
 _SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+_WITH_TEXTS = ("run", "finding", "profile", "end")
 _LARGEST = 10**15  # no iteration has a larger number
 _ENDINGS: dict[str, Ended] = {
     "finished": "finished",
@@ -65,6 +66,9 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         ledger=_ledger(processes),
         first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
+        profiles=tuple(
+            record for record in kept if record["kind"] == "profile" and _is_sound_profile(record)
+        ),
         live=live,
         ended=None if live else _ended(every),
     )
@@ -73,7 +77,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
 def _clean(record: Record) -> Record:
     """With a process, and with nothing in its texts that could harm a terminal."""
     process, start = record.get("process"), record.get("from_iter")
-    cleaned: Record = harmless_record(record) if record["kind"] in ("run", "finding", "end") else dict(record)
+    cleaned: Record = harmless_record(record) if record["kind"] in _WITH_TEXTS else dict(record)
     cleaned["process"] = process if isinstance(process, int) else 0
     if not isinstance(start, int):
         cleaned.pop("from_iter", None)
@@ -167,6 +171,17 @@ def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
             waited, best = _float(record, "blocking_ms"), record.get("best")
             is_best = best if isinstance(best, bool) else None
             yield Save(record["iter"], number[record["process"]], waited, is_best)
+
+
+def _is_sound_profile(record: Record) -> bool:
+    pieces, numbers = record.get("top"), ("from_iter", "updates", "wall_ms", "busy")
+    return (
+        all(_float(record, name) is not None for name in numbers)
+        and all(isinstance(record.get(name), str) for name in ("trace", "of"))
+        and isinstance(pieces, list)
+        and all(isinstance(piece, dict) and isinstance(piece.get("name"), str) for piece in pieces)
+        and all(_float(piece, name) is not None for piece in pieces for name in ("ms", "share", "calls"))
+    )
 
 
 def _segment(mine: Sequence[Record]) -> Segment:

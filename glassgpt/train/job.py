@@ -36,6 +36,7 @@ from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.outcome import Outcome, expected_course, work_of
+from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
@@ -95,6 +96,7 @@ class Job:
     takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
     interval: Interval
+    profiling: Profiling
     windows: dict[str, Windows] = field(init=False)  # what is evaluated of each split
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
@@ -235,6 +237,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         takes_everything=takes_everything,
         sampling=sampling,
         interval=Interval(ledger),
+        profiling=Profiling(settings.profile_window(config), place.directory, device),
     )
 
 

@@ -12,6 +12,7 @@
     glass compare A B [C ...] [--json]
     glass report RUN|LOG
     glass track RUN --to=csv,tensorboard
+    glass completion bash|zsh|fish
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
 130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune` and `doctor` import torch.
@@ -27,6 +28,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from glassgpt.account.sink import still_tracking
+from glassgpt.cli.completion import completion
 from glassgpt.cli.doctor import doctor
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
@@ -57,6 +59,7 @@ glass: train a small GPT, and see through the run.
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
   glass track RUN --to=csv,tensorboard               tell trackers about a run
+  glass completion bash|zsh|fish                     a script, so that TAB completes all this
 
   glass COMMAND --help   explains a command and its settings
   glass --version
@@ -111,7 +114,14 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"glassgpt {VERSION}")
         return 0
-    commands: dict[str, Callable[[list[str]], int]] = {
+    there_are = commands()
+    if words[0] not in there_are:
+        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(there_are)}")
+    return there_are[words[0]](words[1:])
+
+
+def commands() -> dict[str, Callable[[list[str]], int]]:
+    return {
         "train": train,
         "prepare": prepare,
         "runs": runs,
@@ -124,7 +134,5 @@ def _dispatch(words: list[str]) -> int:
         "compare": compare,
         "report": report,
         "track": track,
+        "completion": completion,
     }
-    if words[0] not in commands:
-        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")
-    return commands[words[0]](words[1:])

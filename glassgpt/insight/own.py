@@ -16,6 +16,7 @@ from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless_record
 from glassgpt.insight.history import Ended, Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.profiles import is_sound
 from glassgpt.insight.runs import is_running
 
 FORMAT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
@@ -66,9 +67,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         ledger=_ledger(processes),
         first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
-        profiles=tuple(
-            record for record in kept if record["kind"] == "profile" and _is_sound_profile(record)
-        ),
+        profiles=tuple(record for record in kept if record["kind"] == "profile" and is_sound(record)),
         live=live,
         ended=None if live else _ended(every),
     )
@@ -171,17 +170,6 @@ def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
             waited, best = _float(record, "blocking_ms"), record.get("best")
             is_best = best if isinstance(best, bool) else None
             yield Save(record["iter"], number[record["process"]], waited, is_best)
-
-
-def _is_sound_profile(record: Record) -> bool:
-    pieces, numbers = record.get("top"), ("from_iter", "updates", "wall_ms", "busy")
-    return (
-        all(_float(record, name) is not None for name in numbers)
-        and all(isinstance(record.get(name), str) for name in ("trace", "of"))
-        and isinstance(pieces, list)
-        and all(isinstance(piece, dict) and isinstance(piece.get("name"), str) for piece in pieces)
-        and all(_float(piece, name) is not None for piece in pieces for name in ("ms", "share", "calls"))
-    )
 
 
 def _segment(mine: Sequence[Record]) -> Segment:

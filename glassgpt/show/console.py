@@ -18,6 +18,7 @@ from glassgpt.account.clock import PHASES
 from glassgpt.account.hardware import Peak, mfu_note
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless
+from glassgpt.insight.profiles import is_sound
 from glassgpt.show.chart import bar, sparkline
 from glassgpt.show.forecast import forecast_line, outcome_line
 from glassgpt.show.next_steps import what_next
@@ -46,7 +47,7 @@ _NEEDED = {
              "compile_ms"),
     "checkpoint": ("bytes", "blocking_ms", "background_ms", "best"),
     "finding": ("severity", "title", "evidence", "advice"),
-    "profile": ("from_iter", "updates", "trace", "wall_ms", "of", "busy", "top"),
+    "profile": (),
     "sample": ("text", "ms"),
     "end": ("reason", "ledger", "wall_s", "best_val_loss", "best_iter"),
 }
@@ -215,6 +216,8 @@ class RunConsole:
         self._line(record["severity"], f"{record['title']} ({record['evidence']}).{advice}", style)
 
     def _print_profile(self, record: Record) -> None:
+        if not is_sound(record):
+            return
         self._line("profile", profile_line(record))
         for row in profile_rows(record)[:_PROFILE_ROWS]:
             self._line("", row)

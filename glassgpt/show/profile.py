@@ -13,11 +13,12 @@ _LONGEST = 64  # characters of a name
 
 def profile_line(record: Mapping[str, Any]) -> str:
     """One sentence: which updates, where the trace is, how busy the machine was."""
-    updates, busy = record["updates"], record["busy"]
-    per_update = figures.milliseconds(record["wall_ms"] / updates) if updates else "no time"
-    text = f"updates {record['from_iter'] + 1:,} to {record['from_iter'] + updates:,}: {record['trace']}"
-    text += f"   ({per_update} each under the profiler"
-    return text + (f", {record['of']} ran for {busy:.0%} of it)" if busy is not None else ")")
+    updates = max(1, record["updates"])
+    return (
+        f"updates {record['from_iter'] + 1:,} to {record['from_iter'] + updates:,}: {record['trace']}   "
+        f"({figures.milliseconds(record['wall_ms'] / updates)} each under the profiler, "
+        f"{record['of']} ran for {record['busy']:.0%} of it)"
+    )
 
 
 def profile_rows(record: Mapping[str, Any]) -> list[str]:

@@ -448,8 +448,9 @@ def test_wandb_has_each_iteration_once(tiny: MakeConfig, capfd: pytest.CaptureFi
     losses = [(row["_step"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses == [(record["iter"], record["loss"]) for record in records(config.out_dir, "step")]
     assert [row["_step"] for row in rows if "val/loss" in row] == [0, 4, 8]
-    folders = list((Path(config.out_dir) / "wandb").glob("offline-run-*"))
-    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1  # one id
+    files = list(Path(config.out_dir).glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert len({file.name for file in files}) == 1  # which is the run's id
     assert "wandb" not in capfd.readouterr().out
 
 

@@ -9,9 +9,10 @@ The comments of the fields are the help text. nanoGPT's names keep their meaning
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Value = str | int | float | bool | None
 
@@ -176,14 +177,22 @@ class TrainConfig:
     # What the sample goes on from. Empty: from where a text begins.
     sample_start: str = ""
 
+    # Updates to look into, e.g. 10:20: a trace for Perfetto, and what took the time. Empty: none.
+    profile: str = ""
+
+    # --- trackers ---
+
+    # Tell others too, e.g. csv,tensorboard: any of csv, tensorboard, trackio, wandb. All is in the journal.
+    track: str = ""
+    # nanoGPT's way to say --track=wandb.
+    wandb_log: bool = False
+    # The project of wandb and trackio. Empty: glassgpt.
+    wandb_project: str = ""
+    # The run's name there. Empty: that of its folder.
+    wandb_run_name: str = ""
+
     # --- nanoGPT's, with no work to do here yet ---
 
-    # No tracker is built in yet: every number is in the run's journal.jsonl, whatever this says.
-    wandb_log: bool = False
-    # The tracker's project: kept in the run's record.
-    wandb_project: str = ""
-    # The run's name there: kept in the run's record.
-    wandb_run_name: str = ""
     # How processes talk to each other. A run is one process so far.
     backend: str = ""
 
@@ -215,7 +224,7 @@ _NOT_NEGATIVE = (
 
 # fmt: off
 _TEXTS = (
-    "out_dir", "dataset", "data_dir", "init_from", "sample_start", "wandb_project",
+    "out_dir", "dataset", "data_dir", "init_from", "sample_start", "profile", "track", "wandb_project",
     "wandb_run_name", "backend",
 )
 # fmt: on
@@ -253,9 +262,31 @@ def find_problems(config: TrainConfig) -> list[str]:
     ]
     if not DEVICE.fullmatch(config.device):
         problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
+    unknown = [name for name in trackers_asked(config) if name not in TRACKERS]
+    problems += [f"--track={name} is not one of {', '.join(TRACKERS)}" for name in unknown]
+    problems += _profile_problems(config)
     if problems:
         return problems  # what follows divides by these values
     return _shape_problems(config) + _batch_problems(config)
+
+
+def _profile_problems(config: TrainConfig) -> list[str]:
+    said, window = f"--profile={config.profile}", profile_window(config)
+    if not config.profile:
+        return []
+    if window is None:
+        return [f"{said} is not of the form 10:20, which begins after update 10 and ends after update 20"]
+    start, stop = window
+    if start >= stop:
+        return [f"{said} ends before it begins; try --profile={stop}:{start}" if start > stop else
+                f"{said} is no update; try --profile={start}:{start + 1}"]  # fmt: skip
+    if start == 0:
+        return [f"{said} has the first update in it, which compiles and warms up; try --profile=1:{stop + 1}"]
+    if stop > config.max_iters:
+        return [f"{said} goes past --max_iters={config.max_iters}"]
+    if stop - start > LONGEST_PROFILE:
+        return [f"{said} is {stop - start:,} updates; a trace of more than {LONGEST_PROFILE} is too large"]
+    return []
 
 
 def _shape_problems(config: TrainConfig) -> list[str]:
@@ -293,6 +324,28 @@ def _batch_problems(config: TrainConfig) -> list[str]:
 
 
 # --- values that follow from others ---
+
+
+TRACKERS = ("csv", "tensorboard", "trackio", "wandb")
+
+LONGEST_PROFILE = 100  # updates; each is megabytes of trace
+
+
+def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Their names, in the order given, each once."""
+    named = [name.strip() for name in str(settings.get("track") or "").split(",")]
+    named += ["wandb"] if settings.get("wandb_log") else []
+    return tuple(dict.fromkeys(name for name in named if name))
+
+
+def trackers_asked(config: TrainConfig) -> tuple[str, ...]:
+    return trackers_in({"track": config.track, "wandb_log": config.wandb_log})
+
+
+def profile_window(config: TrainConfig) -> tuple[int, int] | None:
+    """Updates done when it begins, and when it ends; None if there is none, or it cannot be read."""
+    found = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", config.profile.strip())
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def warmup_iters(config: TrainConfig) -> int:

@@ -19,6 +19,7 @@ import pytest
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.cli.completion import CompletionOptions
 from glassgpt.cli.look import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
@@ -32,6 +33,8 @@ from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptio
 from glassgpt.insight.plan.options import PlanOptions
 from glassgpt.insight.tune.options import TuneOptions
 from glassgpt.sample.options import SampleOptions
+from glassgpt.track.metrics import EVAL, MEMORY, STEP
+from glassgpt.track.options import TrackOptions
 from glassgpt.train.learner import Learner
 from glassgpt.train.session import train
 
@@ -114,12 +117,13 @@ def known_flags() -> set[str]:
     training = (TrainConfig, PrepareOptions, SampleOptions)
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
-    options = (*training, *looking, *knowing)
+    options = (*training, *looking, *knowing, TrackOptions, CompletionOptions)
     return {field.name for kind in options for field in dataclasses.fields(kind)} | {
         "help",
         "version",
         "key",
         "tune",
+        "logdir",  # TensorBoard's
     }
 
 
@@ -241,7 +245,9 @@ def test_reading_a_journal_works_as_written(journals: Path) -> None:
 @pytest.fixture
 def journals(tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with runs that finish, resume, crash, lose their loss, and cannot compile."""
-    whole = tiny("whole", max_iters=4, eval_interval=2, log_interval=2, eval_tokens=64, sample_tokens=4)
+    whole = tiny(
+        "whole", max_iters=4, eval_interval=2, log_interval=2, eval_tokens=64, sample_tokens=4, profile="1:3"
+    )
     train(whole)
     train(dataclasses.replace(whole, init_from="resume", max_iters=6))
     train(tiny("bad", max_iters=4, learning_rate=1e30, grad_clip=0.0))
@@ -301,6 +307,13 @@ def test_journal_page_names_the_fields_that_may_be_nan() -> None:
     said = re.search(r"These fields may have them: (.+?)\.\n", text, re.S)
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == journal.NUMBERS
+
+
+def test_track_page_has_every_metric() -> None:
+    page = (DOCS / "track.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))))
+    evaluated = {f"val/{name}" for name in EVAL} | {"train_split/loss", "val_whole/loss"}
+    assert named == {*STEP.values(), *MEMORY.values(), *evaluated}
 
 
 def test_ledger_page_has_every_phase() -> None:

@@ -721,6 +721,8 @@ FREE = {  # fields that none of the others restrict; the ranges are those of fin
     "beta2": st.floats(0, 1, exclude_max=True),
     "muon_momentum": st.floats(0, 1, exclude_max=True),
     "muon_steps": st.integers(3, 5),
+    "profile": st.just(""),
+    "track": st.sampled_from(["", "csv", "csv,wandb"]),
     "matrix_lr": rates,
     "embedding_lr": st.none() | rates,
     "wsd_decay_fraction": st.floats(0, 1, exclude_min=True),

@@ -55,6 +55,15 @@ class Interval:
             self._timed_from = self._ledger.seconds()
             self._owed_by_compile = True
 
+    def leave_out(self, before: dict[str, float]) -> None:
+        """The last update, begun at that reading of the ledger, was watched, which is slow: it counts as part
+        of `log`, and not for the step time."""
+        spent = since(before, self._ledger.seconds())
+        for name in STEP_PHASES:
+            self._ledger.move(name, "log", spent[name])
+        self.updates -= 1
+        self._data_split_at = self._ledger.seconds()
+
     def split_data_from_train(self, waited_s: float | None) -> None:
         """Corrects the host's view of `data` by how long the device really waited for it, where known."""
         now = self._ledger.seconds()

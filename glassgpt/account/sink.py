@@ -2,7 +2,8 @@
 
 The journal is written in the loop's own thread, so that a record is safe before the loop goes on. Listeners
 (console, trackers) each have a thread and a queue of their own: one that fails is dropped and named, one that
-is slow or hangs only falls behind. Neither can stop, slow or corrupt a run.
+is slow or hangs only falls behind, and beyond a limit misses records, which are counted. Neither can stop,
+slow or corrupt a run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from glassgpt.account.journal import Journal, Record
@@ -26,17 +27,41 @@ Listener = Callable[[Record], None]
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 PATIENCE_S = 5.0  # how long the end of a run waits for a slow listener
+TRACKERS_PATIENCE_S = 15.0  # and for trackers, which may have to send what they were told
+WAITING = 10_000  # records that a listener may be behind; then it misses what comes
+
+_TRACKER_THREAD = "tracker "  # how the names of these threads begin
 
 
 class Sink:
-    """Gives every record its time, process number and place in the journal; then passes it on."""
+    """Gives every record its time, process number and place in the journal; then passes it on.
 
-    def __init__(self, path: Path, process: int, listeners: Sequence[Listener] = ()) -> None:
+    `trackers` are listeners by name. If one fails, that is a finding, which stands in the journal as well.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        process: int,
+        listeners: Sequence[Listener] = (),
+        trackers: Mapping[str, Listener] | None = None,
+    ) -> None:
         self._path, self._process = path, process
         self._journal: Journal | None = None  # opened by the first record: before that nothing is written
-        self._mailboxes = [_Mailbox(listener) for listener in listeners]
+        self._listening = [_Mailbox(listener) for listener in listeners]
+        self._tracking = [_Mailbox(tracker, name) for name, tracker in (trackers or {}).items()]
 
     def __call__(self, record: Record) -> None:
+        # Before the record, not after: the record of the end is the last one.
+        for mailbox in self._tracking:
+            if mailbox.failure is not None and not mailbox.told:
+                mailbox.told = True
+                self._pass_on(_failed(mailbox.name, mailbox.failure, record["iter"]))
+            elif mailbox.missed and record["kind"] == "end":
+                self._pass_on(_behind(mailbox.name, mailbox.missed, record["iter"]))
+        self._pass_on(record)
+
+    def _pass_on(self, record: Record) -> None:
         record = {"kind": record["kind"], "time": time.time(), "process": self._process} | record
         try:
             if self._journal is None:
@@ -47,13 +72,20 @@ class Sink:
                 f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
                 f"--init_from=resume --out_dir={self._path.parent}"
             ) from error
-        for mailbox in self._mailboxes:
+        for mailbox in (*self._listening, *self._tracking):
             mailbox.post(record)
 
     def close(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        for mailbox in self._mailboxes:
-            mailbox.close(deadline)
+        for mailbox in (*self._listening, *self._tracking):
+            mailbox.no_more()
+        for mailboxes, patience_s in ((self._listening, PATIENCE_S), (self._tracking, TRACKERS_PATIENCE_S)):
+            deadline = time.monotonic() + patience_s
+            for mailbox in mailboxes:
+                mailbox.wait(deadline)
+        for mailbox in self._tracking:
+            mailbox.warn_of_its_end()
+        if missed := sum(mailbox.missed for mailbox in self._listening):
+            _say(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
             self._journal.close()
 
@@ -61,28 +93,86 @@ class Sink:
 class _Mailbox:
     """A listener and its thread."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, name: str = "") -> None:
         self._listener = listener
         self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._deliver, daemon=True)
+        self.name = name  # of a tracker
+        self.failure: Exception | None = None
+        self.told = False  # of the failure
+        self.missed = 0  # records that there was no room for
+        self._thread = threading.Thread(
+            target=self._deliver, daemon=True, name=f"{_TRACKER_THREAD}{name}" if name else None
+        )
         self._thread.start()
 
     def post(self, record: Record) -> None:
-        if self._thread.is_alive():
+        if not self._thread.is_alive():
+            return
+        if self._records.qsize() < WAITING or record["kind"] == "end":
             self._records.put(record)
+        else:
+            self.missed += 1
 
-    def close(self, deadline: float) -> None:
+    def no_more(self) -> None:
         self._records.put(None)
+
+    def wait(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def warn_of_its_end(self) -> None:
+        """What became known too late for the journal."""
+        if self._thread.is_alive():
+            left = self._records.qsize()  # with the one that it is at, without the mark of the end
+            _say(f"warning: {self.name} did not finish in {TRACKERS_PATIENCE_S:.0f} s; {left:,} records left")
+        elif self.failure is not None and not self.told:
+            _say(f"warning: {self.name} failed at the end: {_first_line(self.failure)}")
 
     def _deliver(self) -> None:
         while (record := self._records.get()) is not None:
             try:
                 self._listener(record)
             except Exception as error:  # noqa: BLE001 - whatever a listener does wrong must not reach the run
-                name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
-                _warn(name, error)
+                self.failure = error
+                if not self.name:
+                    name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
+                    _warn(name, error)
                 return
+
+
+def still_tracking() -> bool:
+    """Whether a tracker hangs that no run waits for any more; leaving the process would wait for it."""
+    return any(thread.name.startswith(_TRACKER_THREAD) for thread in threading.enumerate())
+
+
+def _failed(name: str, error: Exception, done: int) -> Record:
+    return {
+        "kind": "finding",
+        "iter": done,
+        "id": f"{name}-failed",
+        "severity": "warning",
+        "title": f"{name} failed and is told nothing more; the run goes on",
+        "evidence": _first_line(error),
+        "explanation": "A tracker gets copies of what is in the journal. Nothing of the run is lost.",
+        "advice": f"`glass track RUN --to={name}` tells it the whole run later",
+    }
+
+
+def _behind(name: str, missed: int, done: int) -> Record:
+    return {
+        "kind": "finding",
+        "iter": done,
+        "id": f"{name}-behind",
+        "severity": "warning",
+        "title": f"{name} was too slow for the run and missed {missed:,} records",
+        "evidence": f"more than {WAITING:,} were waiting for it",
+        "explanation": "A run never waits for a tracker. All of its records are in the journal.",
+        "advice": "a larger --log_interval gives it less to do",
+    }
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 
 
 def _warn(name: str, error: Exception) -> None:
@@ -91,5 +181,9 @@ def _warn(name: str, error: Exception) -> None:
     else:
         trace = "".join(traceback.format_exception(error))
         text = f"warning: {name} failed and gets no more records:\n{trace}"
+    _say(text)
+
+
+def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone, and with it whoever could have read this
         print(text, file=sys.stderr, flush=True)

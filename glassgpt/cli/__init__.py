@@ -11,6 +11,8 @@
     glass explain RUN|LOG|- [--json] [--full] [--watch]
     glass compare A B [C ...] [--json]
     glass report RUN|LOG
+    glass track RUN --to=csv,tensorboard
+    glass completion bash|zsh|fish
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
 130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune` and `doctor` import torch.
@@ -25,11 +27,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from glassgpt.account.sink import still_tracking
+from glassgpt.cli.completion import completion
 from glassgpt.cli.doctor import doctor
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
 from glassgpt.cli.plan import plan
 from glassgpt.cli.sample import sample
+from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
 from glassgpt.errors import UserError
@@ -53,6 +58,8 @@ glass: train a small GPT, and see through the run.
   glass explain RUN|LOG|-                            what happened, what it cost, what to change
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
+  glass track RUN --to=csv,tensorboard               tell trackers about a run
+  glass completion bash|zsh|fish                     a script, so that TAB completes all this
 
   glass COMMAND --help   explains a command and its settings
   glass --version
@@ -61,9 +68,9 @@ glass: train a small GPT, and see through the run.
 
 def run() -> None:
     """The command's process. One that was told to stop leaves without waiting for threads that still write:
-    what they write is committed by its last step, or not at all."""
+    what they write is committed by its last step, or not at all. None waits for a tracker that hangs."""
     code = main()
-    if code < 128:
+    if code < 128 and not still_tracking():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -107,7 +114,14 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"glassgpt {VERSION}")
         return 0
-    commands: dict[str, Callable[[list[str]], int]] = {
+    there_are = commands()
+    if words[0] not in there_are:
+        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(there_are)}")
+    return there_are[words[0]](words[1:])
+
+
+def commands() -> dict[str, Callable[[list[str]], int]]:
+    return {
         "train": train,
         "prepare": prepare,
         "runs": runs,
@@ -119,7 +133,6 @@ def _dispatch(words: list[str]) -> int:
         "explain": explain,
         "compare": compare,
         "report": report,
+        "track": track,
+        "completion": completion,
     }
-    if words[0] not in commands:
-        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")
-    return commands[words[0]](words[1:])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.errors import UserError
@@ -41,8 +43,35 @@ def wants_help(words: list[str]) -> bool:
     return "--help" in words or "-h" in words
 
 
+@dataclass(frozen=True)
+class Help:
+    """What a command says about itself."""
+
+    options: type
+    usage: str
+    text: str
+
+
+_noted: ContextVar[list[Help] | None] = ContextVar("noted", default=None)
+
+
+def help_of(command: Callable[[list[str]], int]) -> Help:
+    """What `--help` would print, not printed: shell completion is made of it, and so cannot go stale."""
+    noted: list[Help] = []
+    token = _noted.set(noted)
+    try:
+        command(["--help"])
+    finally:
+        _noted.reset(token)
+    return noted[0]
+
+
 def print_help(options: type, usage: str, text: str = "") -> int:
     """Help from the comments of the options' fields."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(Help(options, usage, text))
+        return 0
     import tyro
 
     with contextlib.suppress(SystemExit):  # tyro leaves the process after printing; we return

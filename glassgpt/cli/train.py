@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
 
@@ -57,11 +57,13 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
     from glassgpt.show.report.listener import ReportAtEnd
+    from glassgpt.track.trackers import check_installed
     from glassgpt.train import session
     from glassgpt.train.task import resolve
 
     session.check_alone()  # before eight processes prepare the same data
     task = resolve(recipe, flags)
+    check_installed(trackers_asked(task.config))
     # Who reads nanoGPT's lines from stdout expects no others there.
     out = console(stderr=task.config.console == "nanogpt")
     _prepare_if_built_in(task.config, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +145,7 @@ class History:
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
+    profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: looks into some updates, as recorded
     live: bool = False  # the run is still going on
     ended: Ended | None = None  # where the record itself says it
 

@@ -16,6 +16,7 @@ from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless_record
 from glassgpt.insight.history import Ended, Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.profiles import is_sound
 from glassgpt.insight.runs import is_running
 
 FORMAT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
@@ -29,6 +30,7 @@ _COLUMNS = {
     "tokens_per_s": "tokens_per_s",
 }
 _SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+_WITH_TEXTS = ("run", "finding", "profile", "end")
 _LARGEST = 10**15  # no iteration has a larger number
 _ENDINGS: dict[str, Ended] = {
     "finished": "finished",
@@ -65,6 +67,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         ledger=_ledger(processes),
         first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
+        profiles=tuple(record for record in kept if record["kind"] == "profile" and is_sound(record)),
         live=live,
         ended=None if live else _ended(every),
     )
@@ -73,7 +76,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
 def _clean(record: Record) -> Record:
     """With a process, and with nothing in its texts that could harm a terminal."""
     process, start = record.get("process"), record.get("from_iter")
-    cleaned: Record = harmless_record(record) if record["kind"] in ("run", "finding", "end") else dict(record)
+    cleaned: Record = harmless_record(record) if record["kind"] in _WITH_TEXTS else dict(record)
     cleaned["process"] = process if isinstance(process, int) else 0
     if not isinstance(start, int):
         cleaned.pop("from_iter", None)

@@ -18,9 +18,11 @@ from glassgpt.account.clock import PHASES
 from glassgpt.account.hardware import Peak, mfu_note
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless
+from glassgpt.insight.profiles import is_sound
 from glassgpt.show.chart import bar, sparkline
 from glassgpt.show.forecast import forecast_line, outcome_line
 from glassgpt.show.next_steps import what_next
+from glassgpt.show.profile import profile_line, profile_rows
 
 _PHASE_MEANING = {
     "startup": "imports, reading data, building the model",
@@ -29,9 +31,11 @@ _PHASE_MEANING = {
     "train": "forward, backward, optimizer",
     "eval": "train and validation loss, sample",
     "checkpoint": "copying weights; writing them goes on in the background",
-    "log": "this output and the journal",
+    "log": "this output, the journal, updates under the profiler",
     "other": "what none of the above claims",
 }
+
+_PROFILE_ROWS = 10
 
 # fmt: off
 _NEEDED = {
@@ -43,6 +47,7 @@ _NEEDED = {
              "compile_ms"),
     "checkpoint": ("bytes", "blocking_ms", "background_ms", "best"),
     "finding": ("severity", "title", "evidence", "advice"),
+    "profile": (),
     "sample": ("text", "ms"),
     "end": ("reason", "ledger", "wall_s", "best_val_loss", "best_iter"),
 }
@@ -67,6 +72,7 @@ class RunConsole:
             "eval": self._print_eval,
             "checkpoint": self._print_checkpoint,
             "finding": self._print_finding,
+            "profile": self._print_profile,
             "sample": self._print_sample,
             "end": self._print_end,
         }
@@ -150,7 +156,7 @@ class RunConsole:
         first_ms = record["first_update_ms"]
         first = "" if first_ms is None else f"first update {figures.duration(first_ms / 1000)}"
         if record["step_ms"] is None:
-            parts.append(first)
+            parts.append(first or "under the profiler")
         else:
             parts.append(figures.milliseconds(record["step_ms"]))
             parts.append(f"{figures.count(record['tokens_per_s'])} tok/s")
@@ -208,6 +214,13 @@ class RunConsole:
         advice = f" {record['advice']}." if record["advice"] else ""
         style = "" if record["severity"] == "info" else "yellow"
         self._line(record["severity"], f"{record['title']} ({record['evidence']}).{advice}", style)
+
+    def _print_profile(self, record: Record) -> None:
+        if not is_sound(record):
+            return
+        self._line("profile", profile_line(record))
+        for row in profile_rows(record)[:_PROFILE_ROWS]:
+            self._line("", row)
 
     # --- the end ---
 

@@ -25,6 +25,7 @@ from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig, shape_of
+from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch, tokens_to_evaluate
@@ -36,6 +37,7 @@ from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.outcome import Outcome, expected_course, work_of
+from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, make_run_dir
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
@@ -95,6 +97,7 @@ class Job:
     takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
     interval: Interval
+    profiling: Profiling
     windows: dict[str, Windows] = field(init=False)  # what is evaluated of each split
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
@@ -134,6 +137,7 @@ class Job:
 def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
     config = task.config
+    check_installed(settings.trackers_asked(config))
     dataset = open_dataset(settings.data_dir(config))
     # What nanoGPT's folders are said to hold was read from the files just now.
     if dataset.was_prepared and sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
@@ -213,7 +217,9 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     return Job(
         config=config,
         place=place,
-        sink=Sink(place.directory / journal.NAME, place.process, listeners),
+        sink=Sink(
+            place.directory / journal.NAME, place.process, listeners, followers(config, place.directory)
+        ),
         ledger=ledger,
         stop=stop,
         placement=placement,
@@ -237,6 +243,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         takes_everything=takes_everything,
         sampling=sampling,
         interval=Interval(ledger),
+        profiling=Profiling(settings.profile_window(config), place.directory, device),
     )
 
 
@@ -309,9 +316,6 @@ def _given_vocabulary(task: Task) -> int | None:
 def _without_work(config: TrainConfig) -> list[Choice]:
     """nanoGPT's settings that do nothing here say so."""
     choices = []
-    if config.wandb_log or config.wandb_project or config.wandb_run_name:
-        journal_has_it = "no tracker is built in yet; every number is in the run's journal.jsonl"
-        choices.append(Choice("wandb_log", config.wandb_log, journal_has_it))
     if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
         reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
         choices.append(Choice("embedding_lr", config.embedding_lr, reason))

@@ -53,7 +53,10 @@ def run(job: Job) -> Ending:
                 tell_hangup(job)
             if ending:
                 return close(job, ending)
-            update(job)
+            if profile_is_due(job):
+                profiled_update(job)
+            else:
+                update(job)
             if log_is_due(job):
                 log_step(job)
     except NotFinite as error:
@@ -84,6 +87,29 @@ def update(job: Job) -> None:
     job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
     tell_setbacks(job)
+
+
+# --- looking into updates ---
+
+
+def profile_is_due(job: Job) -> bool:
+    return job.profiling.covers(job.progress.iter) and not job.learner.is_first("update")
+
+
+def profiled_update(job: Job) -> None:
+    """An update that PyTorch's profiler watches. That slows it, so it does not count for the step time."""
+    catch_up(job)
+    before = job.ledger.seconds()
+    with job.ledger.phase("log"), job.profiling.watching(job.progress.iter):
+        update(job)
+        catch_up(job)
+    job.interval.leave_out(before)
+    tell_profile(job)
+
+
+def tell_profile(job: Job, at_the_end: bool = False) -> None:
+    with job.ledger.phase("log"):
+        tell(job, job.profiling.record(job.progress.iter, at_the_end))
 
 
 # --- evaluating ---
@@ -227,6 +253,7 @@ def tell(job: Job, what: Record | None) -> None:
 def close(job: Job, ending: Ending) -> Ending:
     """What remains to be done for a run that ends, in whatever way. Being stopped meanwhile is an end too."""
     if ending.exit_code == 0 and not job.config.eval_only:
+        tell_profile(job, at_the_end=True)
         if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
             # All of it once, whatever was sampled before.
             evaluate_split(job, "val", job.windows_of("val", None), closing=True)

@@ -65,7 +65,7 @@ def start(task: Task, listeners: Sequence[Listener], stop: Stop, process_age_s: 
         with ledger.phase("startup"):
             job = set_up(task, listeners, ledger, stop)
             job.outcome.tuning_s = task.tuning_s
-            for part in (job.place, job.sink, job.saver):  # closed in the opposite order
+            for part in (job.place, job.sink, job.saver, job.profiling):  # closed in the opposite order
                 at_the_end.callback(part.close)
             opening = begin(job, task)
             # A look at a run does not change its settings.

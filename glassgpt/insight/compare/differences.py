@@ -48,8 +48,9 @@ _SPEED = (
     "always_save_checkpoint", "log_interval", "backend", "probe_seconds",
 )  # fmt: skip
 _BOOKKEEPING = (
-    "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "wandb_log", "wandb_project",
-    "wandb_run_name", "keep_checkpoints", "eval_only", "patience", "probe_seconds", "dataset",
+    "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
+    "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
+    "probe_seconds", "dataset",
 )  # fmt: skip
 HARDWARE = ("device", "device_name", "device.name", "device.type", "dtype", "world_size", "cpu.model")
 _VERSIONS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")

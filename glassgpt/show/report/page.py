@@ -197,7 +197,10 @@ def _phase_bar(phases: dict[str, float]) -> str:
 def _tables(history: History, facts: Facts) -> str:
     settings, machine = tables.setting_rows(history), tables.machine_rows(history)
     numbers = [_table(title, _plain_rows(rows)) for title, rows in facts_shown.fact_groups(facts) if rows]
-    parts = [
+    looks = [tables.profile_table(record) for record in history.profiles]
+    profiles = "\n".join(_table(caption, _code_rows(rows), "code") for caption, rows in looks)
+    parts = [_section("profile", say("What took the time"), profiles)] if looks else []
+    parts += [
         _section("facts", say("Facts"), f'<div class="facts">{"".join(numbers)}</div>'),
         _section("configuration", say("Configuration"), _configuration(settings)),
     ]

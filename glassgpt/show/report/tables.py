@@ -1,11 +1,14 @@
-"""The tables of a report, as rows of text: settings with their reasons, the machine."""
+"""The tables of a report, as rows of text: what took the time, settings with their reasons, the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from glassgpt import figures
 from glassgpt.insight.history import History
 from glassgpt.show.facts import Row
+from glassgpt.words import say
 
 _MAX_CELL = 400  # characters
 
@@ -27,6 +30,29 @@ def machine_rows(history: History) -> list[Row]:
     rows = [Row("device", plain(setup.device_name))] if setup.device_name else []
     rows += [] if setup.world_size is None else [Row("processes", str(setup.world_size))]
     return rows + _flattened(machine) + _flattened(setup.data, "data")
+
+
+def profile_table(record: Mapping[str, Any]) -> tuple[str, list[Row]]:
+    """A look into some updates: a sentence about it, and what took the time."""
+    updates = max(1, int(record["updates"]))
+    of = say("kernels") if record["of"] == "kernels" else say("operators")
+    caption = say(
+        "Updates {first} to {last} under PyTorch's profiler, {time} each; {of} ran for {busy} of it. "
+        "The trace is {trace}, for {place}.",
+        first=f"{record['from_iter'] + 1:,}",
+        last=f"{record['from_iter'] + updates:,}",
+        time=figures.milliseconds(record["wall_ms"] / updates),
+        of=of,
+        busy=f"{record['busy']:.0%}",
+        trace=plain(record["trace"]),
+        place="ui.perfetto.dev",
+    )
+    rows = []
+    for piece in record["top"]:
+        time, calls = figures.milliseconds(piece["ms"] / updates), f"{piece['calls'] / updates:.4g}"
+        reason = say("{time} and {calls} calls per update", time=time, calls=calls)
+        rows.append(Row(plain(piece["name"]), f"{piece['share']:.1%}", reason))
+    return caption, rows
 
 
 def plain(value: object) -> str:

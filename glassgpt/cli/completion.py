@@ -1,0 +1,144 @@
+"""glass completion: what TAB offers, from the same tables as the commands themselves. Does not import torch.
+
+    source <(glass completion bash)
+
+The script of a shell only hands over what was typed; the answers come from the program that is installed, so
+they fit it. What a command takes is read from its own help (command.help_of).
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from glassgpt.account import journal
+from glassgpt.cli.command import Help, help_of, parsed, print_help, wants_help
+from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import field_types, preset_names
+from glassgpt.words import LANGUAGES
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Print a script for your shell, after which TAB completes commands, presets, runs and settings.
+
+    bash: source <(glass completion bash), in ~/.bashrc. zsh: the same with zsh, after compinit, in ~/.zshrc.
+    fish: glass completion fish > ~/.config/fish/completions/glass.fish
+    """
+
+    # What was typed up to the cursor: print what could stand there, a line each. The scripts ask this.
+    line: str | None = None
+
+
+def completion(words: list[str]) -> int:
+    if wants_help([word for word in words if not word.startswith("--line")]):
+        return print_help(CompletionOptions, f"glass completion {'|'.join(SHELLS)}")
+    names, options, problems = parsed(words, CompletionOptions)
+    if options.line is None and (len(names) != 1 or names[0] not in SHELLS):
+        problems.append(f"say which shell it is for: {', '.join(SHELLS)}")
+    if problems:
+        raise UserError(problems)
+    if options.line is not None:
+        print("\n".join(offers(options.line)))
+    else:
+        print(
+            (resources.files("glassgpt.cli") / f"completion.{names[0]}").read_text(encoding="utf-8"), end=""
+        )
+    return 0
+
+
+def offers(line: str) -> list[str]:
+    """What the word at the end of the line could be. Nothing: the shell offers files."""
+    words = line.split(" ")
+    typed, before = words[-1], [word for word in words[1:-1] if word]
+    from glassgpt.cli import commands
+
+    if not before:
+        return _beginning(typed, [*commands(), "--help", "--version"])
+    if before[0] not in commands():
+        return []
+    about = help_of(commands()[before[0]])
+    flags = _flags(about)
+    name, equals, value = typed.partition("=")
+    if equals and name.startswith("--"):
+        return [f"{name}={offer}" for offer in _values(_plain(name), flags.get(_plain(name)), value)]
+    if typed.startswith("-"):
+        given = {_plain(word.partition("=")[0]) for word in before}
+        return _beginning(typed, [*(_written(name, about) for name in flags if name not in given), "--help"])
+    last = _plain(before[-1])
+    if before[-1].startswith("--") and "=" not in before[-1] and flags.get(last, bool) is not bool:
+        return _values(last, flags[last], typed)
+    return _beginning(typed, _names(about.usage))
+
+
+def _plain(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _beginning(typed: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(typed)]
+
+
+def _flags(about: Help) -> dict[str, object]:
+    """By name, with the type of their values."""
+    flags: dict[str, object] = dict(field_types(about.options))
+    if "--key=value" in about.usage:  # any setting of a run
+        flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
+    if about.options is TrainConfig:  # and what its help tells in its text
+        flags |= dict.fromkeys(re.findall(r"(?<!\S)--(\w+)(?![\w=])", about.text), bool)
+    return flags
+
+
+def _written(name: str, about: Help) -> str:
+    """Bare, where that switches something on."""
+    default = getattr(about.options, name, getattr(TrainConfig, name, False))  # False: one from its text
+    return f"--{name}" if default is False else f"--{name}="
+
+
+def _values(name: str, kind: object, typed: str) -> list[str]:
+    if name in ("track", "to"):
+        done, _, rest = typed.rpartition(",")
+        left = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
+        return [f"{done},{offer}" if done else offer for offer in _beginning(rest, left)]
+    known: dict[str, Sequence[str]] = {
+        "lang": tuple(LANGUAGES),
+        "device": ("auto", *DEVICE_TYPES),
+        "dataset": _folders("data", "manifest.json", whole=False),
+        "init_from": ("scratch", "resume", *_folders("runs", journal.NAME)),
+    }
+    if name in known:
+        return _beginning(typed, known[name])
+    if typing.get_origin(kind) is Literal:
+        return _beginning(typed, typing.get_args(kind))
+    return _beginning(typed, ("True", "False") if kind is bool else ())
+
+
+def _names(usage: str) -> list[str]:
+    """What may stand where the usage has PRESET, RUN, DATASET, or words of its own. Files are the shell's."""
+    found: list[str] = []
+    for word in re.findall(r"(?<![\w-])[A-Za-z]+(?![\w=])", usage.partition(" ")[2].partition(" ")[2]):
+        if word == "PRESET":
+            found += preset_names()
+        elif word in ("RUN", "A"):
+            found += _folders("runs", journal.NAME)
+        elif word == "DATASET":
+            from glassgpt.data.dataset import BUILT_IN
+
+            found += BUILT_IN
+        elif word.islower():
+            found.append(word)
+    return found
+
+
+def _folders(where: str, holding: str, whole: bool = True) -> list[str]:
+    """The folders in `where` that hold such a file, in the order that people read."""
+    found = sorted(path.parent for path in Path(where).glob(f"*/{holding}"))
+    return [str(path) if whole else path.name for path in found]

@@ -1,0 +1,106 @@
+"""Tells a tracker about a run from its records, live or from the journal: what holds, in order, each once.
+
+A run that is resumed does some updates again. A tracker that can take back what it was told does so. One that
+cannot keeps the first telling, and is told again only what lies past it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from glassgpt.account import journal
+from glassgpt.account.journal import Record
+from glassgpt.config import trackers_in
+from glassgpt.track.tracker import Series, Told, TrackedRun, Tracker, series_of
+
+PROJECT = "glassgpt"  # where the settings name none
+
+
+class Follower:
+    """A listener of the sink, for one tracker. The tracker is made in the thread of the listener."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker], run_dir: Path) -> None:
+        self._name, self._make, self._run_dir = name, make, run_dir
+        self._run: Record | None = None
+        self._tracker: Tracker | None = None
+        self._has: Told = {}
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] == "run":
+            self._run = record
+            if record["process"] == 0:
+                self._begin(record, [], -1)
+            return  # the next record of a later process says from where it goes on
+        if self._tracker is None and self._run is not None:
+            earlier = [old for old in self._journal() if old.get("process", 0) < self._run["process"]]
+            from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]
+            self._begin(self._run, [*earlier, record], from_iter)
+            return
+        self._tell(record)
+
+    def replay(self) -> int:
+        """Tells what is in the journal now, as far as the tracker does not have it; how many records."""
+        records = list(self._journal())
+        run = next(record for record in reversed(records) if record["kind"] == "run")
+        told = self._begin(run, records, -1)
+        last = records[-1]
+        self._end(last if last["kind"] == "end" else {"kind": "end", "iter": last["iter"], "exit_code": 0})
+        return told
+
+    def _journal(self) -> Iterable[Record]:
+        return journal.read(self._run_dir / journal.NAME)
+
+    def _begin(self, run: Record, earlier: Sequence[Record], from_iter: int) -> int:
+        """Opens the tracker, and tells it what it lacks of `earlier` records."""
+        model = run.get("model", {})
+        tracked = TrackedRun(
+            directory=self._run_dir,
+            name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
+            project=str(run["config"].get("wandb_project") or PROJECT),
+            id=run_id(next((record for record in earlier if record["kind"] == "run"), run)),
+            settings={**run["config"], **{f"model.{name}": value for name, value in model.items()}},
+            told=told_before(earlier, self._name),
+            from_iter=from_iter,
+        )
+        self._tracker = self._make()
+        self._has = self._tracker.begin(tracked)
+        kept = journal.current(earlier)
+        return sum(self._tell(record) for record in kept if record["kind"] in ("step", "eval"))
+
+    def _tell(self, record: Record) -> bool:
+        if self._tracker is None:
+            return False
+        if record["kind"] == "end":
+            self._end(record)
+        if record["kind"] not in ("step", "eval") or record["iter"] <= self._has.get(series_of(record), -1):
+            return False
+        self._tracker.take(record)
+        return True
+
+    def _end(self, record: Record) -> None:
+        if self._tracker is not None:
+            self._tracker.end(record)
+            self._tracker = self._run = None
+
+
+def told_before(records: Iterable[Record], name: str) -> dict[Series, int]:
+    """How far processes that had this tracker told it each series, until they ended or it failed."""
+    told: dict[Series, int] = {}
+    listening = False
+    for record in records:
+        if record["kind"] == "run":
+            listening = name in trackers_in(record.get("config", {}))
+        elif record["kind"] == "finding" and record.get("id") == f"{name}-failed":
+            listening = False
+        elif listening and record["kind"] in ("step", "eval"):
+            series = series_of(record)
+            told[series] = max(told.get(series, -1), record["iter"])
+    return told
+
+
+def run_id(first: Record) -> str:
+    """From the run's first record: the same for all its processes, another for every run."""
+    seed = f"{first['time']} {first.get('out_dir')} {first.get('config')}"
+    return hashlib.sha256(seed.encode(errors="replace")).hexdigest()[:16]

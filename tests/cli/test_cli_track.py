@@ -1,0 +1,103 @@
+"""glass train --track and glass track, as people call them."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import environment, finished_run, glass, record, start, stepped, write_run
+
+TRAIN = """\
+import sys, time
+from glassgpt.account import sink
+from glassgpt.track import trackers
+sink.TRACKERS_PATIENCE_S = 0.5
+
+class Hanging:
+    def begin(self, run):
+        import atexit
+        atexit.register(time.sleep, 60)  # as trackers do, to send what is left
+        time.sleep(60)
+
+trackers.MAKERS = {"wandb": Hanging}
+trackers.find_spec = lambda name: object()
+from glassgpt.cli import run
+run()
+"""
+TINY = (
+    "train", "shakespeare_char_cpu", "--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8",
+    "--batch_size=2", "--max_iters=3", "--eval_interval=100", "--probe_seconds=0", "--compile=off",
+    "--device=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_tracker_that_hangs_holds_up_no_process(here: Path, tiny_data: Path) -> None:
+    begin = time.monotonic()
+    words = [*TINY, f"--data_dir={tiny_data}", "--out_dir=run", "--track=wandb"]
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, *words], capture_output=True, text=True, timeout=55, env=environment()
+    )
+    assert time.monotonic() - begin < 50
+    assert done.returncode == 0, done.stderr
+    assert "end           finished after 3 updates" in done.stdout
+    assert "warning: wandb did not finish in 0 s" in done.stderr
+
+
+def test_a_tracker_that_is_not_installed(here: Path, tiny_data: Path) -> None:
+    code = "from glassgpt.track import trackers; trackers.find_spec = lambda name: None;"
+    code += "from glassgpt.cli import run; run()"
+    words = [*TINY, f"--data_dir={tiny_data}", "--out_dir=run", "--wandb_log=True"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=55, env=environment()
+    )
+    assert done.returncode == 2
+    assert done.stderr == 'error: wandb is not installed: pip install "glassgpt[track]"\n'
+    assert done.stdout == ""
+    assert list(here.iterdir()) == []
+
+
+def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
+    resumed = [
+        {**start(), "process": 1},
+        {**record("resume", 60, from_iter=60, complaints=[]), "process": 1},
+        {**stepped(70, 9.75), "process": 1},
+    ]
+    write_run(here / "runs/mine", [*finished_run()[:-1], *resumed])
+    done = glass("track", "runs/mine", "--to=csv")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"csv           11 records told\n"
+    with (here / "runs/mine/steps.csv").open(newline="") as file:
+        rows = [(row["iter"], float(row["loss"])) for row in csv.DictReader(file)]
+    assert [at for at, _ in rows] == ["10", "20", "30", "40", "50", "60", "70"]
+    assert rows[-1] == ("70", 9.75)  # not what it was before the resume
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        ((), [b"say which run to tell about", b"say whom to tell: --to=csv,tensorboard,trackio,wandb"]),
+        (("runs/mine", "--to=csv,mlflow"), [b"--to=mlflow is not one of csv, tensorboard, trackio, wandb"]),
+        (("runs/other", "--to=csv"), [b"runs/other holds no run"]),
+        (("runs/empty", "--to=csv"), [b"does not say what run it is of"]),
+        (("runs/mine", "--two=csv"), [b"unknown setting --two; did you mean --to?"]),
+    ],
+)
+def test_what_cannot_be_told(here: Path, words: tuple[str, ...], problems: list[bytes]) -> None:
+    write_run(here / "runs/mine", finished_run())
+    write_run(here / "runs/empty", [])
+    done = glass("track", *words)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    for problem in problems:
+        assert problem in done.stderr
+    assert not list(here.rglob("*.csv"))

@@ -1,0 +1,126 @@
+"""What a look into some updates shows, in the terminal and in the report."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+from run_records import step_record, whole_run
+
+from glassgpt.account.journal import Record
+from glassgpt.insight.explain import explain
+from glassgpt.insight.own import history_of
+from glassgpt.show.console import RunConsole
+from glassgpt.show.profile import short_name
+from glassgpt.show.report.page import report_html
+
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
+
+
+def profile(**changes: Any) -> Record:
+    top = [
+        {"name": GEMM, "ms": 30.0, "share": 0.75, "calls": 480},
+        {"name": "Memcpy DtoD (Device -> Device)", "ms": 10.0, "share": 0.25, "calls": 10},
+    ]
+    fields = {
+        "kind": "profile", "time": 1.0e9, "process": 0, "iter": 20, "from_iter": 10, "updates": 10,
+        "trace": "profile/trace-10-20.json.gz", "bytes": 1000, "wall_ms": 50.0, "of": "kernels", "busy": 0.8,
+        "top": top,
+    }  # fmt: skip
+    return fields | changes
+
+
+def shown(*records: Record) -> list[str]:
+    out = Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
+    console = RunConsole(out)
+    for one in records:
+        console(one)
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue().splitlines()
+
+
+def page(*records: Record) -> str:
+    told = explain(history_of([*whole_run(), *records], "run"))
+    return report_html(told.history, told.facts, told.findings, "run")
+
+
+def section(html: str) -> str:
+    found = re.search(r'<section id="profile">.*?</section>', html, re.S)
+    assert found is not None
+    return found[0]
+
+
+def test_the_console_has_a_line_and_the_table() -> None:
+    assert shown(profile()) == [
+        "profile       updates 11 to 20: profile/trace-10-20.json.gz   "
+        "(5.00 ms each under the profiler, kernels ran for 80% of it)",
+        "               75.0%   3.00 ms      48 x  cutlass::Kernel2",
+        "               25.0%   1.00 ms       1 x  Memcpy DtoD",
+    ]
+
+
+def test_the_console_shows_ten() -> None:
+    top = [{"name": f"k{at}", "ms": 1.0, "share": 0.05, "calls": 1} for at in range(20)]
+    assert len(shown(profile(top=top))) == 1 + 10
+
+
+def test_a_step_that_was_only_watched_says_so() -> None:
+    fields = dict.fromkeys(("step_ms", "tokens_per_s", "mfu", "first_update_ms"))
+    (line,) = shown(step_record(20, **fields))
+    assert "under the profiler" in line
+
+
+def test_the_report_has_it_whole() -> None:
+    html = section(page(profile()))
+    assert "Updates 11 to 20 under PyTorch&#x27;s profiler, 5.00 ms each; kernels ran for 80% of it." in html
+    assert "profile/trace-10-20.json.gz" in html
+    assert "cutlass_80_tensorop&lt;float, 4&gt;" in html  # the whole name
+    assert "75.0%" in html
+    assert "3.00 ms and 48 calls per update" in html
+
+
+def test_a_run_without_one_has_no_such_section() -> None:
+    assert 'id="profile"' not in page()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top": None},
+        {"top": [{"name": "x"}]},
+        {"top": [[]]},
+        {"busy": None},
+        {"wall_ms": float("nan")},
+        {"updates": "ten"},
+        {"trace": 5},
+    ],
+)
+def test_a_damaged_record_is_passed_over(changes: Record) -> None:
+    assert shown(profile(**changes)) == []
+    assert 'id="profile"' not in page(profile(**changes))
+
+
+def test_a_hostile_name_is_text() -> None:
+    evil = "<script>alert(1)</script>\x1b[31m\u202e"
+    piece = {"name": evil, "ms": 1.0, "share": 1.0, "calls": 1}
+    html = section(page(profile(top=[piece], trace=evil)))
+    assert "<script>" not in html
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert not any(char in line for line in shown(profile(top=[piece], trace=evil)) for char in "\x1b\u202e")
+
+
+def test_names_of_kernels_are_cut_to_what_can_be_read() -> None:
+    assert short_name("aten::mm") == "aten::mm"
+    assert short_name("void at::native::vectorized_elementwise_kernel<4, F<std::array<char*, 3>>>(int)") == (
+        "vectorized_elementwise_kernel"
+    )
+    assert short_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn") == (
+        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
+    )
+    assert len(short_name("x" * 400)) == 64
+    assert short_name("<<<") == "<<<"
+    assert short_name("(a)") == "(a)"

@@ -4,6 +4,7 @@ runs/quickstart          its last checkpoint (to sample: its best)
 runs/quickstart@2000     the one it kept after 2000 updates; also @last and @best
 out/ckpt.pt, out         nanoGPT's
 gpt2, gpt2-xl, folder    GPT-2's weights, as Hugging Face keeps them
+owner/name               any repository there with a model of GPT-2's kind
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from torch import Tensor
 
 from glassgpt.config import Choice, TrainConfig, Value, activation, padded_vocabulary
 from glassgpt.data.dataset import Dataset, Manifest, user_path
+from glassgpt.data.ranks import RANKS_FILE
+from glassgpt.data.tokenizer_json import same_tokens, tokenizer_beside
+from glassgpt.data.tokenizers import tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_head
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
@@ -36,7 +40,7 @@ class Origin:
     what: str  # in words: which checkpoint of what
     shape: GPTConfig
     weights: dict[str, Tensor]
-    folder: Path  # the run's, the ckpt.pt's, or GPT-2's
+    folder: Path  # the run's, the ckpt.pt's, or the pretrained weights'
     optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: nobody kept it
     evaluation: dict[str, Tensor] = field(default_factory=dict)
     iter: int | None = None  # None: not from a run
@@ -97,6 +101,8 @@ def open_origin(spec: str, which: str = "last") -> Origin:
     for folder in (spec, name):
         if folder and (is_run(user_path(folder)) or is_run(RUNS / folder)):
             raise UserError(f"{folder} has no checkpoint yet; `glass runs` lists the runs there are")
+    if is_repository(spec) and Path(spec).parts[0] != str(RUNS):
+        return _from_gpt2(find_pretrained(spec), spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
         "`glass runs` lists the runs there are"
@@ -238,8 +244,11 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
             f"--dataset={config.dataset} numbers its tokens differently from the dataset that "
             f"{origin.what} was trained on; use that one"
         )
-    elif origin.kind == "gpt2" and manifest.tokenizer != "gpt2":
-        problems.append(f"{origin.what} needs a dataset prepared with --tokenizer=gpt2")
+    elif origin.kind == "gpt2" and not _has_its_tokens(origin, dataset):
+        problems.append(
+            f"--dataset={config.dataset} numbers its tokens differently from {origin.what}, which needs a "
+            f"dataset prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
+        )
     names = (*MODEL_SETTINGS, "block_size") if same_run else MODEL_SETTINGS
     for name in names:
         now, then = model_setting(config, name), getattr(origin.shape, name)
@@ -247,6 +256,18 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
             problems.append(f"--{name}={now} does not fit {origin.what}, which has {name}={then}")
     if problems:
         raise UserError(problems)
+
+
+def _has_its_tokens(origin: Origin, dataset: Dataset) -> bool:
+    """Whether a dataset has the tokens that pretrained weights know; where no table is at hand, by name."""
+    manifest = dataset.manifest
+    if manifest.tokenizer == "gpt2" and RANKS_FILE not in manifest.sha256:
+        return True
+    try:
+        theirs = tokenizer_beside(origin.folder, "--init_from")
+    except UserError:  # weights alone: GPT-2's tokens go with them
+        return manifest.tokenizer == "gpt2"
+    return same_tokens(theirs, tokenizer_of(dataset))
 
 
 def knows_tokens(origin: Origin, vocab_size: int) -> bool:

@@ -11,9 +11,11 @@
     glass explain RUN|LOG|- [--json] [--full] [--watch]
     glass compare A B [C ...] [--json]
     glass report RUN|LOG
+    glass export RUN [--to=hf|nanogpt|glass] [--out=FOLDER]
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune` and `doctor` import torch.
+130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune`, `doctor`,
+`export` and `import` import torch.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from glassgpt.cli.doctor import doctor
+from glassgpt.cli.exchange import export
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
 from glassgpt.cli.plan import plan
@@ -53,6 +56,7 @@ glass: train a small GPT, and see through the run.
   glass explain RUN|LOG|-                            what happened, what it cost, what to change
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
+  glass export RUN [--to=hf|nanogpt|glass]           take a model to transformers, nanoGPT or elsewhere
 
   glass COMMAND --help   explains a command and its settings
   glass --version
@@ -119,6 +123,7 @@ def _dispatch(words: list[str]) -> int:
         "explain": explain,
         "compare": compare,
         "report": report,
+        "export": export,
     }
     if words[0] not in commands:
         raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")

@@ -12,6 +12,7 @@
     glass compare A B [C ...] [--json]
     glass report RUN|LOG
     glass export RUN [--to=hf|nanogpt|glass] [--out=FOLDER]
+    glass import nanogpt OUT_DIR [--log=FILE] [--out=FOLDER]
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
 130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune`, `doctor`,
@@ -28,7 +29,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from glassgpt.cli.doctor import doctor
-from glassgpt.cli.exchange import export
+from glassgpt.cli.exchange import export, import_
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
 from glassgpt.cli.plan import plan
@@ -57,6 +58,7 @@ glass: train a small GPT, and see through the run.
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
   glass export RUN [--to=hf|nanogpt|glass]           take a model to transformers, nanoGPT or elsewhere
+  glass import nanogpt OUT_DIR [--log=FILE]          turn a run of nanoGPT's into one of ours
 
   glass COMMAND --help   explains a command and its settings
   glass --version
@@ -124,6 +126,7 @@ def _dispatch(words: list[str]) -> int:
         "compare": compare,
         "report": report,
         "export": export,
+        "import": import_,
     }
     if words[0] not in commands:
         raise UserError(f"there is no command {words[0]!r}; there are {', '.join(commands)}")

@@ -43,7 +43,7 @@ model.load_state_dict(weights)
 
 Or `glass sample --init_from=FOLDER`. The layout, and a loader that needs torch alone, are in GlassGPT's
 docs/export.md.""",
-    "nanogpt": "In nanoGPT's folder: `python sample.py --out_dir=FOLDER`. A `meta.pkl` that is here has to be "
+    "nanogpt": "In nanoGPT's folder: `python sample.py --out_dir=FOLDER`. A `meta.pkl` that is here must be "
     "at `data/DATASET/meta.pkl` there.",
 }
 
@@ -62,7 +62,7 @@ def write_card(parcel: Parcel, to: str, records: list[Record]) -> str:
         _table("Hardware", _hardware(run)),
         _command(parcel),
         f"## How to load it\n\n{_USE[to]}",
-        "What it writes it learned from the data above, mistakes included. Nobody has checked it for any use.",
+        "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

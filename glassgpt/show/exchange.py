@@ -11,6 +11,7 @@ from rich.text import Text
 from glassgpt import figures
 from glassgpt.exchange.export import Exported
 from glassgpt.exchange.nanogpt_ckpt import dataset_name, needs_meta
+from glassgpt.exchange.nanogpt_run import Imported
 from glassgpt.harmless import harmless
 from glassgpt.show.sample import describe_origin
 
@@ -55,6 +56,26 @@ def _next(done: Exported, to: str) -> Iterable[tuple[str, str]]:
             place = f"data/{dataset_name(done.parcel)}"
             yield "", f"mkdir -p {place} && cp {absolute}/meta.pkl {place}/"
         yield "", f"python sample.py --out_dir={absolute}"
+
+
+def show_import(done: Imported, out: Console) -> None:
+    told = done.told
+    shape = told.shape
+    parts = [figures.plural(shape.n_layer, "layer"), figures.plural(shape.n_head, "head")]
+    parts += [f"{shape.n_embd} wide", f"context {shape.block_size}"]
+    _line(out, "model", f"{', '.join(parts)}, after {figures.plural(told.saved_iter, 'update')}")
+    if done.updates:
+        counted = figures.plural(done.updates, "line"), figures.plural(done.evaluations, "evaluation")
+        _line(out, "log", f"{counted[0]} about iterations, {counted[1]}")
+    for choice in told.choices:
+        _line(out, choice.name, f"{choice.value}   ({choice.reason})")
+    folder = shlex.quote(str(told.run_dir))
+    _line(out, "written", str(told.run_dir))
+    _line(out, "next", f"glass show {folder}")
+    _line(out, "", f"glass explain {folder}")
+    if told.dataset is not None:
+        _line(out, "", f"glass sample {folder}")
+        _line(out, "", f"glass train --init_from=resume --out_dir={folder}")
 
 
 def _line(out: Console, label: str, text: str, style: str = "") -> None:

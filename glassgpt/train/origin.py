@@ -239,7 +239,7 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
             f"{origin.shape.vocab_size}; it needs the dataset it was trained on, or one prepared with its "
             "tokenizer"
         )
-    elif origin.kind == "run" and origin.state["tokenizer"] != tokenizer_identity(manifest):
+    elif origin.kind == "run" and origin.state["tokenizer"] not in ("", tokenizer_identity(manifest)):
         problems.append(
             f"--dataset={config.dataset} numbers its tokens differently from the dataset that "
             f"{origin.what} was trained on; use that one"
@@ -276,7 +276,10 @@ def knows_tokens(origin: Origin, vocab_size: int) -> bool:
 
 
 def tokenizer_identity(manifest: Manifest) -> str:
-    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand."""
+    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand.
+
+    A checkpoint that was imported without its data has "".
+    """
     files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
     files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
     return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)

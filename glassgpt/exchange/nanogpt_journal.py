@@ -116,7 +116,7 @@ def _end_record(told: Told, lines: list[Record]) -> Record:
     best = min(evals, key=lambda line: _or_infinite(line["loss"]), default=None)
     last = max((line["iter"] for line in lines), default=told.saved_iter)
     reason = _reason(told)
-    return {
+    end = {
         "kind": "end",
         "iter": last,
         "reason": reason,
@@ -124,9 +124,9 @@ def _end_record(told: Told, lines: list[Record]) -> Record:
         "best_val_loss": math.inf if best is None else best["loss"],
         "best_iter": None if best is None else best["iter"],
         "last_checkpoint": str(told.run_dir / "checkpoints" / f"{told.saved_iter:08d}"),
-        "ledger": ledger,
-        "wall_s": sum(ledger.values()),
     }
+    # Without a log nobody knows where the time went.
+    return end if told.history is None else end | {"ledger": ledger, "wall_s": sum(ledger.values())}
 
 
 def _or_infinite(loss: float) -> float:

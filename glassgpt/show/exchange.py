@@ -32,9 +32,10 @@ def show_export(done: Exported, to: str, out: Console) -> None:
 
 def _checked(done: Exported) -> str:
     proof = done.proof
+    found = f"differ by at most {proof.difference:.1e}" if proof.difference else "are equal to the last bit"
     text = (
-        f"read back by {proof.reader}: logits differ by at most {proof.difference:.1e} "
-        f"(the largest is {proof.largest:.3g}) over {figures.plural(proof.tokens, 'token')}"
+        f"read back by {proof.reader}: logits {found} (the largest is {proof.largest:.3g}) over "
+        f"{figures.plural(proof.tokens, 'token')}"
     )
     if proof.ids:
         text += f"; a text of {figures.plural(proof.ids, 'token')} is read and written alike"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,18 @@ def test_a_checkpoint_of_old_without_settings(theirs: Path) -> None:
     chosen = {choice["name"]: choice["value"] for choice in records(run, "run")[0]["choices"]}
     assert chosen["config"] == "defaults"
     assert json.loads((run / "journal.jsonl").read_text().splitlines()[-1])["reason"] == "not finished"
+
+
+# --- the journal's page ---
+
+
+def test_the_journals_page_has_every_field(theirs: Path) -> None:
+    """A field is in the table of its kind, or the section about imported runs names it."""
+    page = (GOLDEN.parents[1] / "docs" / "journal.md").read_text(encoding="utf-8")
+    sections = {part.split("\n")[0]: part for part in page.split("\n## ")}
+    own = set(re.findall(r"`(\w+)`", sections["Imported runs"]))
+    common = set(re.findall(r"^\| `([\w.*]+)` \|", sections["Every record"], re.M))
+    for options in ({}, {"log": str(LOG)}):
+        for record in records(imported(theirs, **options)):
+            told = set(re.findall(r"^\| `(\w+)` \|", sections[record["kind"]], re.M))
+            assert record.keys() <= told | common | own, record["kind"]

@@ -149,7 +149,7 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
     settings = parcel.origin.settings
     began = settings.get("init_from")
     return [
-        ("checkpoint", parcel.origin.what if parcel.origin.kind == "gpt2" else _name(parcel.origin.what)),
+        ("checkpoint", _name(parcel.origin.what)),
         ("updates", None if updates is None else f"{updates:,}"),
         ("tokens per update", None if batch is None else f"{batch:,}"),
         ("tokens seen", None if seen is None else f"{seen:,}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -27,11 +28,10 @@ class Parcel:
 
     @property
     def name(self) -> str:
-        """Of the run; of no folder's path, which may say whose it is."""
-        found = re.sub(r"[^\w.-]+", "-", self.origin.folder.resolve().name).strip("-")
-        return (
-            re.sub(r"[^\w.-]+", "-", self.origin.what) if self.origin.kind == "gpt2" else found
-        ) or "model"
+        """Of the run, or of the weights; no path, which may say whose it is."""
+        origin = self.origin
+        name = Path(origin.what).name if origin.kind == "gpt2" else origin.folder.resolve().name
+        return re.sub(r"[^\w.-]+", "-", name).strip("-") or "model"
 
     def model(self) -> GPT:
         model = GPT(self.shape).eval()

@@ -392,6 +392,19 @@ def test_the_card_has_the_runs_facts_and_no_path(root: Path, tmp_path: Path) -> 
         assert b"somebodys_home" not in path.read_bytes(), path.name
 
 
+def test_an_export_can_be_exported_and_tells_no_path_either(root: Path, tmp_path: Path) -> None:
+    sent(root / "runs" / "bpe", root / "handed-over")
+    done = sent(root / "handed-over", tmp_path / "out", "glass")
+    tokens = some_tokens(300)
+    expected = own_logits(root / "runs" / "bpe", tokens)
+    torch.testing.assert_close(own_logits(done.out, tokens), expected, atol=1e-6, rtol=0)
+    assert done.parcel.name == "handed-over"
+    assert (tmp_path / "out" / "README.md").read_text().count("not recorded") > 5
+    assert not (tmp_path / "out" / "training.toml").exists()  # nobody knows
+    for path in done.out.iterdir():
+        assert b"somebodys_home" not in path.read_bytes(), path.name
+
+
 def test_its_command_asks_for_the_same_run(root: Path, tmp_path: Path) -> None:
     from glassgpt.recipe import find_recipe
 

@@ -32,7 +32,8 @@ class TrainConfig:
     # Folder of the dataset. Default: data/DATASET.
     data_dir: str = ""
     # `scratch`. `resume`: go on with the run (also nanoGPT's) in --out_dir, or the newest of the preset. Or
-    # begin a new run from RUN, RUN@2000 (any checkpoint it kept), a ckpt.pt, or gpt2, gpt2-medium …
+    # begin a new run from RUN, RUN@2000 (any checkpoint it kept), a ckpt.pt, gpt2, gpt2-medium …, or any
+    # model of GPT-2's kind: a folder, or OWNER/NAME on Hugging Face.
     init_from: str = "scratch"
     # What a new run takes over from RUN. `all`: goes on at its update, with its optimizer. `weights`: begins
     # at update 0. auto: all if the data is the same.

@@ -23,6 +23,7 @@ from glassgpt.cli.completion import CompletionOptions
 from glassgpt.cli.look import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
+from glassgpt.exchange.options import ExportOptions, ImportOptions
 from glassgpt.insight.doctor.options import DoctorOptions
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.given import read_given
@@ -117,7 +118,8 @@ def known_flags() -> set[str]:
     training = (TrainConfig, PrepareOptions, SampleOptions)
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
-    options = (*training, *looking, *knowing, TrackOptions, CompletionOptions)
+    exchanging = (ExportOptions, ImportOptions, TrackOptions)
+    options = (*training, *looking, *knowing, *exchanging, CompletionOptions)
     return {field.name for kind in options for field in dataclasses.fields(kind)} | {
         "help",
         "version",

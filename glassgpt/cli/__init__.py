@@ -11,11 +11,14 @@
     glass explain RUN|LOG|- [--json] [--full] [--watch]
     glass compare A B [C ...] [--json]
     glass report RUN|LOG
+    glass export RUN [--to=hf|nanogpt|glass] [--out=FOLDER]
+    glass import nanogpt OUT_DIR [--log=FILE] [--out=FOLDER]
     glass track RUN --to=csv,tensorboard
     glass completion bash|zsh|fish
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune` and `doctor` import torch.
+130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune`, `doctor`,
+`export` and `import` import torch.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from collections.abc import Callable, Sequence
 from glassgpt.account.sink import still_tracking
 from glassgpt.cli.completion import completion
 from glassgpt.cli.doctor import doctor
+from glassgpt.cli.exchange import export, import_
 from glassgpt.cli.explain import compare, explain, report
 from glassgpt.cli.look import runs, show
 from glassgpt.cli.plan import plan
@@ -58,6 +62,8 @@ glass: train a small GPT, and see through the run.
   glass explain RUN|LOG|-                            what happened, what it cost, what to change
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
+  glass export RUN [--to=hf|nanogpt|glass]           take a model to transformers, nanoGPT or elsewhere
+  glass import nanogpt OUT_DIR [--log=FILE]          turn a run of nanoGPT's into one of ours
   glass track RUN --to=csv,tensorboard               tell trackers about a run
   glass completion bash|zsh|fish                     a script, so that TAB completes all this
 
@@ -133,6 +139,8 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
         "explain": explain,
         "compare": compare,
         "report": report,
+        "export": export,
+        "import": import_,
         "track": track,
         "completion": completion,
     }

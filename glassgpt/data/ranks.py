@@ -100,7 +100,7 @@ def _from_vocab(vocab: Mapping[str, Any], merges: Iterable[Iterable[str]]) -> Ra
     tiktoken merges in the order of the ids, so a table in another order would encode differently
     without any error.
     """
-    byte_of = _byte_of_character()
+    byte_of = {character: byte for byte, character in enumerate(characters_of_bytes())}
     ids = dict(vocab)
     end_of_text = ids.pop(END_OF_TEXT, len(ids))
     ranks = {bytes(byte_of[c] for c in token): int(rank) for token, rank in ids.items()}
@@ -120,8 +120,8 @@ def _check(ranks: Ranks) -> None:
         raise ValueError("the first 256 tokens are not the 256 bytes")
 
 
-def _byte_of_character() -> dict[str, int]:
+def characters_of_bytes() -> list[str]:
     """GPT-2's printable alphabet: bytes that print stand for themselves, the rest start at U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]

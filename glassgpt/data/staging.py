@@ -13,15 +13,15 @@ from glassgpt.errors import UserError
 
 
 @contextlib.contextmanager
-def staging(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out` to work in; gone afterwards, whatever happens."""
+def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
+    """A hidden folder beside `out` to work in; gone afterwards, whatever happens. `flag` named `out`."""
     work = out.parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
     made = [parent for parent in work.parents if not parent.exists()]
     try:
         work.mkdir(parents=True)
         yield work
     except OSError as error:
-        raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
+        raise UserError(f"{out} could not be written ({error}): choose another {flag}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
         for parent in made:  # innermost first; stops at the first that holds something
@@ -61,12 +61,12 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def writable_problem(out: Path) -> str | None:
+def writable_problem(out: Path, flag: str = "--out_dir") -> str | None:
     """Why no folder can be made at `out`, or None."""
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):
         return None
-    return f"{out} cannot be written, because of {nearest}: choose another --out_dir"
+    return f"{out} cannot be written, because of {nearest}: choose another {flag}"
 
 
 def sync_to_disk(path: Path) -> None:

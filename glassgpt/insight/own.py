@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
     number = {mine[0]["process"]: index for index, mine in enumerate(processes)}
     steps = [record for record in kept if record["kind"] == "step"]
     return History(
-        format=FORMAT,
+        format=FORMAT if not run.get("imported") else replace(FORMAT, title="nanoGPT"),
         name=name,
         steps=_steps(steps, number),
         evals=tuple(_evals(kept, number)),

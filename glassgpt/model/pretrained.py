@@ -1,14 +1,21 @@
-"""GPT-2 as OpenAI trained it, from Hugging Face's `config.json` and `model.safetensors`.
+"""GPT-2 as OpenAI trained it, or anybody else: Hugging Face's `config.json` and `model.safetensors`.
 
-A folder with these two files will do, wherever it came from. The four known names are looked for in Hugging
-Face's cache, and downloaded if they are not there. A `pytorch_model.bin` is never opened: it is a pickle, and
-loading one can execute anything.
+    gpt2, gpt2-medium, gpt2-large, gpt2-xl       OpenAI's
+    owner/name                                   any repository with a model of GPT-2's kind
+    folder                                       the files, wherever they came from
+
+A folder with these two files will do; the weights may be in several files with an index beside them. Names
+are looked for in Hugging Face's cache, and downloaded if they are not there. A folder that `glass export --to
+glass` wrote is read too. A `pytorch_model.bin` is never opened: it is a pickle, and loading one can execute
+anything.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +28,11 @@ from torch import Tensor
 from glassgpt.data.dataset import user_path
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.weights import from_transformers
+from glassgpt.model.weights import from_transformers, with_head
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PARTS = "model-*-of-*.safetensors"  # what the index names, as a rule
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json")
 _PROBE_SECONDS = 5.0
 _CACHE_VARIABLES = {
@@ -34,20 +42,42 @@ _CACHE_VARIABLES = {
     "XDG_CACHE_HOME": "huggingface/hub",
 }
 _HOMES = ("openai-community/", "")  # where the four live now, and where they were until 2024
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 # --- finding ---
 
 
+def is_repository(name: str) -> bool:
+    """Whether it is a repository's name: `owner/name`, and nothing of the kind is a folder here."""
+    return bool(_REPOSITORY.fullmatch(name)) and not user_path(name.partition("/")[0]).exists()
+
+
 def find_pretrained(name: str) -> Path:
-    """The folder that `name` means: a path, or one of GPT2_NAMES, which may be downloaded now."""
+    """The folder that `name` means: a path, or a name, and then it may be downloaded now."""
     folder = user_path(name)
     if name in GPT2_NAMES and not (folder / CONFIG).is_file():
-        return _in_cache(name) or _download(name)
-    missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
-    if missing:
+        return _in_cache(*(home + name for home in _HOMES)) or _download(_HOMES[0] + name, name)
+    if is_repository(name):
+        return _in_cache(name) or _download(name, name)
+    if (folder / CONFIG).is_file():
+        _read_settings(folder / CONFIG)  # of another kind of model it does not matter what else is missing
+    if not is_whole(folder):
+        missing = [
+            wanted
+            for wanted, there in ((CONFIG, (folder / CONFIG).is_file()), (WEIGHTS, _has_weights(folder)))
+            if not there
+        ]
         raise UserError(f"{name} has no {' and no '.join(missing)}: {_what_is_needed(folder)}")
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
 
 
 def _what_is_needed(folder: Path) -> str:
@@ -56,11 +86,11 @@ def _what_is_needed(folder: Path) -> str:
     return f"give a folder with both, or one of {', '.join(GPT2_NAMES)}"
 
 
-def _in_cache(name: str) -> Path | None:
-    for home in _HOMES:
-        repository = _cache_folder() / f"models--{home}{name}".replace("/", "--")
+def _in_cache(*repositories: str) -> Path | None:
+    for name in repositories:
+        repository = _cache_folder() / f"models--{name}".replace("/", "--")
         for snapshot in _snapshots(repository):
-            if (snapshot / CONFIG).is_file() and (snapshot / WEIGHTS).is_file():
+            if is_whole(snapshot) and all(path.is_file() for path in _weight_files(snapshot)):
                 return snapshot
     return None
 
@@ -82,63 +112,128 @@ def _snapshots(repository: Path) -> list[Path]:
     return sorted(repository.glob("snapshots/*/"), key=lambda path: (path.name != main, path.name))
 
 
-def _download(name: str) -> Path:
-    repository = _HOMES[0] + name
+def _download(repository: str, name: str) -> Path:
+    """Through huggingface_hub, which knows about tokens, proxies and downloads that were cut off."""
     try:
         from huggingface_hub import model_info, snapshot_download
-
+    except ImportError:
+        raise UserError(
+            f"the weights of {name} are not on this machine, and downloading them needs huggingface_hub: "
+            f'pip install "glassgpt[data]"; or {_BRING_FILES}'
+        ) from None
+    try:
         model_info(repository, timeout=_PROBE_SECONDS)  # without a network the download would retry for long
-        files = [CONFIG, WEIGHTS, *_TOKENIZER_FILES]
-        folder = snapshot_download(repository, allow_patterns=files, cache_dir=_cache_folder())
+        folder = Path(snapshot_download(repository, allow_patterns=[CONFIG], cache_dir=_cache_folder()))
+        if (folder / CONFIG).is_file():
+            _read_settings(folder / CONFIG)  # before gigabytes come that are of no use
+        folder = Path(snapshot_download(repository, allow_patterns=_NEEDED_FILES, cache_dir=_cache_folder()))
+    except UserError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UserError(
-            f"the weights of {name} are not on this machine and could not be downloaded ({reason}): download "
-            f"the folder with {CONFIG}, {WEIGHTS}, vocab.json and merges.txt elsewhere and give its path as "
-            "--init_from=FOLDER"
+            f"the weights of {name} are not on this machine and could not be downloaded ({reason}): "
+            f"{_BRING_FILES}{_REFUSALS.get(type(error).__name__, '')}"
         ) from error
     return find_pretrained(str(folder))
+
+
+_NEEDED_FILES = [CONFIG, WEIGHTS, INDEX, _PARTS, *_TOKENIZER_FILES]
+_BRING_FILES = (
+    f"download the folder with {CONFIG}, {WEIGHTS}, vocab.json and merges.txt elsewhere and give its path as "
+    "--init_from=FOLDER"
+)
+_TOKEN = "; if it is private or gated, log in with `hf auth login` or set HF_TOKEN"
+_REFUSALS = {  # by the names of huggingface_hub's errors
+    "RepositoryNotFoundError": f"; look at how the repository is written: OWNER/NAME{_TOKEN}",
+    "GatedRepoError": _TOKEN,
+    "OfflineModeIsEnabled": "; or unset HF_HUB_OFFLINE",
+}
 
 
 # --- reading ---
 
 _SIZES = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_ACTIVATIONS = ("gelu_new", "gelu")  # called the same here and there
+# By their names in `transformers`; two of them are one.
+_ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_new"}
 # What our GPT computes. Each is also the default in `transformers`, so a file need not say it.
 _IMPLEMENTED: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
+OUR_TYPE = "glassgpt"  # model_type of a folder that `glass export --to glass` wrote
 
 
 def read_pretrained(folder: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """The model's shape, and its weights under our names, float32. All that does not fit is an error."""
-    config = _read_config(folder / CONFIG)
-    path = folder / WEIGHTS
-    try:
-        state = from_transformers(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}): download it again") from None
+    settings = _read_settings(folder / CONFIG)
+    ours = settings["model_type"] == OUR_TYPE
+    config = _our_shape(folder / CONFIG, settings) if ours else _shape(settings)
+    stored = _read_weights(folder)
+    state = with_head(stored) if ours else from_transformers(stored)
     problems = list(_contradictions(config, state))
+    if not config.tie_embeddings and "lm_head.weight" not in stored:
+        problems.append(f"it has no lm_head.weight, but {CONFIG} says that it is not wte.weight")
     if problems:
-        raise UserError([f"{path}: {problem}" for problem in problems])
+        where = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else INDEX)
+        raise UserError([f"{where}: {problem}" for problem in problems])
     return config, {name: tensor.float() for name, tensor in state.items()}
 
 
-def _read_config(path: Path) -> GPTConfig:
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            state |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read ({error}): download it again") from None
+    return state
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """One, or those that the index names."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    path = folder / INDEX
+    places = _read_object(path).get("weight_map")
+    names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
+    # A name is one of a file beside the index, and no way out of the folder.
+    if not names or any(not re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+        raise UserError(f"{path} does not say which .safetensors files hold the weights: download it again")
+    return [folder / name for name in names]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): download it again") from None
-    if not isinstance(settings, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path} is not a model's configuration: download it again")
+    return content
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """A model's configuration; of another architecture that is the one thing to be said."""
+    settings = _read_object(path)
+    kind = settings.get("model_type")
+    if kind == OUR_TYPE:
+        return settings
+    if kind != "gpt2":
+        raise UserError(
+            f"{path}: model_type is {_short(kind)}, another architecture; only models of GPT-2's kind "
+            '(model_type "gpt2") can be read'
+        )
     problems = list(_config_problems(settings))
     if problems:
         raise UserError([f"{path}: {problem}" for problem in problems])
+    return settings
+
+
+def _shape(settings: Mapping[str, Any]) -> GPTConfig:
     return GPTConfig(
         vocab_size=settings["vocab_size"],
         block_size=settings["n_positions"],
@@ -146,13 +241,31 @@ def _read_config(path: Path) -> GPTConfig:
         n_head=settings["n_head"],
         n_embd=settings["n_embd"],
         bias=True,
-        activation=settings.get("activation_function", "gelu_new"),
+        activation=_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
+        tie_embeddings=settings.get("tie_word_embeddings", True),
     )
 
 
+_OUR_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+
+
+def _our_shape(path: Path, settings: Mapping[str, Any]) -> GPTConfig:
+    """The fields of a GPTConfig, by their names."""
+    given = {field.name: settings.get(field.name, field.default) for field in dataclasses.fields(GPTConfig)}
+    sizes = [given[name] for name in _OUR_SIZES]
+    good = (
+        all(type(size) is int and 0 < size < 10**9 for size in sizes)
+        and given["n_embd"] % given["n_head"] == 0
+        and type(given["bias"]) is type(given["tie_embeddings"]) is bool
+        and given["arch"] in ("gpt2", "modern")
+        and given["activation"] in ("gelu", "gelu_new", "relu2")
+    )
+    if not good:
+        raise UserError(f"{path} does not describe a model as `glass export` does: export it again")
+    return GPTConfig(**given | {"dropout": 0.0})
+
+
 def _config_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    if settings.get("model_type") != "gpt2":
-        yield f"model_type is {_short(settings.get('model_type'))}; only gpt2 can be read"
     wrong = [name for name in _SIZES if type(settings.get(name)) is not int or settings[name] < 1]
     for name in wrong:
         yield f"{name} is {_short(settings.get(name))}, not a positive whole number"
@@ -160,11 +273,11 @@ def _config_problems(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"n_embd is {_short(settings['n_embd'])}, not a multiple of n_head {_short(settings['n_head'])}"
     if not wrong and settings.get("n_inner") not in (None, 4 * settings["n_embd"]):
         yield f"n_inner is {_short(settings['n_inner'])}; only 4 times n_embd is implemented"
-    if settings.get("activation_function", "gelu_new") not in _ACTIVATIONS:
-        yield (
-            f"activation_function is {_short(settings['activation_function'])}; "
-            f"only {' and '.join(_ACTIVATIONS)} are implemented"
-        )
+    activation = settings.get("activation_function", "gelu_new")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        yield f"activation_function is {_short(activation)}; only {', '.join(_ACTIVATIONS)} are implemented"
+    if type(settings.get("tie_word_embeddings", True)) is not bool:
+        yield f"tie_word_embeddings is {_short(settings['tie_word_embeddings'])}, neither true nor false"
     for name, value in _IMPLEMENTED.items():
         if settings.get(name, value) != value:
             yield f"{name} is {_short(settings[name])}; only {_short(value)} is implemented"
@@ -180,7 +293,9 @@ def _contradictions(config: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[
     layers = len({name.split(".")[2] for name in state if name.startswith("transformer.h.")})
     if layers != config.n_layer:
         yield f"it has {layers} layers, but {CONFIG} says n_layer {_short(config.n_layer)}"
-    tables = {"wte": ("vocab_size", config.vocab_size), "wpe": ("n_positions", config.block_size)}
+    tables = {"wte": ("vocab_size", config.vocab_size)}
+    if config.arch == "gpt2":
+        tables["wpe"] = ("n_positions", config.block_size)
     for table, (setting, rows) in tables.items():
         tensor = state.get(f"transformer.{table}.weight")
         if tensor is None:
@@ -192,5 +307,7 @@ def _contradictions(config: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[
     if others:
         yield f"{others[0]} is {state[others[0]].dtype}; only float32, bfloat16 and float16 are read"
     head, embedding = state.get("lm_head.weight"), state.get("transformer.wte.weight")
-    if head is not None and embedding is not None and not torch.equal(head.float(), embedding.float()):
-        yield "lm_head.weight is not wte.weight; only a head tied to it is implemented"
+    if head is None or embedding is None or not config.tie_embeddings:
+        return
+    if not torch.equal(head.float(), embedding.float()):
+        yield f"lm_head.weight is not wte.weight, but {CONFIG} says that they are one"

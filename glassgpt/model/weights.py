@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from glassgpt.errors import UserError
@@ -30,6 +31,21 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         transposed = name.endswith(_TRANSPOSED) and tensor.dim() == 2
         ours[name] = tensor.t().contiguous() if transposed else tensor
     return with_head(ours)
+
+
+def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """The inverse, for a GPT2LMHeadModel, which has biases everywhere: where there are none they are zero."""
+    assert config.arch == "gpt2"
+    theirs = {}
+    for name, tensor in state.items():
+        if name == "lm_head.weight" and config.tie_embeddings:
+            continue
+        theirs[name] = tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor.contiguous()
+    if not config.bias:
+        for name, tensor in state.items():
+            if name.startswith(("transformer.h.", "transformer.ln_f.")):
+                theirs[f"{name.removesuffix('weight')}bias"] = torch.zeros(len(tensor), dtype=tensor.dtype)
+    return theirs
 
 
 def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

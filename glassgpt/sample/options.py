@@ -18,7 +18,8 @@ class SampleOptions:
 
     # nanoGPT's way to name the run: the newest of OUT_DIR, OUT_DIR-2, …; holding a run of ours or a ckpt.pt.
     out_dir: str = ""
-    # `resume`: a trained model, see above. Or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder with one.
+    # `resume`: a trained model, see above. Or gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with one,
+    # or OWNER/NAME on Hugging Face.
     init_from: str = "resume"
     # What the text goes on from. FILE:prompt.txt reads a file, - reads standard input. Empty: a line break,
     # or where a text begins.

@@ -13,7 +13,8 @@ from glassgpt.config import Choice
 from glassgpt.data.dataset import user_path
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.nanogpt import META, read_meta
-from glassgpt.data.ranks import download_ranks, read_ranks
+from glassgpt.data.ranks import download_ranks
+from glassgpt.data.tokenizer_json import tokenizer_beside
 from glassgpt.data.tokenizers import (
     CharTokenizer,
     IdsTokenizer,
@@ -103,8 +104,7 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     origin = open_origin(run, which="best")
     device, device_choice = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
-    tokenizer = _tokenizer(origin, options.data_dir)
-    _check_fit(origin, tokenizer)
+    tokenizer = find_tokenizer(origin, options.data_dir)
     model = GPT(origin.shape)
     load_weights(model, origin.weights, origin.what)
     graph = _choose_graph(options.compile, device)
@@ -169,11 +169,18 @@ def _has_weights(folder: Path) -> bool:
     return (folder / CKPT).is_file() or bool(committed(folder))
 
 
+def find_tokenizer(origin: Origin, data_dir: str = "") -> Tokenizer:
+    """The one that goes with the weights; `data_dir`: of a dataset that has it, if they do not say."""
+    tokenizer = _tokenizer(origin, data_dir)
+    _check_fit(origin, tokenizer)
+    return tokenizer
+
+
 def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
     if data_dir:
         return _of_dataset(user_path(data_dir))
     if origin.kind == "gpt2":
-        return gpt2_tokenizer(read_ranks(origin.folder, "--init_from"))
+        return tokenizer_beside(origin.folder, "--init_from")
     if origin.kind == "run":
         try:
             return load_tokenizer(origin.folder / TOKENIZER)

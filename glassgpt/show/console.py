@@ -91,22 +91,17 @@ class RunConsole:
 
     def _print_run(self, record: Record) -> None:
         self._run = record
-        model, data, peak = record["model"], record["data"], record["peak"]
+        model, peak = record["model"], record["peak"]
         machine = record["machine"]
-        self._line("run", f"{record['out_dir']}   (glassgpt {machine['glassgpt']}, torch {machine['torch']})")
+        by = f"glassgpt {machine['glassgpt']}, torch {machine['torch']}" if machine else "imported"
+        self._line("run", f"{record['out_dir']}   ({by})")
         self._line(
             "model",
             f"{model['arch']}: {figures.plural(model['n_layer'], 'layer')}, "
             f"{figures.plural(model['n_head'], 'head')}, {model['n_embd']} wide, "
             f"context {model['block_size']}: {figures.count(model['parameters'])} parameters",
         )
-        tokens = data["tokens"]
-        self._line(
-            "data",
-            f"{data['name']}: {figures.count(tokens['train'])} tokens to learn from, "
-            f"{figures.count(tokens['val'])} held out, {data['tokenizer']}; "
-            f"{record['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs",
-        )
+        self._line("data", _describe_data(record))
         for choice in record["choices"]:
             value = str(choice["value"])
             shown = (
@@ -156,7 +151,10 @@ class RunConsole:
         first_ms = record["first_update_ms"]
         first = "" if first_ms is None else f"first update {figures.duration(first_ms / 1000)}"
         if record["step_ms"] is None:
-            parts.append(first or "under the profiler")
+            if first:
+                parts.append(first)
+            elif not record.get("imported"):
+                parts.append("under the profiler")
         else:
             parts.append(figures.milliseconds(record["step_ms"]))
             parts.append(f"{figures.count(record['tokens_per_s'])} tok/s")
@@ -164,7 +162,8 @@ class RunConsole:
             parts.append(f"MFU {record['mfu']:.1f}%")
             self._last_mfu = record["mfu"]
         parts.append(f"lr {record['lr']:.2e}")
-        parts.append(f"norm {record['grad_norm']:.2f}")
+        if record["grad_norm"] is not None:  # nanoGPT does not print it
+            parts.append(f"norm {record['grad_norm']:.2f}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
             parts.append(f"{figures.duration(record['eta_s'])} to go")
         if first and record["step_ms"] is not None:
@@ -182,7 +181,7 @@ class RunConsole:
             self._train_eval = record
             return
         train, self._train_eval = self._train_eval, None
-        ms = record["ms"] + (train["ms"] if train else 0.0)
+        ms = None if record["ms"] is None else record["ms"] + (train["ms"] if train else 0.0)
         compile_ms = record["compile_ms"] + (train["compile_ms"] if train else 0.0)
         text = f"val {record['loss']:.4f}"
         if not math.isnan(record["stderr"]):
@@ -192,7 +191,7 @@ class RunConsole:
         if record["bits_per_byte"] is not None:
             text += f"  {record['bits_per_byte']:.3f} bits/byte"
         text += "  whole split" if record["whole_split"] else f"  {figures.count(record['tokens'])} tokens"
-        text += f"  took {figures.duration(ms / 1000)}"
+        text += f"  took {figures.duration(ms / 1000)}" if ms is not None else ""
         if compile_ms >= 1:
             text += f" (and {figures.duration(compile_ms / 1000)} compile and warm-up)"
         if not record["closing"]:
@@ -262,6 +261,18 @@ class RunConsole:
             line.append(f"{bar(share, 20):<20}  ", style="cyan").append(_PHASE_MEANING[name], style="dim")
             self._out.print(line, soft_wrap=True)
         self._out.print(Text(f"{'wall time':<19}{wall:>10.2f}{1:>8.1%}", style="bold"))
+
+
+def _describe_data(run: Record) -> str:
+    data = run["data"]
+    if "tokens" not in data:  # of an imported run, whose data was not there
+        return f"{data['name']}: not found"
+    tokens = data["tokens"]
+    return (
+        f"{data['name']}: {figures.count(tokens['train'])} tokens to learn from, "
+        f"{figures.count(tokens['val'])} held out, {data['tokenizer']}; "
+        f"{run['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs"
+    )
 
 
 def _peak_origin(peak: Record) -> str:

@@ -18,13 +18,17 @@ from glassgpt import figures
 from glassgpt.harmless import harmless
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import Writer
+from glassgpt.train.origin import Origin
 
 SEPARATOR = "-" * 15
 
 
 def describe(writer: Writer) -> str:
+    return describe_origin(writer.origin, writer.model.parameter_count())
+
+
+def describe_origin(origin: Origin, parameters: int) -> str:
     """Which model this is: where from, how far trained, how good, how large."""
-    origin = writer.origin
     parts = [origin.what]
     if origin.iter is not None:
         parts.append(f"after {figures.plural(origin.iter, 'update')}")
@@ -32,7 +36,7 @@ def describe(writer: Writer) -> str:
         parts.append(f"validation loss {origin.val_loss:.4f}")
     elif origin.iter is not None:
         parts.append("its validation loss was not measured")
-    parts.append(f"{figures.count(writer.model.parameter_count())} parameters")
+    parts.append(f"{figures.count(parameters)} parameters")
     return ", ".join(parts)
 
 

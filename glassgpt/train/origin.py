@@ -4,6 +4,7 @@ runs/quickstart          its last checkpoint (to sample: its best)
 runs/quickstart@2000     the one it kept after 2000 updates; also @last and @best
 out/ckpt.pt, out         nanoGPT's
 gpt2, gpt2-xl, folder    GPT-2's weights, as Hugging Face keeps them
+owner/name               any repository there with a model of GPT-2's kind
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from torch import Tensor
 
 from glassgpt.config import Choice, TrainConfig, Value, activation, padded_vocabulary
 from glassgpt.data.dataset import Dataset, Manifest, user_path
+from glassgpt.data.ranks import RANKS_FILE
+from glassgpt.data.tokenizer_json import same_tokens, tokenizer_beside
+from glassgpt.data.tokenizers import tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_head
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
@@ -36,7 +40,7 @@ class Origin:
     what: str  # in words: which checkpoint of what
     shape: GPTConfig
     weights: dict[str, Tensor]
-    folder: Path  # the run's, the ckpt.pt's, or GPT-2's
+    folder: Path  # the run's, the ckpt.pt's, or the pretrained weights'
     optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: nobody kept it
     evaluation: dict[str, Tensor] = field(default_factory=dict)
     iter: int | None = None  # None: not from a run
@@ -97,6 +101,8 @@ def open_origin(spec: str, which: str = "last") -> Origin:
     for folder in (spec, name):
         if folder and (is_run(user_path(folder)) or is_run(RUNS / folder)):
             raise UserError(f"{folder} has no checkpoint yet; `glass runs` lists the runs there are")
+    if is_repository(spec) and Path(spec).parts[0] != str(RUNS):
+        return _from_gpt2(find_pretrained(spec), spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
         "`glass runs` lists the runs there are"
@@ -233,13 +239,16 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
             f"{origin.shape.vocab_size}; it needs the dataset it was trained on, or one prepared with its "
             "tokenizer"
         )
-    elif origin.kind == "run" and origin.state["tokenizer"] != tokenizer_identity(manifest):
+    elif origin.kind == "run" and origin.state["tokenizer"] not in ("", tokenizer_identity(manifest)):
         problems.append(
             f"--dataset={config.dataset} numbers its tokens differently from the dataset that "
             f"{origin.what} was trained on; use that one"
         )
-    elif origin.kind == "gpt2" and manifest.tokenizer != "gpt2":
-        problems.append(f"{origin.what} needs a dataset prepared with --tokenizer=gpt2")
+    elif origin.kind == "gpt2" and not _has_its_tokens(origin, dataset):
+        problems.append(
+            f"--dataset={config.dataset} numbers its tokens differently from {origin.what}, which needs a "
+            f"dataset prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
+        )
     names = (*MODEL_SETTINGS, "block_size") if same_run else MODEL_SETTINGS
     for name in names:
         now, then = model_setting(config, name), getattr(origin.shape, name)
@@ -249,13 +258,28 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
         raise UserError(problems)
 
 
+def _has_its_tokens(origin: Origin, dataset: Dataset) -> bool:
+    """Whether a dataset has the tokens that pretrained weights know; where no table is at hand, by name."""
+    manifest = dataset.manifest
+    if manifest.tokenizer == "gpt2" and RANKS_FILE not in manifest.sha256:
+        return True
+    try:
+        theirs = tokenizer_beside(origin.folder, "--init_from")
+    except UserError:  # weights alone: GPT-2's tokens go with them
+        return manifest.tokenizer == "gpt2"
+    return same_tokens(theirs, tokenizer_of(dataset))
+
+
 def knows_tokens(origin: Origin, vocab_size: int) -> bool:
     """Whether it was trained with a vocabulary of this size, which may have been rounded up."""
     return origin.shape.vocab_size in (vocab_size, padded_vocabulary(vocab_size))
 
 
 def tokenizer_identity(manifest: Manifest) -> str:
-    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand."""
+    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand.
+
+    A checkpoint that was imported without its data has "".
+    """
     files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
     files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
     return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)

@@ -121,7 +121,7 @@ def _take_over_progress(job: Job, origin: Origin) -> list[str]:
     for name, value in state["progress"].items():
         setattr(job.progress, name, value)
     complaints = []
-    if state["data_hash"] != job.dataset.hash:
+    if state["data_hash"] not in ("", job.dataset.hash):  # "": imported without its data
         complaints.append("the data is not what it was trained on so far")
     if state["measured_on"] != measured_on(job):
         job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None

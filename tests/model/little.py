@@ -60,7 +60,9 @@ def gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[
     return loss.item(), {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
-def reference(n_head: int = 2, activation: str = "gelu_new") -> GPT2LMHeadModel:
+def reference(
+    n_head: int = 2, activation: str = "gelu_new", tie_word_embeddings: bool = True
+) -> GPT2LMHeadModel:
     """GPT-2 as `transformers` computes it, of the same size."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
@@ -70,6 +72,7 @@ def reference(n_head: int = 2, activation: str = "gelu_new") -> GPT2LMHeadModel:
         n_layer=2,
         n_head=n_head,
         activation_function=activation,
+        tie_word_embeddings=tie_word_embeddings,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

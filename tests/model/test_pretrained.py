@@ -126,23 +126,22 @@ def test_half_precision_becomes_float32(folder: Path) -> None:
 def test_every_setting_that_is_not_implemented_is_named(folder: Path) -> None:
     change_config(
         folder,
-        model_type="gptj",
         n_head=5,
         n_inner=7,
         activation_function="silu",
         layer_norm_epsilon=1e-6,
-        tie_word_embeddings=False,
+        tie_word_embeddings="no",
         scale_attn_weights=False,
         scale_attn_by_inverse_layer_idx=True,
         add_cross_attention=True,
     )
     assert problems(folder) == [
-        'config.json: model_type is "gptj"; only gpt2 can be read',
         "config.json: n_embd is 24, not a multiple of n_head 5",
         "config.json: n_inner is 7; only 4 times n_embd is implemented",
-        'config.json: activation_function is "silu"; only gelu_new and gelu are implemented',
+        'config.json: activation_function is "silu"; only gelu_new, gelu, relu2, gelu_pytorch_tanh are '
+        "implemented",
+        'config.json: tie_word_embeddings is "no", neither true nor false',
         "config.json: layer_norm_epsilon is 1e-06; only 1e-05 is implemented",
-        "config.json: tie_word_embeddings is false; only true is implemented",
         "config.json: scale_attn_weights is false; only true is implemented",
         "config.json: scale_attn_by_inverse_layer_idx is true; only false is implemented",
         "config.json: add_cross_attention is true; only false is implemented",
@@ -169,7 +168,8 @@ def test_any_value_of_a_setting_is_refused_or_the_models_own(original: Path, nam
         return
     finally:
         (original / "config.json").write_text(before)
-    assert config == little_config(activation="gelu_new", n_head=config.n_head)  # the weights fit any n_head
+    # The weights fit any n_head, and any activation that has a name.
+    assert config == little_config(activation=config.activation, n_head=config.n_head)
     assert config.n_head == value or name != "n_head"
 
 
@@ -221,13 +221,74 @@ def test_weights_that_cannot_be_these_are_named(folder: Path) -> None:
     ]
 
 
-def test_a_head_of_its_own_is_refused(folder: Path) -> None:
+def test_a_head_of_its_own_is_refused_where_the_config_says_that_there_is_none(folder: Path) -> None:
     state = load_file(folder / "model.safetensors")
     state["lm_head.weight"] = state["transformer.wte.weight"] + 1
     save_file(state, folder / "model.safetensors")
     assert problems(folder) == [
-        "model.safetensors: lm_head.weight is not wte.weight; only a head tied to it is implemented"
+        "model.safetensors: lm_head.weight is not wte.weight, but config.json says that they are one"
     ]
+
+
+@torch.no_grad()
+def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
+    theirs = reference(tie_word_embeddings=False)
+    theirs.save_pretrained(tmp_path)
+    config, state = read_pretrained(tmp_path)
+    assert not config.tie_embeddings
+    assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
+    logits = built(config, state)(some_tokens())
+    torch.testing.assert_close(logits, theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+
+
+# --- several files ---
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """As `transformers` writes a model that is larger than a file may be."""
+    folder = tmp_path / "sharded"
+    reference().save_pretrained(folder, max_shard_size="20KB")
+    assert not (folder / "model.safetensors").exists()
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    return folder
+
+
+@torch.no_grad()
+def test_weights_in_several_files_are_the_same_model(sharded: Path) -> None:
+    assert find_pretrained(str(sharded)) == sharded
+    logits = built(*read_pretrained(sharded))(some_tokens())
+    torch.testing.assert_close(logits, reference()(some_tokens()).logits, atol=1e-5, rtol=0)
+
+
+def test_a_file_that_is_missing_of_several_is_named(sharded: Path) -> None:
+    path = sorted(sharded.glob("model-*.safetensors"))[1]
+    path.unlink()
+    assert problems(sharded)[0].startswith(f"{path.name} cannot be read (")
+
+
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": {}}, {"weight_map": 3}, {"weight_map": {"a": "../../etc/x.safetensors"}}]
+)
+def test_an_index_that_names_no_files_beside_it_is_refused(sharded: Path, index: Any) -> None:
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = "model.safetensors.index.json does not say which .safetensors files hold the weights"
+    assert problems(sharded)[0].startswith(said)
+
+
+# --- another architecture ---
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "GPTNeoConfig", "BertConfig"])
+def test_another_architecture_is_named_and_nothing_else_is_said(tmp_path: Path, kind: str) -> None:
+    config = getattr(pytest.importorskip("transformers"), kind)()
+    config.save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    said = rf'model_type is "{config.model_type}", another architecture; only models of GPT-2\'s kind '
+    with pytest.raises(UserError, match=said) as caught:
+        find_pretrained(str(tmp_path))
+    assert len(caught.value.problems) == 1
+    assert len(problems(tmp_path)) == 1
 
 
 def test_a_layer_of_wrong_shape_is_left_to_load_weights(folder: Path) -> None:
@@ -343,18 +404,66 @@ def test_a_name_that_is_not_here_is_downloaded_without_pickles(
         "vocab.json",
         "merges.txt",
     }
-    assert not [pattern for pattern in hub.asked["allow_patterns"] if "*" in pattern or "bin" in pattern]
+    assert {path.suffix for path in map(Path, hub.asked["allow_patterns"])} == {
+        ".json",
+        ".safetensors",
+        ".txt",
+    }
+
+
+def test_any_repository_is_found_in_the_cache_or_downloaded(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, folder: Path
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub := FakeHub(folder))
+    assert find_pretrained("somebody/their-gpt2") == folder
+    assert hub.asked["repository"] == "somebody/their-gpt2"
+    snapshot = cached(empty_cache, folder, "models--somebody--their-gpt2", "607a")
+    assert find_pretrained("somebody/their-gpt2") == snapshot
+    (folder.parent / "somebody").mkdir()  # then it is a path, and there is nothing
+    with pytest.raises(UserError, match=r"has no config\.json and no model\.safetensors"):
+        find_pretrained("somebody/their-gpt2")
+
+
+def test_of_another_architecture_only_the_config_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    change_config(folder, model_type="llama")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub := FakeHub(folder))
+    with pytest.raises(UserError, match='model_type is "llama"'):
+        find_pretrained("somebody/llama")
+    assert hub.asked["allow_patterns"] == ["config.json"]
 
 
 @pytest.mark.parametrize(
-    "failure", [OSError("no route\nto host" + 999 * "x"), ValueError(), RuntimeError("x" * 9999), None]
+    ("name", "hint"),
+    [
+        ("RepositoryNotFoundError", "OWNER/NAME; if it is private or gated, log in with `hf auth login`"),
+        ("GatedRepoError", "set HF_TOKEN"),
+        ("OfflineModeIsEnabled", "unset HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_refusal_says_what_would_help(monkeypatch: pytest.MonkeyPatch, name: str, hint: str) -> None:
+    failure = type(name, (Exception,), {})("no")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(failure=failure))
+    with pytest.raises(UserError) as caught:
+        find_pretrained("somebody/secret")
+    assert hint in caught.value.problems[0]
+
+
+def test_these_are_the_names_of_huggingface_hubs_errors() -> None:
+    errors = pytest.importorskip("huggingface_hub.errors")
+    assert {"RepositoryNotFoundError", "GatedRepoError", "OfflineModeIsEnabled"} <= set(dir(errors))
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError("no route\nto host" + 999 * "x"), ValueError(), RuntimeError("x" * 9999)]
 )
 def test_why_a_download_failed_is_said_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    if failure is not None:
-        monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(failure=failure))
-    reason = "ModuleNotFoundError" if failure is None else type(failure).__name__
+    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(failure=failure))
+    reason = type(failure).__name__
     with pytest.raises(UserError) as caught:
         find_pretrained("gpt2")
     (problem,) = caught.value.problems
@@ -366,6 +475,14 @@ def test_why_a_download_failed_is_said_in_a_sentence(
     )
     assert len(problem) < 500
     assert "\n" not in problem
+
+
+def test_without_huggingface_hub_it_is_said_how_to_get_it() -> None:
+    with pytest.raises(UserError) as caught:
+        find_pretrained("gpt2")
+    (problem,) = caught.value.problems
+    assert problem.startswith("the weights of gpt2 are not on this machine, and downloading them needs ")
+    assert 'pip install "glassgpt[data]"; or download the folder with config.json' in problem
 
 
 # --- cropping ---

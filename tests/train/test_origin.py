@@ -432,14 +432,44 @@ def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
         train(config)
     with pytest.raises(UserError, match=r"has a vocabulary of 16, .* of 290"):
         train(replace(config, init_state="auto", data_dir=str(tiny_data)))
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    for tokenizer, files in ((f"bpe:{VOCABULARY}", ""), ("gpt2", "others")):
+        bpe = prepared_otherwise(tmp_path, tokenizer, files)
+        with pytest.raises(
+            UserError, match="needs a dataset prepared with --tokenizer=gpt2 --tokenizer_files="
+        ):
+            train(replace(config, init_state="auto", data_dir=str(bpe)))
+    assert not Path(config.out_dir).exists()
+
+
+def prepared_otherwise(folder: Path, tokenizer: str, files: str) -> Path:
+    """A dataset whose tokens are as many, and others."""
+    other = TEXT.swapcase()
+    (folder / "text.txt").write_text(other, encoding="utf-8")
+    if files:
+        (folder / files).mkdir()
+        for name, content in train_bpe([other], VOCABULARY).files.items():
+            (folder / files / name).write_bytes(content)
     options = PrepareOptions(
-        str(tmp_path / "text.txt"), tokenizer=f"bpe:{VOCABULARY}", out_dir=str(tmp_path / "bpe")
+        str(folder / "text.txt"),
+        tokenizer=tokenizer,
+        tokenizer_files=str(folder / files) if files else "",
+        out_dir=str(folder / tokenizer.partition(":")[0]),
     )
     prepare(options, say=lambda line: None)
-    with pytest.raises(UserError, match="needs a dataset prepared with --tokenizer=gpt2"):
-        train(replace(config, init_state="auto", data_dir=str(tmp_path / "bpe")))
-    assert not Path(config.out_dir).exists()
+    return folder / tokenizer.partition(":")[0]
+
+
+def test_pretrained_weights_take_the_dropout_that_is_asked_for(
+    tiny: MakeConfig, gpt2: Path, gpt2_data: Path
+) -> None:
+    """The file's own (0.1 by default, as OpenAI had it) is for OpenAI's training."""
+    for dropout in (0.0, 0.3):
+        config = tiny(
+            init_from=str(gpt2), data_dir=str(gpt2_data), block_size=8, dropout=dropout, max_iters=1,
+            out_dir=str(gpt2.parent / f"dropout-{dropout}"),
+        )  # fmt: skip
+        train(config)
+        assert records(config.out_dir, "run")[0]["model"]["dropout"] == dropout
 
 
 def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(

@@ -1,0 +1,212 @@
+"""README.md of an export: what the model is, what it was trained on, for how long, on what, and how well.
+
+Everything is from the run's journal and checkpoint. What is not recorded is said to be so, never guessed; and
+no path is told, because a path may say whose machine it was.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from glassgpt import figures
+from glassgpt.account import flops, journal
+from glassgpt.account.journal import Record
+from glassgpt.exchange.parcel import Parcel
+from glassgpt.version import VERSION
+
+TRAINING = "training.toml"
+_UNKNOWN = "not recorded"
+
+_USE = {
+    "hf": """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+start = tokenizer("\\n", return_tensors="pt")
+print(tokenizer.decode(model.generate(**start, max_new_tokens=100, do_sample=True)[0]))
+```""",
+    "glass": """\
+```python
+from pathlib import Path
+
+from glassgpt.model.gpt import GPT
+from glassgpt.model.pretrained import read_pretrained
+
+shape, weights = read_pretrained(Path("FOLDER"))
+model = GPT(shape).eval()
+model.load_state_dict(weights)
+```
+
+Or `glass sample --init_from=FOLDER`. The layout, and a loader that needs torch alone, are in GlassGPT's
+docs/export.md.""",
+    "nanogpt": "In nanoGPT's folder: `python sample.py --out_dir=FOLDER`. A `meta.pkl` that is here must be "
+    "at `data/DATASET/meta.pkl` there.",
+}
+
+
+def write_card(parcel: Parcel, to: str, records: list[Record]) -> str:
+    """`records`: the run's journal, as far as it holds; empty if there is none."""
+    run = next((record for record in reversed(records) if record["kind"] == "run"), {})
+    sections = [
+        _front(to),
+        f"# {parcel.name}\n\nA small GPT{_trained_by(run)}, exported by GlassGPT {VERSION}.",
+        _table("Model", _model(parcel)),
+        _table("Data", _data(run, parcel)),
+        _table("Training", _training(parcel, run, records)),
+        _table("Loss", _losses(parcel, records)),
+        _table("Where the time went", _ledger(records)),
+        _table("Hardware", _hardware(run)),
+        _command(parcel),
+        f"## How to load it\n\n{_USE[to]}",
+        "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def run_records(parcel: Parcel) -> list[Record]:
+    """What the journal says up to the checkpoint that is exported."""
+    path = parcel.origin.folder / journal.NAME
+    if parcel.origin.kind != "run" or not path.is_file():
+        return []
+    return list(journal.current(journal.read(path)))
+
+
+def _front(to: str) -> str:
+    library = "transformers" if to == "hf" else "glassgpt"
+    return f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- gpt2\n---"
+
+
+def _trained_by(run: Record) -> str:
+    version = _part(run, "machine").get("glassgpt")
+    return f" trained with GlassGPT {version}" if version else ""
+
+
+def _part(record: Record, name: str) -> dict[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+Rows = list[tuple[str, object]]
+
+
+def _table(title: str, rows: Rows) -> str:
+    if not rows:
+        return f"## {title}\n\n{_UNKNOWN.capitalize()}."
+    lines = [f"| {name} | {_plain(_UNKNOWN if value is None else value)} |" for name, value in rows]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])
+
+
+def _plain(value: object) -> str:
+    """Nothing in a name may end the table's row."""
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
+def _model(parcel: Parcel) -> Rows:
+    shape = parcel.shape
+    padding = f"; {figures.plural(parcel.padding, 'row')} of padding were left out" if parcel.padding else ""
+    biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
+    return [
+        ("architecture", shape.arch),
+        ("parameters", f"{flops.parameters_of(shape, shape.vocab_size):,}"),
+        ("layers, heads, channels", f"{shape.n_layer}, {shape.n_head}, {shape.n_embd}"),
+        ("context", figures.plural(shape.block_size, "token")),
+        ("vocabulary", f"{figures.plural(shape.vocab_size, 'token')} ({parcel.tokenizer.name}){padding}"),
+        ("biases", biases),
+        ("activation", shape.activation),
+        ("one matrix reads and predicts tokens", shape.tie_embeddings),
+    ]
+
+
+def _data(run: Record, parcel: Parcel) -> Rows:
+    data = _part(run, "data")
+    if not data:
+        return [("dataset", _name(parcel.origin.settings.get("dataset")))]
+    tokens = _part(data, "tokens")
+    rows: Rows = [("dataset", _name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
+    for split, what in (("train", "tokens to learn from"), ("val", "tokens held out")):
+        count = tokens.get(split)
+        rows.append((what, f"{count:,}" if isinstance(count, int) else None))
+    return [*rows, ("SHA-256 of tokenizer and tokens", data.get("hash") or None)]
+
+
+def _name(value: object) -> str | None:
+    return Path(str(value)).name if value else None
+
+
+def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
+    updates = parcel.origin.iter
+    batch = _part(run, "batch").get("tokens")
+    seen = updates * batch if isinstance(batch, int) and updates is not None else None
+    train_tokens = _part(_part(run, "data"), "tokens").get("train")
+    epochs = seen / train_tokens if seen and isinstance(train_tokens, int) else None
+    speeds = [
+        speed for record in records if record["kind"] == "step" and (speed := record.get("tokens_per_s"))
+    ]
+    settings = parcel.origin.settings
+    began = settings.get("init_from")
+    return [
+        ("checkpoint", _name(parcel.origin.what)),
+        ("updates", None if updates is None else f"{updates:,}"),
+        ("tokens per update", None if batch is None else f"{batch:,}"),
+        ("tokens seen", None if seen is None else f"{seen:,}"),
+        ("passes over the data", None if epochs is None else f"{epochs:.3g}"),
+        ("optimizer", settings.get("optimizer")),
+        ("learning rate", settings.get("learning_rate")),
+        ("began from", "random weights" if began == "scratch" else _name(began)),
+        ("tokens/s at the end", figures.count(speeds[-1]) if speeds else None),
+    ]
+
+
+def _losses(parcel: Parcel, records: list[Record]) -> Rows:
+    evals = [record for record in records if record["kind"] == "eval"]
+    here = [record for record in evals if record["iter"] == parcel.origin.iter]
+    rows: Rows = []
+    for record in here:
+        what = f"{record['split']}, {'the whole split' if record['whole_split'] else 'sampled'}"
+        rows.append((f"{what}: nats per token", f"{record['loss']:.4f}"))
+        if record["bits_per_byte"] is not None and record["split"] == "val":
+            rows.append((f"{what}: bits per byte", f"{record['bits_per_byte']:.4f}"))
+    if not rows and parcel.origin.val_loss is not None and math.isfinite(parcel.origin.val_loss):
+        rows.append(("validation loss, nats per token", f"{parcel.origin.val_loss:.4f}"))
+    return list(dict.fromkeys(rows))
+
+
+def _ledger(records: list[Record]) -> Rows:
+    """Over all processes of the run, up to its end: the checkpoint may be of before."""
+    total: dict[str, float] = {}
+    for record in records:
+        if record["kind"] == "end":
+            for phase, seconds in _part(record, "ledger").items():
+                total[phase] = total.get(phase, 0.0) + seconds
+    whole = sum(total.values())
+    if not whole:
+        return []
+    rows: Rows = [(phase, f"{figures.duration(s)} ({s / whole:.1%})") for phase, s in total.items()]
+    return [*rows, ("the whole run", figures.duration(whole))]
+
+
+def _hardware(run: Record) -> Rows:
+    machine = _part(run, "machine")
+    if not machine:
+        return []
+    device, processor = _part(machine, "device"), _part(machine, "cpu")
+    rows: Rows = [("device", device.get("name"))]
+    if device.get("type") == "cuda":
+        rows += [("CUDA, driver", f"{device.get('cuda')}, {device.get('driver')}")]
+        rows += [("processor", processor.get("model"))]
+    rows += [("cores", processor.get("usable_cores"))]
+    return [
+        *rows,
+        ("torch, Python, system", ", ".join(str(machine.get(x)) for x in ("torch", "python", "os"))),
+    ]
+
+
+def _command(parcel: Parcel) -> str:
+    if not parcel.origin.settings:
+        return ""
+    where = f"with `{TRAINING}` beside this file, which has every setting of the run."
+    return f"## Command\n\n    glass train {TRAINING}\n\n{where}"

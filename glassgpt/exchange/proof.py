@@ -1,0 +1,157 @@
+"""That an export computes the same: it is read back from its files, and its logits are compared.
+
+By `transformers` where that is installed and the export is for it; else by our own model, re-read from the
+files. The proof says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokens
+from glassgpt.data.tokenizers import TOKENIZER_JSON, Tokenizer
+from glassgpt.errors import UserError
+from glassgpt.exchange import nanogpt_ckpt
+from glassgpt.exchange.parcel import Parcel
+from glassgpt.model.gpt import GPT
+from glassgpt.model.pretrained import read_pretrained
+from glassgpt.model.weights import load_weights
+from glassgpt.train.ckpt import read_ckpt
+from glassgpt.train.rundir import CKPT
+
+TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: float32 has seven digits
+_MOST_TOKENS = 1024
+_MOST_IDS = 5000
+
+
+@dataclass(frozen=True)
+class Proof:
+    reader: str  # who read the files back
+    tokens: int  # compared at so many positions, each over the whole vocabulary
+    difference: float  # the largest between two logits
+    largest: float  # logit
+    ids: int  # that were turned into text and back by the exported tokenizer
+
+    @property
+    def allowed(self) -> float:
+        return TOLERANCE * max(1.0, self.largest)
+
+
+def check_hf(folder: Path, parcel: Parcel) -> Proof:
+    if importlib.util.find_spec("transformers") is None:
+        return check_own_format(folder, parcel)
+    import transformers
+
+    with _quiet(transformers):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        reader = f"transformers {transformers.__version__}"
+        ids = _check_text(
+            parcel.tokenizer,
+            lambda text: tokenizer(text)["input_ids"],
+            lambda ids: str(tokenizer.decode(ids)),
+            reader,
+        )
+        return _compared(parcel, lambda tokens: model.train(False)(tokens).logits, reader, ids)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Without its progress bars, and its remark that a text is longer than the context."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
+def check_own_format(folder: Path, parcel: Parcel) -> Proof:
+    """Of a folder with config.json and model.safetensors, of either kind."""
+    shape, weights = read_pretrained(folder)
+    model = GPT(shape).eval()
+    load_weights(model, weights, str(folder))
+    reader = "GlassGPT, from the files"
+    content = (folder / TOKENIZER_JSON).read_bytes()
+    if not same_tokens(parse_tokenizer(content), parcel.tokenizer):
+        raise UserError(
+            f"the export is wrong: its {TOKENIZER_JSON} has other tokens than {parcel.origin.what}"
+        )
+    from tokenizers import Tokenizer as Library
+
+    library = Library.from_str(content.decode())
+    ids = _check_text(
+        parcel.tokenizer, lambda text: library.encode(text).ids, library.decode, "the library tokenizers"
+    )
+    return _compared(parcel, model, reader, ids)
+
+
+def check_nanogpt(folder: Path, parcel: Parcel) -> Proof:
+    """With the exact GELU, as nanoGPT's model.py has it."""
+    ckpt = read_ckpt(folder / CKPT)
+    model = GPT(ckpt.shape).eval()
+    load_weights(model, ckpt.weights, str(folder / CKPT))
+    return _compared(nanogpt_ckpt.exact_gelu(parcel), model, "GlassGPT, from the file", 0)
+
+
+@torch.no_grad()
+def _compared(parcel: Parcel, theirs: Callable[[Tensor], Tensor], reader: str, ids: int) -> Proof:
+    shape = parcel.shape
+    length = min(shape.block_size, _MOST_TOKENS)
+    tokens = torch.randint(shape.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    expected, found = parcel.model()(tokens), theirs(tokens)
+    if found.shape != expected.shape:
+        raise UserError(
+            f"the export is wrong: read by {reader} its logits are {tuple(found.shape)}, not "
+            f"{tuple(expected.shape)}; nothing was written"
+        )
+    difference = (found.float() - expected).abs().max().item()
+    proof = Proof(reader, length, difference, expected.abs().max().item(), ids)
+    if not difference <= proof.allowed:  # also NaN
+        raise UserError(
+            f"the export is wrong: read by {reader} its logits differ by up to {difference:.3g}, and "
+            f"{proof.allowed:.3g} would be rounding; nothing was written"
+        )
+    return proof
+
+
+def _check_text(
+    tokenizer: Tokenizer,
+    encode: Callable[[str], Sequence[int]],
+    decode: Callable[[list[int]], str],
+    reader: str,
+) -> int:
+    """That a text of every token, or of the first thousands, gets the same ids and comes back as it was."""
+    ids = [id for id in range(min(tokenizer.vocab_size, _MOST_IDS)) if id != tokenizer.eot]
+    text = tokenizer.decode(ids).rstrip(" " if tokenizer.name == "ids" else "")
+    expected = tokenizer.encode(text).tolist()
+    if list(encode(text)) != expected or decode(expected) != text:
+        raise UserError(
+            f"the export is wrong: {reader} does not turn text into the same tokens and back; nothing was "
+            "written"
+        )
+    return len(expected)
+
+
+def gelu_difference(parcel: Parcel) -> float:
+    """How much nanoGPT's GELU changes a logit of a model that was trained with GPT-2's."""
+    shape = parcel.shape
+    tokens = torch.randint(
+        shape.vocab_size,
+        (1, min(shape.block_size, _MOST_TOKENS)),
+        generator=torch.Generator().manual_seed(0),
+    )
+    with torch.no_grad():
+        exact = nanogpt_ckpt.exact_gelu(parcel).model()(tokens)
+        return float((parcel.model()(tokens) - exact).abs().max())

@@ -1,0 +1,66 @@
+"""docs/export.md's loaders do what the page says; docs/journal.md has every field of an imported run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from some_runs import prepared, trained
+
+from glassgpt.exchange.export import export
+from glassgpt.exchange.options import ExportOptions
+from glassgpt.exchange.parcel import open_parcel
+
+DOCS = Path(__file__).parents[2] / "docs"
+LOADERS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "export.md").read_text(encoding="utf-8"), re.S | re.M)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_loader_of_the_page_computes_what_the_run_computes(tmp_path: Path, number: int, tied: bool) -> None:
+    assert len(LOADERS) == 2
+    data = prepared(tmp_path, "char")
+    run = trained(tmp_path / "run", data, arch="modern", tie_embeddings=tied, n_embd=24, learning_rate=0.01)
+    export(str(run), ExportOptions(to="glass", out=str(tmp_path / "exports" / "tiny")))
+    parcel = open_parcel(str(run))
+    tokens = torch.randint(parcel.shape.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+    call = ("model", "logits")[number]
+    more = (
+        "from safetensors.torch import load_file, save_file\n"
+        "tokens = load_file('tokens.safetensors')['tokens']\n"
+        f"save_file({{'logits': {call}(tokens).detach()}}, 'logits.safetensors')\n"
+    )
+    # The second loader must do without us.
+    before = "" if number == 0 else "import sys\nsys.modules['glassgpt'] = None\n"
+    command = [sys.executable, "-c", before + LOADERS[number] + more]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "logits.safetensors")["logits"]
+    with torch.no_grad():
+        expected = parcel.model()(tokens)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_page_names_every_tensor_and_its_shape(tmp_path: Path) -> None:
+    """For both architectures: no other tensors, and these shapes."""
+    page = (DOCS / "export.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(transformer\.[\w.]+|lm_head\.weight)` \| ([^|]+) \|", page, re.M))
+    data = prepared(tmp_path, "char")
+    for arch in ("gpt2", "modern"):
+        run = trained(tmp_path / arch, data, arch=arch, tie_embeddings=False)
+        out = export(str(run), ExportOptions(to="glass", out=str(tmp_path / f"{arch}-out"))).out
+        tensors = load_file(out / "model.safetensors")
+        vocabulary = open_parcel(str(run)).shape.vocab_size
+        sizes = {"V": vocabulary, "C": 16, "3C": 48, "4C": 64, "`block_size`": 12}
+        for name, tensor in tensors.items():
+            said = rows[re.sub(r"\.h\.\d+\.", ".h.L.", name)]
+            assert tuple(tensor.shape) == tuple(sizes[size] for size in said.split(" x ")), name
+        named = {re.sub(r"\.h\.\d+\.", ".h.L.", name) for name in tensors}
+        assert rows.keys() - named == (set() if arch == "gpt2" else {"transformer.wpe.weight"})

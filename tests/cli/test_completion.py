@@ -62,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("glass train --out_dir=", []),  # files are the shell's
         ("glass train --seed=1 --see", []),  # once is enough
         ("glass train --eval_only shakespeare_char_cpu_", ["shakespeare_char_cpu_fast"]),
-        ("glass plan --gp", ["--gpu="]),
+        ("glass plan --gp", ["--gpu=", "--gpus="]),
         ("glass plan --n_la", ["--n_layer="]),
         ("glass explain r", ["runs/mine"]),
         ("glass compare runs/mine r", ["runs/mine"]),

@@ -98,8 +98,9 @@ def in_turns(
 ) -> dict[Setting, float]:
     """The speed of each, measured again, one after the other and from the beginning."""
     trials: dict[Setting, list[Trial]] = {setting: [] for setting in settings}
-    for _ in range(rounds):
-        for setting in trials:
+    for number in range(rounds):
+        # There and back: a card that has just worked hard is slower at first.
+        for setting in list(trials)[:: -1 if number % 2 else 1]:
             trials[setting].append(workshop.measure(setting, _LIMIT_S))
     speeds = {}
     for setting, done in trials.items():
@@ -169,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
         order = sorted(found, key=lambda point: -point.speed)
         chosen = None if tuning is None else tuning.outcome.chosen.setting
         finalists = [point.setting for point in order[: asked.finalists] if point.speed]
+        workshop.seconds = asked.finalist_seconds
         again = in_turns(workshop, ground, [*finalists, *([chosen] if chosen else [])], asked.rounds)
         best = max(again, key=lambda setting: again[setting])
         for setting, speed in again.items():
@@ -182,6 +184,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _tuned(config: TrainConfig, workshop: Workshop, budget_s: float) -> Tuning:
     tuning = tune(config, budget_s, workshop)
+    for row in tuning.outcome.rows:
+        rate = f"{count(row.tokens_per_s)} tokens/s" if row.tokens_per_s else ""
+        error = f"{row.figures.error:.1%}" if row.figures else ""
+        words = setting_in_words(tuning.ground, row.setting)
+        print(f"tune: {words:<54} {rate:>15} {error:>6} {row.trials} {row.verdict}", flush=True)
     print(f"{tuning.outcome.sentence} ({tuning.took_s:.0f} s)", flush=True)
     return tuning
 
@@ -199,7 +206,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--sizes", type=whole_numbers, default=(), help="micro-batches; default: all that divide the update")
     add("--seconds", type=float, default=1.5, help="of timed updates in each trial of the grid")
     add("--finalists", type=int, default=4, help="of the grid, that meet tune's choice again at the end")
-    add("--rounds", type=int, default=3, help="in which they do, in turns")
+    add("--finalist_seconds", type=float, default=4.0, help="long enough for a card to be as warm as ever")
+    add("--rounds", type=int, default=4, help="in which they do, in turns")
     add("--limit", type=float, default=480.0, help="seconds after which the grid is cut off")
     return parser
 

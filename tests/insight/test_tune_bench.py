@@ -48,7 +48,7 @@ def test_choice_and_best_meet_again_in_turns() -> None:
     one, other = ground.automatic_at(4), ground.automatic_at(12)
     speeds = bench.in_turns(Shop(machine), ground, [one, other, one], 2)
     assert speeds[one] / speeds[other] == pytest.approx(0.5 / 0.75)
-    assert machine.asked == [one, other, one, other]
+    assert machine.asked == [one, other, other, one]
 
 
 def test_table_and_document() -> None:

@@ -64,15 +64,16 @@ def forecast(
     tokens_per_update: int,
     eval_tokens: int,
     val_tokens: int,
+    ranks: int = 1,
 ) -> Forecast:
-    """`peak`: FLOP/s in the run's dtype. `eval_tokens`: of a split, each time."""
+    """`peak`: FLOP/s in the run's dtype. `eval_tokens`: of a split, each time. `ranks`: devices like this."""
     config, kind = work.config, work.device_type
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
     # The measured rows are of known cards; of CPUs the matmul peak says enough.
     pace = updates_s = evaluation_s = None
     if peak is not None and (card is not None or kind == "cpu"):
-        pace = expected_pace(work, flops_per_token, peak, card)
+        pace = expected_pace(work, flops_per_token, peak, card).times(ranks)
         tokens = updates * tokens_per_update
         updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
         of_val = min(eval_tokens, val_tokens)

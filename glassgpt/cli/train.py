@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from glassgpt.account.sink import Listener
     from glassgpt.train.interrupt import Stop
     from glassgpt.train.task import Task
+    from glassgpt.train.team import Team
 
 
 def train(words: list[str]) -> int:
@@ -26,19 +28,37 @@ def train(words: list[str]) -> int:
         about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
         text = (
             "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). --tune measures "
-            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. Presets:\n\n{about}"
+            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. --nproc=N trains in N "
+            f"processes on this machine, as torchrun does. Presets:\n\n{about}"
         )
         return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
     names, flags, problems = parse_flags(words, _Flags)
-    tuning, more = check_settings({"tune": flags.pop("tune", "False")}, _Flags)
+    own, more = check_settings({name: flags.pop(name) for name in ("tune", "nproc") if name in flags}, _Flags)
     problems += more
+    nproc = own.get("nproc")
+    if isinstance(nproc, int) and nproc < 1:
+        problems.append(f"--nproc={nproc} must be 1 or more")
     recipe = recipe_named(names, problems)
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
+    if isinstance(nproc, int) and "RANK" not in os.environ:  # torchrun and we would start each other
+        from glassgpt.train.launch import launch
+
+        return launch(nproc, ["train", *_without_nproc(words)])
     from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
 
     with Stop() as stop:
-        return _train(recipe, flags, stop, bool(tuning.get("tune")))
+        return _train(recipe, flags, stop, bool(own.get("tune")))
+
+
+def _without_nproc(words: list[str]) -> list[str]:
+    """What each of the processes is asked to do."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and not word.startswith("--nproc"):
+            kept.append(word)
+        skip = word == "--nproc"
+    return kept
 
 
 @dataclass(frozen=True)
@@ -46,26 +66,31 @@ class _Flags(TrainConfig):
     """What may be said besides the run's settings."""
 
     tune: bool = False
+    nproc: int | None = None
 
 
 TUNING_S = 90.0
 
 
 def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
-    from glassgpt.account.machine import process_age_s
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
     from glassgpt.show.report.listener import ReportAtEnd
-    from glassgpt.train import session
-    from glassgpt.train.task import resolve
+    from glassgpt.train.task import begun_by, resolve
+    from glassgpt.train.team import join
 
-    session.check_alone()  # before eight processes prepare the same data
-    task = resolve(recipe, flags)
-    # Who reads nanoGPT's lines from stdout expects no others there.
-    out = console(stderr=task.config.console == "nanogpt")
-    _prepare_if_built_in(task.config, out)
-    if tune:
-        task = _tuned(task, flags, out)
+    team = join()
+    with team.together():
+        said = {**(recipe.settings if recipe else {}), **flags}
+        task = begun_by(team, str(said.get("out_dir", "")), flags) or resolve(recipe, flags)
+        # Who reads nanoGPT's lines from stdout expects no others there.
+        out = console(stderr=task.config.console == "nanogpt")
+        team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+        if tune:
+            found = team.from_first(lambda: asdict(_tuned(task, flags, out).config))
+            task = replace(task, config=TrainConfig(**found))
+    if not team.is_first:
+        return _exit_code(task, [], stop, team)
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":
         lines = NanogptConsole()
@@ -77,7 +102,20 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
         lines(record)
         report(record)
 
-    return session.start(task, [show], stop, process_age_s()).exit_code
+    return _exit_code(task, [show], stop, team)
+
+
+def _exit_code(task: Task, listeners: list[Listener], stop: Stop, team: Team) -> int:
+    from glassgpt.account.machine import process_age_s
+    from glassgpt.train import session
+    from glassgpt.train.team import RankLost
+
+    try:
+        return session.start(task, listeners, stop, process_age_s(), team).exit_code
+    except RankLost as lost:
+        if lost.is_mine_to_say:
+            print(f"error: {lost}", file=sys.stderr)
+        return 1
 
 
 def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:

@@ -18,7 +18,7 @@ from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
-from glassgpt.train.state import state_of, tensors_of
+from glassgpt.train.state import parts_of, state_of, whole_model
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def run(job: Job) -> Ending:
     """Trains until something ends it."""
     try:
         while True:
+            job.team.heed(job.stop)
             if evaluation_is_due(job):
                 evaluate_splits(job)
             ending = why_end(job)
@@ -121,12 +122,17 @@ def evaluate_splits(job: Job) -> None:
 def evaluate_split(job: Job, split: str, windows: Windows, closing: bool = False) -> Evaluation | None:
     """Evaluates and records; None if the user asked to stop meanwhile."""
     before = job.ledger.seconds()
-    result = evaluate(job.learner, windows, job.ledger, should_stop=lambda: job.stop.requested)
+    result = evaluate(job.learner, windows, job.ledger, should_stop=lambda: is_stopped(job))
     spent = since(before, job.ledger.seconds())
     tell_setbacks(job)
     if result is not None:
         tell(job, records.eval_record(job, split, result, spent, closing))
     return result
+
+
+def is_stopped(job: Job) -> bool:
+    job.team.heed(job.stop)
+    return job.stop.requested
 
 
 # --- saving ---
@@ -153,7 +159,8 @@ def save(job: Job) -> None:
     with job.ledger.phase("checkpoint") as phase:
         started = time.perf_counter()
         tell(job, job.saver.poll(wait=True))
-        job.saver.save(tensors_of(job), state_of(job), started)
+        tensors, rows = parts_of(job)
+        job.saver.save(tensors, state_of(job), started, rows)
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
 
@@ -250,7 +257,9 @@ def write_sample(job: Job, sampling: Sampling) -> None:
         # Most tokenizers have a token for "here a text begins"; characters have not.
         beginning = int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = generate(job.model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
+        tokens = generate(
+            whole_model(job), start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed
+        )
         text = tokenizer.decode([*start, *tokens])
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 

@@ -39,9 +39,11 @@ def choose_speedups(
     kind, layers = device.type, config.n_layer
     eager_step_s = None
     if peak is not None:
-        eager_step_s = costs.eager_step_s(kind, plan.tokens, plan.micro_steps, flops_per_token, layers, peak)
+        eager_step_s = costs.eager_step_s(
+            kind, plan.own_tokens, plan.micro_steps, flops_per_token, layers, peak
+        )
     compiling = choose_compile(config, device, eager_step_s, own_kernels)
-    micro_tokens = plan.tokens // plan.micro_steps
+    micro_tokens = plan.own_tokens // plan.micro_steps
     micro_s = costs.arithmetic_s(kind, micro_tokens, flops_per_token, peak or costs.SOME_CARDS_PEAK)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
     launch_s = costs.launch_s(kind, layers)
@@ -56,6 +58,7 @@ def choose_speedups(
         graph=graph.value == "on",
         data_on_card=data.value == "on the card",
         float8=config.fp8,
+        shard=config.shard,
     )
     # Elsewhere than on a CUDA card there is nothing to choose about the others.
     of_cuda = [kernels, graph, data] if device.type == "cuda" else []
@@ -87,6 +90,8 @@ def choose_compile(
     """`eager_step_s`: about how long an update will take without compiling; None if nobody can say."""
     if config.compile != "auto":
         return Choice("compile", config.compile, "asked for")
+    if config.shard:
+        return Choice("compile", "off", "weights are gathered and let go between the layers (--shard)")
     if kernels:
         return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
     missing = _missing_to_build(device)
@@ -205,6 +210,8 @@ def choose_graph(
         if config.graph == "on":
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {device.type}")
         return Choice("graph", "off", f"{device.type} has none")
+    if config.shard:
+        return Choice("graph", "off", "weights are gathered while computing (--shard): not recordable")
     if dtype == "float16":
         return Choice("graph", "off", "float16's loss scaler has to look at every update")
     if config.graph != "auto":

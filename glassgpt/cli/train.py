@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from glassgpt.account.sink import Listener
     from glassgpt.train.interrupt import Stop
     from glassgpt.train.task import Task
-    from glassgpt.train.team import Team
 
 
 def train(words: list[str]) -> int:
@@ -46,9 +45,15 @@ def train(words: list[str]) -> int:
 
         return launch(nproc, ["train", *_without_nproc(words)])
     from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
+    from glassgpt.train.team import RankLost
 
-    with Stop() as stop:
-        return _train(recipe, flags, stop, bool(own.get("tune")))
+    try:
+        with Stop() as stop:
+            return _train(recipe, flags, stop, bool(own.get("tune")))
+    except RankLost as lost:
+        if lost.is_mine_to_say:
+            print(f"error: {lost}", file=sys.stderr)
+        return 1
 
 
 def _without_nproc(words: list[str]) -> list[str]:
@@ -73,9 +78,11 @@ TUNING_S = 90.0
 
 
 def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
+    from glassgpt.account.machine import process_age_s
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
     from glassgpt.show.report.listener import ReportAtEnd
+    from glassgpt.train import session
     from glassgpt.train.task import begun_by, resolve
     from glassgpt.train.team import join
 
@@ -90,7 +97,7 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
             found = team.from_first(lambda: asdict(_tuned(task, flags, out).config))
             task = replace(task, config=TrainConfig(**found))
     if not team.is_first:
-        return _exit_code(task, [], stop, team)
+        return session.start(task, [], stop, process_age_s(), team).exit_code
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":
         lines = NanogptConsole()
@@ -102,20 +109,7 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
         lines(record)
         report(record)
 
-    return _exit_code(task, [show], stop, team)
-
-
-def _exit_code(task: Task, listeners: list[Listener], stop: Stop, team: Team) -> int:
-    from glassgpt.account.machine import process_age_s
-    from glassgpt.train import session
-    from glassgpt.train.team import RankLost
-
-    try:
-        return session.start(task, listeners, stop, process_age_s(), team).exit_code
-    except RankLost as lost:
-        if lost.is_mine_to_say:
-            print(f"error: {lost}", file=sys.stderr)
-        return 1
+    return session.start(task, [show], stop, process_age_s(), team).exit_code
 
 
 def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:

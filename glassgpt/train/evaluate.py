@@ -133,6 +133,7 @@ def evaluate(
     with ledger.phase("eval") as whole:
         for x, y, filled in windows:
             if should_stop():
+                learner.let_go()
                 return None
             if learner.is_first("score"):
                 with ledger.phase("compile") as first_call:
@@ -142,6 +143,7 @@ def evaluate(
             else:
                 sums.append(_window_sums(learner, x, y))
             counts.append(filled)
+        learner.let_go()
         window_sums = windows.everybodys(torch.cat(sums).cpu().numpy())
         window_tokens = windows.everybodys(np.concatenate(counts))
     if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one

@@ -143,6 +143,11 @@ class Learner:
 
         return self._guarded("score", call)
 
+    def let_go(self) -> None:
+        """After scoring: of the weights that were gathered for it, each process keeps its part."""
+        if self.placement.shard:
+            self.model.reshard()  # type: ignore[operator]
+
     def _seed_dropout(self) -> None:
         if self.config.dropout:
             torch.manual_seed(_dropout_seed(self.config.seed, *self._now))

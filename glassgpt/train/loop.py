@@ -42,7 +42,7 @@ def run(job: Job) -> Ending:
     """Trains until something ends it."""
     try:
         while True:
-            job.team.heed(job.stop)
+            heed(job)
             if evaluation_is_due(job):
                 evaluate_splits(job)
             ending = why_end(job)
@@ -59,6 +59,12 @@ def run(job: Job) -> Ending:
                 log_step(job)
     except NotFinite as error:
         return end_not_finite(job, error.update)
+
+
+def heed(job: Job) -> None:
+    """What one process of a team is told, all of them act on. Waiting for an answer is part of an update."""
+    with job.ledger.phase("train"):
+        job.team.heed(job.stop)
 
 
 def why_end(job: Job) -> Ending | None:
@@ -80,6 +86,7 @@ def update(job: Job) -> None:
         job.learner.update(job.progress.iter, job.progress.sequences)
         if first:
             job.placement.synchronize()
+            job.team.exchanged_s()  # of no interval: it is part of warming up
     job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences

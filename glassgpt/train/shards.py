@@ -30,7 +30,7 @@ def is_spread(tensor: Tensor) -> bool:
 
 def own_part(tensor: Tensor) -> Tensor:
     """The rows that this process holds."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def put_together(part: Tensor, like: Tensor) -> Tensor:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 

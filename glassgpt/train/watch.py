@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 _TICK_S = 0.5
-_GRACE_S = 8.0  # for the main thread to end by itself once somebody is known to be lost
+_GRACE_S = 6.0  # for the main thread to end by itself once somebody is known to be lost
 LOST_EXIT_CODE = 1
 
 
@@ -49,7 +49,8 @@ class Beat:
 
     @property
     def where(self) -> str:
-        return f"pid {self.pid} on {self.machine}, in phase `{self.phase}` after {self.iter:,} updates"
+        last = f"phase `{self.phase}` after {self.iter:,} updates"
+        return f"pid {self.pid} on {self.machine}, last heard of in {last}"
 
 
 @dataclass

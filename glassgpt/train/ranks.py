@@ -87,7 +87,7 @@ class Ranks(Team):
         try:
             yield
         except UserError as error:
-            if error.problems:
+            if not self._all_know:
                 self.post(f"mistakes/{self.rank}", error.problems)
                 self._store.add("failed", 1)
                 raise UserError(self._all_mistakes()) from error
@@ -104,6 +104,7 @@ class Ranks(Team):
         if not self.is_first:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._watch.close("")
             time.sleep(_OTHERS_MISTAKES_S)
             return []
         found: dict[str, list[int]] = {}
@@ -285,8 +286,18 @@ class Ranks(Team):
             self._assemble()  # the launcher ends everybody when one ends, and the first has most to finish
         known = error is None or isinstance(error, RankLost) or self._all_know
         self._watch.close("" if known else f"{type(error).__name__}: {error}".replace("\n", " ")[:500])
-        if error is None and dist.is_initialized():
-            dist.destroy_process_group()
+        if error is None:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            self._leave_last()
+
+    def _leave_last(self) -> None:
+        """Without a launcher's, the store is the first process's, and goes with it."""
+        if not self.is_first:
+            self.post(f"left/{self.rank}", True)
+            return
+        for rank in range(1, self.size):
+            self._await(f"left/{rank}")
 
 
 def choose_backend(asked: str, device_type: str) -> tuple[str, str]:

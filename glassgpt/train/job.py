@@ -141,8 +141,11 @@ class Job:
         )
 
 
-def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team) -> Job:
+def set_up(
+    task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team | None = None
+) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
+    team = team or Team()
     config = task.config
     dataset = open_dataset(settings.data_dir(config))
     # What nanoGPT's folders are said to hold was read from the files just now.

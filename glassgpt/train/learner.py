@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -99,9 +100,14 @@ class Learner:
                 batch = self._stream.micro_batch(first_sequence + micro_step * self._plan.batch_size)
             self._now = (number, micro_step)
             self._seed_dropout()
-            if self.placement.shard:  # which exchanges gradients as it computes them
+            if not self.placement.shard:
+                losses.append(self._done(self._do_micro_step, *batch).clone())
+                continue
+            with (
+                self._team.meeting()
+            ):  # it gathers weights, and with the last micro-batch exchanges gradients
                 self.model.set_requires_gradient_sync(micro_step == first + count - 1)  # type: ignore[operator]
-            losses.append(self._done(self._do_micro_step, *batch).clone())
+                losses.append(self._done(self._do_micro_step, *batch).clone())
         loss = torch.stack(losses).mean()
         self._team.average([loss] if self.placement.shard else [*self._gradients(), loss])
         norm = self._done(self._do_finish, torch.full_like(loss, number, dtype=torch.int64), loss)
@@ -141,7 +147,8 @@ class Learner:
             with torch.no_grad(), self.placement.autocast():
                 return self._forward(tokens, targets, "none")
 
-        return self._guarded("score", call)
+        with self._team.meeting() if self.placement.shard else nullcontext():
+            return self._guarded("score", call)
 
     def let_go(self) -> None:
         """After scoring: of the weights that were gathered for it, each process keeps its part."""

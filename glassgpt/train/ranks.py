@@ -197,6 +197,9 @@ class Ranks(Team):
     def watch(self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]) -> None:
         self._watch.follow(where, record_loss)
 
+    def meeting(self) -> Watch:
+        return self._watch.meet()
+
     def heed(self, stop: Stop) -> None:
         """Asked at one update and answered at the next, so that nobody waits for the answer."""
         if self._question is not None:

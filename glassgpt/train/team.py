@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassgpt.config import Choice, TrainConfig
@@ -77,6 +77,10 @@ class Team:
 
     def watch(self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]) -> None:
         """`where`: phase and updates done, for others to name. `record_loss`: notes that one was lost."""
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Around what waits for the others without asking here."""
+        return nullcontext()
 
     def heed(self, stop: Stop) -> None:
         """What any process was told, all act on, at the same update."""

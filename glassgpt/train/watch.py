@@ -1,8 +1,8 @@
 """The watch over a team: which process died or hangs, and what it was doing.
 
-Every process says once a second, in the launcher's store, in which phase it is, after how many updates, and
-how often it has met the others. Whoever waits for long looks who has not come. A process that is gone is
-noticed at once on its own machine; by its goodbye, if it could still say one; else by its silence.
+Every process says twice a second, in the launcher's store, in which phase it is, after how many updates, and
+whether it waits for the others. Whoever waits for long looks who does not. A process that is gone is noticed
+at once on its own machine; by its goodbye, if it could still say one; else by its silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, Protocol
 
 _TICK_S = 0.5
 _GRACE_S = 6.0  # for the main thread to end by itself once somebody is known to be lost
+_ALL_WAIT_S = 15.0  # longer than for one that hangs: everybody may wait for a moment
 LOST_EXIT_CODE = 1
+NOBODY = -1  # is lost, but it does not go on
 
 
 class Board(Protocol):
@@ -37,8 +39,7 @@ class Beat:
     number: int
     phase: str
     iter: int
-    meetings: int  # of the team that it has come to
-    waits: bool  # in the last of them
+    waits: bool  # for the others
     machine: str
     pid: int
     goodbye: str | None = None  # empty: it left in order
@@ -78,9 +79,14 @@ def judge(
         if seen.beat.goodbye is None and now - seen.since >= timeout_s:
             return rank, f"rank {rank} says nothing any more ({seen.beat.where}); {waited}"
     for rank, seen in sorted(others.items()):
-        if seen.beat.meetings < own.meetings:
+        if not seen.beat.waits:
             return rank, f"rank {rank} is stuck ({seen.beat.where}); {waited}"
-    return None
+    if waiting_s < timeout_s + _ALL_WAIT_S:
+        return None
+    return NOBODY, (
+        f"the ranks have waited {waiting_s:.0f} s for each other, in phase `{own.phase}` after {own.iter:,} "
+        "updates: what they send does not arrive; look at the network between them"
+    )
 
 
 Alive = Callable[[int], bool]
@@ -109,7 +115,7 @@ class Watch:
         self.timeout_s = timeout_s
         self._where: Callable[[], tuple[str, int]] = lambda: ("startup", 0)
         self._record_loss: Callable[[str], None] = lambda text: None
-        self._meetings, self._waits_since = 0, None  # type: tuple[int, float | None]
+        self._waits_since: float | None = None
         self._number, self._others = 0, {}  # type: tuple[int, dict[int, Seen]]
         self._goodbye: str | None = None
         self.lost: str | None = None  # in words
@@ -127,7 +133,6 @@ class Watch:
         return self
 
     def __enter__(self) -> None:
-        self._meetings += 1
         self._waits_since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
@@ -160,7 +165,8 @@ class Watch:
                     self._speaker = self.speaks(found[0])
                     self.lost = found[1]
                     self._found.set()
-                if found_at is not None and time.monotonic() - found_at > _GRACE_S:
+                # One that waits for somebody stuck is not told, and would wait on.
+                if found_at is not None and (self._waits_in_vain or time.monotonic() - found_at > _GRACE_S):
                     self._end_process()
             self._say()
         except RuntimeError as error:  # torch's for a store that is gone, and with it whoever holds it
@@ -174,6 +180,11 @@ class Watch:
             if not self._closed.wait(_GRACE_S):
                 self._end_process()
 
+    @property
+    def _waits_in_vain(self) -> bool:
+        since = self._waits_since
+        return since is not None and time.monotonic() - since >= self.timeout_s
+
     def _say(self) -> None:
         self._number += 1
         self._board.set(f"beat/{self._rank}", json.dumps(asdict(self._own())))
@@ -181,9 +192,7 @@ class Watch:
     def _own(self) -> Beat:
         phase, done = self._where()
         waits = self._waits_since is not None
-        return Beat(
-            self._number, phase, done, self._meetings, waits, platform.node(), os.getpid(), self._goodbye
-        )
+        return Beat(self._number, phase, done, waits, platform.node(), os.getpid(), self._goodbye)
 
     def _look(self) -> tuple[int, str] | None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """Teams of real processes for tests: forked from one that has imported everything and computed nothing.
 
-They talk by gloo, through a store that the test holds, as torchrun would. `glass` in each of them gets the same words,
-unless a test says otherwise; what it prints goes to a file.
+They talk by gloo, through a store that the test holds, as torchrun would. `glass` in each of them gets the
+same words, unless a test says otherwise; what it prints goes to a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _server.set_forkserver_preload(
         "glassgpt.train.session",
         "glassgpt.train.ranks",
         "glassgpt.show.report.listener",
+        "glassgpt.show.console",
         "torch.distributed.fsdp",
+        "torch._dynamo",  # which sharding imports
+        "plotly.offline",
     ]
 )
 _numbers = itertools.count()

@@ -207,11 +207,13 @@ def hang_in_data() -> None:
 def lose_a_gradient() -> None:
     """Update 3 has a gradient that is not a number, here only."""
     from glassgpt.train.learner import Learner
+    from glassgpt.train.shards import own_part
 
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
         result = original(learner, *batch)
-        if learner._now[0] == 3:
-            next(learner.model.parameters()).grad.fill_(math.nan)
+        gradient = next(learner.model.parameters()).grad
+        if learner._now[0] == 3 and gradient is not None:  # sharded gradients are there at the last only
+            own_part(gradient).fill_(math.nan)
         return result
 
     _instead(Learner, "_micro_step", micro_step)

@@ -110,17 +110,33 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(place), target
 
 
+TORCHRUNS = {
+    "standalone",
+    "nproc_per_node",
+    "nnodes",
+    "max_restarts",
+    "rdzv_backend",
+    "rdzv_id",
+    "rdzv_endpoint",
+}
+
+
 def known_flags() -> set[str]:
     training = (TrainConfig, PrepareOptions, SampleOptions)
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
     options = (*training, *looking, *knowing)
-    return {field.name for kind in options for field in dataclasses.fields(kind)} | {
-        "help",
-        "version",
-        "key",
-        "tune",
-    }
+    return (
+        {field.name for kind in options for field in dataclasses.fields(kind)}
+        | {
+            "help",
+            "version",
+            "key",
+            "tune",
+            "nproc",
+        }
+        | TORCHRUNS
+    )
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)

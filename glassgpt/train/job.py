@@ -171,6 +171,8 @@ def set_up(
     if config.shard and not spread:
         choices.append(Choice("shard", False, "this run is one process: there is nobody to share with"))
     choices.append(dtype := devices.choose_dtype(config.dtype, device, config.n_embd))
+    if spread and dtype.value == "float16":
+        raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
     shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":

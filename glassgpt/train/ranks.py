@@ -180,7 +180,6 @@ class Ranks(Team):
                 world_size=self.size,
                 # Later than our own, which names who is missing.
                 timeout=timedelta(seconds=config.rank_timeout + 60),
-                device_id=device if device.type == "cuda" and name == "nccl" else None,
             )
         self._device = device
         self._watch.timeout_s = config.rank_timeout

@@ -27,17 +27,17 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
     [
-        ({"dtype": "float32", "kernels": "plain", "graph": "off"}, 1e-5),
-        ({"dtype": "bfloat16", "kernels": "plain", "graph": "on"}, 1e-5),
-        ({"dtype": "bfloat16", "kernels": "triton", "optimizer": "muon", "arch": "modern"}, 1e-5),
-        ({"dtype": "float32", "kernels": "plain", "shard": True}, 1e-4),
+        ({"dtype": "float32", "kernels": "plain", "graph": "off"}, 1e-4),
+        ({"dtype": "bfloat16", "kernels": "plain", "graph": "on"}, 1e-2),
+        ({"dtype": "bfloat16", "kernels": "triton", "optimizer": "muon", "arch": "modern"}, 1e-2),
+        ({"dtype": "float32", "kernels": "plain", "shard": True}, 1e-3),
         ({"dtype": "bfloat16", "kernels": "triton", "shard": True, "optimizer": "muon"}, 2e-2),
     ],
 )
 def test_one_card_in_a_team_is_one_card(
     tiny: MakeConfig, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
-    """DDP is the same arithmetic; FSDP may add in another order."""
+    """The same arithmetic, up to the order in which a card adds."""
     plain = tiny("plain", **SETTINGS | changes | {"shard": False, "compile": "off"})
     # In a process of its own as well: this one must not have touched the card before others are forked.
     assert teams.start(1, tmp_path, teams.command(plain), environment=ALONE)[0].wait(180) == 0

@@ -85,7 +85,8 @@ def update(job: Job) -> None:
     with job.ledger.phase("compile" if first else "train") as phase:
         job.learner.update(job.progress.iter, job.progress.sequences)
         if first:
-            job.placement.synchronize()
+            with job.team.meeting():
+                job.placement.synchronize()
             job.team.exchanged_s()  # of no interval: it is part of warming up
     job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
@@ -191,7 +192,7 @@ def log_step(job: Job) -> None:
 def catch_up(job: Job) -> None:
     """Waits for the device, reads what it computed since last time, and looks whether all was finite."""
     progress = job.progress
-    with job.ledger.phase("train"):
+    with job.ledger.phase("train"), job.team.meeting():  # a card may be waiting for another one
         losses, norms = job.learner.take_results()
         bad_update = job.learner.first_bad_update(progress.iter)
     job.interval.split_data_from_train(job.stream.waited_s())

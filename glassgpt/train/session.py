@@ -85,6 +85,7 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
             for part in (job.place, job.sink, job.saver):  # closed in the opposite order
                 at_the_end.callback(part.close)
             opening = begin(job, task)
+            team.check_same({"the update to go on from": job.progress.iter})
             if isinstance(job.place, Place):
                 # A look at a run does not change its settings.
                 if task.run_dir is None or not job.config.eval_only:

@@ -123,7 +123,8 @@ def _restore(job: Job) -> list[Record]:
     if point.iter != job.config.max_iters or job.place.was_finished:
         check_not_done(job.config, point.iter)
     found = _take_over(job, origin)
-    set_aside(damaged)
+    if job.team.is_first:
+        set_aside(damaged)
     return found
 
 

@@ -133,6 +133,26 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
     assert run_losses(config.out_dir) == pytest.approx(run_losses(straight.out_dir), abs=1e-5)
 
 
+def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(**SHARED | {"max_iters": 4, "eval_interval": 2, "keep_checkpoints": 2})
+    teams.together(2, tmp_path, teams.command(config))
+    before, last = committed(Path(config.out_dir))
+    (last / "model.safetensors").write_bytes(b"nothing")
+    (member, _) = teams.together(2, tmp_path, teams.resume_command(config.out_dir, max_iters=6))
+    assert f"{last} is damaged" in member.said or f"{last}/model.safetensors is damaged" in member.said
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
+    assert (last.parent / f"damaged-{last.name}").is_dir()
+    assert before.exists() or run_losses(config.out_dir).keys() == set(range(1, 7))
+
+
+def test_measuring_is_done_once_and_holds_for_all(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(**SHARED | {"batch_size": 4, "gradient_accumulation_steps": 2, "max_iters": 2})
+    sabotage = dict.fromkeys(range(2), "tune_to_two")
+    teams.together(2, tmp_path, [*teams.command(config), "--tune"], sabotage=sabotage)
+    batch = records(config.out_dir, "run")[0]["batch"]
+    assert (batch["batch_size"], batch["micro_steps"], batch["sequences"]) == (2, 2, 8)
+
+
 # --- what is written ---
 
 

@@ -46,9 +46,8 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 class Ranks(Team):
     """One of `size` processes."""
 
-    def __init__(self, rank: int, size: int, local_rank: int, local_size: int, machine: int) -> None:
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self._machine = machine
         # Two lines to the same store: one for us, which never blocks; one for torch, which does.
         self._store, self._torchs_store = (self._open_store() for _ in range(2))
         self._talks = 0  # numbered, so that all mean the same one
@@ -63,13 +62,7 @@ class Ranks(Team):
         def number(name: str, default: int = 0) -> int:
             return int(environment.get(name) or default)
 
-        team = cls(
-            number("RANK"),
-            number("WORLD_SIZE"),
-            number("LOCAL_RANK"),
-            number("LOCAL_WORLD_SIZE", 1),
-            number("GROUP_RANK"),
-        )
+        team = cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE", 1))
         team.attempt = number("TORCHELASTIC_RESTART_COUNT")
         name = environment.get("TORCHELASTIC_RUN_ID", "none")
         # Without a name of its own, a launch is told by its launcher, the parent of the first process.

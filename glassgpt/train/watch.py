@@ -8,6 +8,7 @@ at once on its own machine; by its goodbye, if it could still say one; else by i
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -15,9 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 _TICK_S = 0.5
+_LOOK_S = 10.0  # between looks at the others while nobody is missed
+_MISSED_S = 1.0  # of waiting, and somebody is
+_MANY = 32  # processes: more of them say and look less often, or the store had much to do
 _GRACE_S = 6.0  # for the main thread to end by itself once somebody is known to be lost
 _ALL_WAIT_S = 15.0  # longer than for one that hangs: everybody may wait for a moment
 LOST_EXIT_CODE = 1
@@ -121,7 +125,8 @@ class Watch:
         self.lost: str | None = None  # in words
         self._found = threading.Event()
         self._closed = threading.Event()
-        self._told = False
+        self._told = self._speaker = self._is_urgent = self._is_known = False
+        self._looked_at = -math.inf
         self._thread = threading.Thread(target=self._keep, name="watch", daemon=True)
         self._thread.start()
 
@@ -140,6 +145,7 @@ class Watch:
 
     def wait_for_loss(self, seconds: float) -> str | None:
         """Who is lost, if that turns out soon."""
+        self._is_urgent = True
         self._found.wait(seconds)
         return self.lost
 
@@ -157,10 +163,11 @@ class Watch:
 
     def _keep(self) -> None:
         found_at = None
+        tick_s = _TICK_S * max(1.0, self._size / _MANY)
         try:
-            while not self._closed.wait(_TICK_S if self._number else 0):
+            while not self._closed.wait(tick_s if self._number else 0):
                 self._say()
-                if found_at is None and (found := self._look()):
+                if found_at is None and self._is_time_to_look() and (found := self._look()):
                     found_at = time.monotonic()
                     self._speaker = self.speaks(found[0])
                     self.lost = found[1]
@@ -180,6 +187,11 @@ class Watch:
             if not self._closed.wait(_GRACE_S):
                 self._end_process()
 
+    def _is_time_to_look(self) -> bool:
+        now, since = time.monotonic(), self._waits_since
+        missed = since is not None and now - since > _MISSED_S
+        return self._is_urgent or missed or now - self._looked_at > _LOOK_S
+
     @property
     def _waits_in_vain(self) -> bool:
         since = self._waits_since
@@ -195,7 +207,7 @@ class Watch:
         return Beat(self._number, phase, done, waits, platform.node(), os.getpid(), self._goodbye)
 
     def _look(self) -> tuple[int, str] | None:
-        now = time.monotonic()
+        self._looked_at = now = time.monotonic()
         for rank in range(self._size):
             key = f"beat/{rank}"
             if rank == self._rank or not self._board.check([key]):
@@ -210,16 +222,18 @@ class Watch:
         )
 
     def say_lost(self) -> bool:
-        """True once, on the one process that shall say it."""
+        """True once, on the one process that shall say it. Whoever asks ends the process."""
+        self._is_known = True
         speaks, self._told = self._speaker and not self._told, True
         return speaks
 
-    _speaker = False
-
-    def _end_process(self) -> Any:
-        """The main thread waits in a place that no exception reaches."""
-        assert self.lost is not None
-        self._record_loss(self.lost)
-        if self.say_lost():
-            print(f"error: {self.lost}", file=sys.stderr, flush=True)
-        os._exit(LOST_EXIT_CODE)
+    def _end_process(self) -> None:
+        """Unless it ends already: the main thread waits in a place that no exception reaches."""
+        if self._is_known:
+            return
+        try:
+            self._record_loss(str(self.lost))
+            if self.say_lost():
+                print(f"error: {self.lost}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(LOST_EXIT_CODE)

@@ -253,6 +253,7 @@ def close(job: Job, ending: Ending) -> Ending:
         return Ending("interrupted", job.stop.exit_code)
     if ending.exit_code == 0 and not job.config.eval_only:
         tell(job, course_finding(job.outcome, job.progress.iter, job.progress.val_loss))
+    tell(job, records.straggler(job))
     wall_s = sum(job.ledger.seconds().values())
     tell(job, miss_finding(job.outcome, job.progress.iter, wall_s, records.is_whole(job, ending.reason)))
     return ending

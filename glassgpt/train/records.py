@@ -80,8 +80,8 @@ def step_record(job: Job) -> Record:
     config, progress, plan = job.config, job.progress, job.plan
     updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
-    shared = _shared(job, seconds, updates)
     memory = machine.memory_now(str(job.placement.device))
+    shared = _shared(job, seconds, updates, memory)
     job.outcome.add(updates * plan.tokens, seconds, phases["data"], memory)
     speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak, job.team.size)
     record: Record = {
@@ -110,12 +110,12 @@ def step_record(job: Job) -> Record:
     return record
 
 
-def _shared(job: Job, seconds: float, updates: int) -> Record | None:
+def _shared(job: Job, seconds: float, updates: int, memory: dict[str, int]) -> Record | None:
     """How the processes of a team shared these updates; every one of them has to ask."""
     if not job.team.launch:
         return None
     exchanged_s = min(job.team.exchanged_s(), seconds)
-    table = job.team.table([seconds - exchanged_s, exchanged_s])
+    table = job.team.table([seconds - exchanged_s, exchanged_s, memory.get("allocated_peak", memory["rss"])])
     if not updates:
         return None
     sharing = Sharing(tuple(row[0] for row in table), tuple(row[1] for row in table))
@@ -124,7 +124,29 @@ def _shared(job: Job, seconds: float, updates: int) -> Record | None:
         "work_ms": [1000 * value / updates for value in sharing.work_s],
         "exchange_ms": [1000 * value / updates for value in sharing.exchange_s],
         "slowest": sharing.slowest,
+        "memory": [int(row[2]) for row in table],
     }
+
+
+def straggler(job: Job) -> Record | None:
+    """A finding if the others lost much time waiting for one process."""
+    sharing = job.sharing
+    if sharing is None or job.placement.shard or sharing.waiting < _MUCH_WAITING:
+        return None
+    rank = sharing.slowest
+    return {
+        "kind": "finding",
+        "iter": job.progress.iter,
+        "id": "straggler",
+        "severity": "advice",
+        "title": f"the others wait for rank {rank}",
+        "evidence": f"{sharing.waiting:.0%} of the time, on average",
+        "explanation": "Gradients are averaged when all have come; the slowest sets the pace.",
+        "advice": f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
+    }
+
+
+_MUCH_WAITING = 0.1
 
 
 def _sharing(job: Job) -> Record:

@@ -121,7 +121,8 @@ def _see_through(job: Job) -> Ending:
         cause = job.team.blame(error)
         if isinstance(cause, RankLost):
             job.saver.abandon()  # who is lost saves nothing
-        what = {"error": f"{type(cause).__name__}: {cause}"[:2000]}
+        name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
+        what = {"error": f"{name}{cause}"[:2000]}
         # If it is the journal that cannot be written, this record has no place; the error says so.
         with contextlib.suppress(UserError):
             _record_end(job, "crashed", 2 if isinstance(error, UserError) else 1, what)

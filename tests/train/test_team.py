@@ -175,6 +175,7 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     for step in steps:
         shared = step["ranks"]
         assert shared["slowest"] == 1
+        assert all(10**7 < memory < 10**10 for memory in shared["memory"])
         for work, exchange in zip(shared["work_ms"], shared["exchange_ms"], strict=True):
             assert 0 < work + exchange < 1.5 * step["step_ms"]
         assert shared["work_ms"][1] > 35  # two micro-batches of 20 ms
@@ -185,6 +186,10 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert end["ranks"]["waiting"] > 0.2
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"])
     assert "waiting for the slowest, rank 1" in first.said
+    assert f"--out_dir={config.out_dir} --nproc=2 --max_iters=24" in first.said
+    (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "straggler")
+    assert finding["title"] == "the others wait for rank 1"
+    assert finding["evidence"] == f"{end['ranks']['waiting']:.0%} of the time, on average"
     assert len(records(config.out_dir, "sample")) == 1
 
 

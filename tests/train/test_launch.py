@@ -27,15 +27,13 @@ def run(command: list[str]) -> subprocess.Popen[str]:
 def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeConfig) -> None:
     train(tiny("one", **SHARED))
     config = tiny("two", **SHARED)
+    forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
     first = run([*GLASS, *teams.command(config), "--nproc", "2"])
+    second = run([*GLASS, *teams.command(forever), "--nproc=2"])
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 0, said
     assert said.count("end           finished after 10 updates") == 1
     assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
-
-    forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
-    second = run([*GLASS, *teams.command(forever), "--nproc=2"])
-    bad = run([*GLASS, *teams.command(tiny("bad", **SHARED)), "--nproc=3"])
     while not Path(forever.out_dir, "journal.jsonl").exists() or not run_losses(forever.out_dir):
         time.sleep(0.05)
         assert second.poll() is None
@@ -45,12 +43,6 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     end = records(forever.out_dir)[-1]
     assert end["reason"] == "interrupted"
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
-    said = bad.communicate(timeout=120)[0]
-    assert bad.returncode == 2, said
-    assert said.splitlines() == [
-        "error: an update of 8 sequences cannot be shared evenly by 3 processes; change --batch_tokens, or "
-        "--batch_size x --gradient_accumulation_steps, which is over all of them"
-    ]
 
 
 def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) -> None:

@@ -159,8 +159,13 @@ class TrainConfig:
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
-    # Shard parameters, gradients and optimizer over the ranks (FSDP2).
+    # With several processes (torchrun, or `glass train --nproc N`): each holds a part of the weights and of
+    # the optimizer's state (FSDP), for models that do not fit on one card. False: each holds all (DDP).
     shard: bool = False
+    # How processes talk to each other: nccl or gloo. Empty: nccl between CUDA cards, gloo between CPUs.
+    backend: str = ""
+    # Seconds that processes wait for one that does not go on, before the run ends and names it.
+    rank_timeout: float = 600.0
     # Seed of weights, batches and dropout.
     seed: int = 1337
     # Seconds spent at start to measure the matmul peak that MFU is compared with; 0: only the card table.
@@ -192,11 +197,6 @@ class TrainConfig:
     # The run's name there. Empty: that of its folder.
     wandb_run_name: str = ""
 
-    # --- nanoGPT's, with no work to do here yet ---
-
-    # How processes talk to each other. A run is one process so far.
-    backend: str = ""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -215,6 +215,7 @@ _POSITIVE = (
     "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "batch_tokens",
     "learning_rate", "max_iters", "lr_decay_iters", "log_interval", "eval_interval", "eval_tokens",
     "eval_iters", "checkpoint_interval", "keep_checkpoints", "matrix_lr", "embedding_lr", "threads",
+    "rank_timeout",
 )
 _NOT_NEGATIVE = (
     "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience", "sample_tokens", "seed",
@@ -256,6 +257,10 @@ def find_problems(config: TrainConfig) -> list[str]:
         problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
     if config.init_state != "auto" and config.init_from == "scratch":
         problems.append(f"--init_state={config.init_state} is about --init_from=RUN, and there is none")
+    if config.shard and config.dtype == "float16":
+        problems.append("--shard=True goes with --dtype=bfloat16 or float32, not float16 and its loss scaler")
+    if config.shard and config.fp8:
+        problems.append("--shard=True does not go with --fp8=True")
     if config.seed >= 2**63:
         problems.append(f"--seed={config.seed} must be below 2^63")
     problems += [

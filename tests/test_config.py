@@ -172,3 +172,11 @@ def test_what_to_take_over_needs_something_to_take_it_from() -> None:
     (problem,) = find_problems(TrainConfig(init_state="all"))
     assert problem == "--init_state=all is about --init_from=RUN, and there is none"
     assert find_problems(TrainConfig(init_state="all", init_from="runs/other")) == []
+
+
+def test_sharding_goes_with_neither_a_loss_scaler_nor_8_bit_floats() -> None:
+    found = problems(shard=True, dtype="float16", fp8=True)
+    assert [problem.partition(" ")[0] for problem in found] == ["--shard=True"] * 2
+    assert problems(shard=True, dtype="bfloat16") == []
+    (problem,) = problems(rank_timeout=0.0)
+    assert "--rank_timeout=0.0 must be greater than 0" in problem

@@ -114,19 +114,25 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(place), target
 
 
+TORCHRUNS = {
+    "standalone",
+    "nproc_per_node",
+    "nnodes",
+    "max_restarts",
+    "rdzv_backend",
+    "rdzv_id",
+    "rdzv_endpoint",
+}
+
+
 def known_flags() -> set[str]:
     training = (TrainConfig, PrepareOptions, SampleOptions)
     looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
     exchanging = (ExportOptions, ImportOptions, TrackOptions)
     options = (*training, *looking, *knowing, *exchanging, CompletionOptions)
-    return {field.name for kind in options for field in dataclasses.fields(kind)} | {
-        "help",
-        "version",
-        "key",
-        "tune",
-        "logdir",  # TensorBoard's
-    }
+    words = {"help", "version", "key", "tune", "nproc", "logdir"}  # the last is TensorBoard's
+    return {field.name for kind in options for field in dataclasses.fields(kind)} | words | TORCHRUNS
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)

@@ -733,6 +733,7 @@ FREE = {  # fields that none of the others restrict; the ranges are those of fin
     "patience": st.integers(0, 100),
     "sample_tokens": st.integers(0, 10**6),
     "seed": st.integers(0, 2**62),
+    "rank_timeout": st.floats(0, 1e9, exclude_min=True),
     "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),
 }
 
@@ -756,6 +757,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     }
     values["n_head"] = draw(st.integers(1, 64))
     values["n_embd"] = values["n_head"] * 2 * draw(st.integers(1, 64))
+    values["shard"] = values["shard"] and values["dtype"] != "float16" and not values["fp8"]
     values["learning_rate"] = draw(rates)
     values["min_lr"] = draw(st.none() | st.floats(0, values["learning_rate"]))
     if values["eval_tokens"] is None:

@@ -117,10 +117,15 @@ def choose_kernels(config: TrainConfig, on: Traits) -> Choice:
     return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
 
 
-def choose_compile(config: TrainConfig, on: Traits, eager_step_s: float | None, kernels: bool) -> Choice:
-    """`eager_step_s`: about how long an update will take without compiling; None if nobody can say."""
+def choose_compile(
+    config: TrainConfig, on: Traits, eager_step_s: float | None, kernels: bool, sharded: bool = False
+) -> Choice:
+    """`eager_step_s`: about how long an update will take without compiling; None if nobody can say.
+    `sharded`: weights are spread over several processes."""
     if config.compile != "auto":
         return Choice("compile", config.compile, "asked for")
+    if sharded:
+        return Choice("compile", "off", "weights are gathered and let go between the layers (--shard)")
     if kernels:
         return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
     missing = _why_nothing_is_built(on)

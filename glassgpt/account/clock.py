@@ -30,6 +30,11 @@ class Ledger:
     def phase(self, name: str) -> _Phase:
         return _Phase(self, name)
 
+    @property
+    def current(self) -> str:
+        """The phase it is in."""
+        return self._stack[-1]
+
     def move(self, source: str, target: str, seconds: float) -> None:
         """Reassigns time whose true phase is known only afterwards; the sum stays what it was."""
         seconds = max(0.0, min(seconds, self._seconds[source]))

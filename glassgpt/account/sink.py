@@ -90,6 +90,19 @@ class Sink:
             self._journal.close()
 
 
+class Silence(Sink):
+    """Of a process that has nothing to record, because another one of its team does."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __call__(self, record: Record) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class _Mailbox:
     """A listener and its thread."""
 

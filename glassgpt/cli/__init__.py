@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
+            if os.environ.get("RANK", "0") != "0":  # of several processes, one says it
+                return int(getattr(error, "exit_code", 130))
             what = "; what was saved before is whole" if words[:1] == ["train"] else ""
             print(f"\nstopped at once{what}", file=sys.stderr)
         return int(getattr(error, "exit_code", 130))

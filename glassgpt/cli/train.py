@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import TrainConfig, trackers_asked
@@ -27,19 +28,43 @@ def train(words: list[str]) -> int:
         about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
         text = (
             "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). --tune measures "
-            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. Presets:\n\n{about}"
+            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. --nproc=N trains in N "
+            f"processes on this machine, as torchrun does. Presets:\n\n{about}"
         )
         return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
     names, flags, problems = parse_flags(words, _Flags)
-    tuning, more = check_settings({"tune": flags.pop("tune", "False")}, _Flags)
+    own, more = check_settings({name: flags.pop(name) for name in ("tune", "nproc") if name in flags}, _Flags)
     problems += more
+    nproc = own.get("nproc")
+    if isinstance(nproc, int) and nproc < 1:
+        problems.append(f"--nproc={nproc} must be 1 or more")
     recipe = recipe_named(names, problems)
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
-    from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
+    if isinstance(nproc, int) and "RANK" not in os.environ:  # torchrun and we would start each other
+        from glassgpt.train.launch import launch
 
-    with Stop() as stop:
-        return _train(recipe, flags, stop, bool(tuning.get("tune")))
+        return launch(nproc, ["train", *_without_nproc(words)])
+    from glassgpt.train.interrupt import Stop  # which needs no torch: Ctrl-C is heard while that is loading
+    from glassgpt.train.team import RankLost
+
+    try:
+        with Stop() as stop:
+            return _train(recipe, flags, stop, bool(own.get("tune")))
+    except RankLost as lost:
+        if lost.is_mine_to_say:
+            print(f"error: {lost}", file=sys.stderr)
+        return 1
+
+
+def _without_nproc(words: list[str]) -> list[str]:
+    """What each of the processes is asked to do."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and not word.startswith("--nproc"):
+            kept.append(word)
+        skip = word == "--nproc"
+    return kept
 
 
 @dataclass(frozen=True)
@@ -47,6 +72,7 @@ class _Flags(TrainConfig):
     """What may be said besides the run's settings."""
 
     tune: bool = False
+    nproc: int | None = None
 
 
 TUNING_S = 90.0
@@ -59,16 +85,23 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
     from glassgpt.show.report.listener import ReportAtEnd
     from glassgpt.track.trackers import check_installed
     from glassgpt.train import session
-    from glassgpt.train.task import resolve
+    from glassgpt.train.task import begun_by, resolve
+    from glassgpt.train.team import join
 
-    session.check_alone()  # before eight processes prepare the same data
-    task = resolve(recipe, flags)
-    check_installed(trackers_asked(task.config))
-    # Who reads nanoGPT's lines from stdout expects no others there.
-    out = console(stderr=task.config.console == "nanogpt")
-    _prepare_if_built_in(task.config, out)
-    if tune:
-        task = _tuned(task, flags, out)
+    team = join()
+    with team.together():
+        said = {**(recipe.settings if recipe else {}), **flags}
+        task = begun_by(team, str(said.get("out_dir", "")), flags) or resolve(recipe, flags)
+        if team.is_first:
+            check_installed(trackers_asked(task.config))
+        # Who reads nanoGPT's lines from stdout expects no others there.
+        out = console(stderr=task.config.console == "nanogpt")
+        team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+        if tune:
+            found = team.from_first(lambda: _tuned(task, flags, out))
+            task = replace(task, config=TrainConfig(**found["config"]), tuning_s=found["seconds"])
+    if not team.is_first:
+        return session.start(task, [], stop, process_age_s(), team).exit_code
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
     if task.config.console == "nanogpt":
         lines = NanogptConsole()
@@ -80,11 +113,12 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
         lines(record)
         report(record)
 
-    return session.start(task, [show], stop, process_age_s()).exit_code
+    return session.start(task, [show], stop, process_age_s(), team).exit_code
 
 
-def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:
-    """With the settings that are fastest here, found by trying; what was said by flag stays."""
+def _tuned(task: Task, flags: Collection[str], out: Console) -> dict[str, Any]:
+    """The settings that are fastest here, found by trying, and how long that took; what was said by flag
+    stays."""
     from glassgpt.harmless import harmless
     from glassgpt.insight.tune.tuning import tuned_config
 
@@ -94,7 +128,7 @@ def _tuned(task: Task, flags: Collection[str], out: Console) -> Task:
     started = time.perf_counter()
     config = tuned_config(task.config, TUNING_S, say, fixed=flags)
     out.print()
-    return replace(task, config=config, tuning_s=time.perf_counter() - started)
+    return {"config": asdict(config), "seconds": time.perf_counter() - started}
 
 
 def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:

@@ -23,6 +23,7 @@ from glassgpt.show.chart import bar, sparkline
 from glassgpt.show.forecast import forecast_line, outcome_line
 from glassgpt.show.next_steps import what_next
 from glassgpt.show.profile import profile_line, profile_rows
+from glassgpt.show.ranks import sharing_line
 
 _PHASE_MEANING = {
     "startup": "imports, reading data, building the model",
@@ -243,6 +244,8 @@ class RunConsole:
                 "best",
                 f"validation loss {record['best_val_loss']:.4f} at iter {record['best_iter']:,}   {curve}",
             )
+        if "ranks" in record and (told := sharing_line(record["ranks"])):
+            self._line("ranks", told)
         if "forecast" in record and (told := outcome_line(record["forecast"])):
             self._line("forecast", told)
         note = mfu_note(self._last_mfu, _peak(self._run))

@@ -11,6 +11,9 @@ from glassgpt.account.journal import Record
 def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
     place = run.get("out_dir", "RUN")
     go_on = f"glass train --init_from=resume --out_dir={shlex.quote(str(place))}"
+    team = run.get("team", {})
+    if team and team["size"] == team["per_machine"]:
+        go_on += f" --nproc={team['size']}"
     reason = end["reason"]
     if reason == "not finite":
         norms = ", ".join(f"{norm:.3g}" for norm in end["recent_grad_norms"][-5:])

@@ -27,6 +27,11 @@ class BatchPlan:
     sequences: int  # per update, over everything
     tokens: int  # per update, over everything
 
+    @property
+    def own_tokens(self) -> int:
+        """Per update, in each process."""
+        return self.tokens * self.batch_size * self.micro_steps // self.sequences
+
 
 def plan_batch(
     config: TrainConfig, device_type: str, fits: int | None, ranks: int = 1
@@ -44,22 +49,34 @@ def plan_batch(
         elif size is None:
             size = sequences // (steps or 1)
         steps = sequences // size
-    if steps % ranks:
-        raise UserError(
-            f"--gradient_accumulation_steps={steps} is over all processes: it must be a multiple of {ranks}"
-        )
     tokens = size * steps * T
+    if steps % ranks:
+        before, (size, reason) = size, _smaller_size(size * steps, size, ranks)
+        steps = steps * before // size
+        choices.append(Choice("batch_size", size, reason))
     how = f"{size} sequences x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
     choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices
 
 
-def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
-    """The largest divisor that fits in memory and is not beyond what still pays."""
+def _smaller_size(sequences: int, size: int, ranks: int) -> tuple[int, str]:
+    """The update stays what it is; it is the micro-batches that the processes share."""
+    _check_shares(sequences, ranks)
+    smaller = next(n for n in range(size, 0, -1) if sequences % (n * ranks) == 0)
+    return smaller, f"not {size}: so that {ranks} processes can share the update's {sequences} sequences"
+
+
+def _check_shares(sequences: int, ranks: int) -> None:
     if sequences % ranks:
         raise UserError(
-            f"--batch_tokens is {sequences} sequences, which {ranks} processes cannot share evenly"
+            f"an update of {sequences} sequences cannot be shared evenly by {ranks} processes; change "
+            "--batch_tokens, or --batch_size x --gradient_accumulation_steps, which is over all of them"
         )
+
+
+def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
+    """The largest divisor that fits in memory and is not beyond what still pays."""
+    _check_shares(sequences, ranks)
     enough = max(1, _ENOUGH_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
     size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)

@@ -5,6 +5,9 @@
                          evaluation.safetensors  what early stopping compares with, if it is on
                          state.json              iteration, losses, settings, SHA-256 of the others
 
+With --shard every process writes its rows, as model-00001-of-00004.safetensors and so on; the `index` in
+state.json says which file has which rows of what. Whoever reads gets whole tensors.
+
 A checkpoint is written beside its place, flushed to disk, and renamed: a folder with a plain number is whole,
 whatever happened. Which one is `last` and which is `best` is not stored anywhere, it follows from what is
 there: the highest iteration, and the lowest validation loss. Nothing is pickled; loading executes nothing.
@@ -35,6 +38,7 @@ from glassgpt.account.journal import Record
 from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
 from glassgpt.train.rundir import CHECKPOINTS, COMMITTED
+from glassgpt.train.team import Team
 from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
 
 FOLDER = CHECKPOINTS
@@ -42,6 +46,7 @@ VERSION = 1
 
 Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
 Snapshot = dict[str, Packed]  # by file
+Rows = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: from, to, of how many in all
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,20 @@ def load_tensors(point: Checkpoint) -> Tensors:
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} is damaged: {error!r}") from None
-    return tensors
+    return _put_together(tensors, point.state["index"]) if "index" in point.state else tensors
+
+
+def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
+    """Whole tensors from the rows that are spread over files."""
+    whole: Tensors = {file: part for file, part in files.items() if file not in index}
+    for file, rows in index.items():
+        for name, (start, end, count) in rows.items():
+            part = files[file][name]
+            place = whole.setdefault(file.partition("-")[0], {})
+            if name not in place:
+                place[name] = part.new_empty((count, *part.shape[1:]))
+            place[name][start:end] = part
+    return whole
 
 
 def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]]:
@@ -159,25 +177,37 @@ def set_aside(damaged: list[Path]) -> None:
 class Saver:
     """Writes checkpoints in a thread, one at a time. The loop waits only for the copy of the tensors."""
 
-    def __init__(self, run_dir: Path, keep: int) -> None:
-        self._run_dir, self._keep = run_dir, keep
+    def __init__(self, run_dir: Path, keep: int, team: Team | None = None) -> None:
+        """With a `team`: every process of it saves its part, each with a saver of its own."""
+        self._run_dir, self._keep, self._team = run_dir, keep, team or Team()
+        self._saves = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
         self._patient = True
         self._staging: Staging | None = None
-        for leftover in _entries(run_dir / FOLDER):
+        for leftover in _entries(run_dir / FOLDER) if self._team.is_first else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
                 shutil.rmtree(leftover)
 
-    def save(self, tensors: Tensors, state: Mapping[str, Any], started: float | None = None) -> None:
+    def save(
+        self,
+        tensors: Tensors,
+        state: Mapping[str, Any],
+        started: float | None = None,
+        rows: Rows | None = None,
+    ) -> None:
         """Copies the tensors and starts writing. The save before must have been waited for; `started`:
-        when that waiting began, by time.perf_counter, because it blocks as well."""
+        when that waiting began, by time.perf_counter, because it blocks as well. `rows`: of tensors of which
+        this process has a part only."""
         assert self._pending is None
         started = time.perf_counter() if started is None else started
         snapshot = self._snapshot(tensors)
         blocking_ms = (time.perf_counter() - started) * 1000
         record = {"kind": "checkpoint", "iter": state["iter"], "blocking_ms": blocking_ms}
-        self._pending = self._thread.submit(self._write, snapshot, dict(state), record)
+        self._saves += 1
+        state = dict(state) | ({} if rows is None else {"index": rows})
+        write = self._write if self._team.is_first else self._contribute
+        self._pending = self._thread.submit(write, snapshot, state, record)
 
     def poll(self, wait: bool = False) -> Record | None:
         """The record of a save that has ended since last asked. A save that failed raises here."""
@@ -202,6 +232,8 @@ class Saver:
         """A copy that training does not touch: on the card, where that takes a moment, if there is room
         beside what an update needs; else in main memory."""
         everything = [tensor for part in tensors.values() for tensor in part.values()]
+        if not everything:  # a process of many, for which no rows are left
+            return {}
         device = everything[0].device
         if device.type != "cuda" or not _fits_beside(everything, device):
             device = torch.device("cpu")
@@ -222,11 +254,9 @@ class Saver:
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
         try:
             temporary.mkdir()
-            state["version"], state["sha256"] = VERSION, {}
-            for file, packed in snapshot.items():
-                path = temporary / f"{file}.safetensors"
-                state["sha256"][path.name] = write_packed(path, packed, self._staging)
-                sync_to_disk(path)
+            self._team.post(f"save/{self._saves}", temporary.name)
+            state["version"], state["sha256"] = VERSION, self._write_files(temporary, snapshot)
+            self._add_contributions(state)
             document = {"digest": _digest(state), "state": state}
             (temporary / "state.json").write_text(journal.dumps(document) + "\n")
             sync_to_disk(temporary / "state.json")
@@ -247,12 +277,61 @@ class Saver:
         record["background_ms"] = (time.perf_counter() - started) * 1000
         return record
 
+    def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
+        """SHA-256 by file."""
+        digests = {}
+        for file, packed in snapshot.items():
+            path = folder / f"{file}.safetensors"
+            digests[path.name] = write_packed(path, packed, self._staging)
+            sync_to_disk(path)
+        return digests
+
+    def _add_contributions(self, state: dict[str, Any]) -> None:
+        """What the other processes wrote. All of it, or there is no checkpoint."""
+        for rank in range(1, self._team.size):
+            theirs = self._team.collect(f"save/{self._saves}/{rank}")
+            if "error" in theirs:
+                raise OSError(f"rank {rank}: {theirs['error']}")
+            state["sha256"] |= theirs["sha256"]
+            state["index"] |= theirs["index"]
+
+    def _contribute(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
+        """Writes this process's part, for the first one to commit."""
+        folder = self._run_dir / FOLDER / self._team.collect(f"save/{self._saves}")
+        name = f"save/{self._saves}/{self._team.rank}"
+        try:
+            digests = self._write_files(folder, snapshot)
+        except OSError as error:
+            self._team.post(name, {"error": str(error)})
+            raise
+        self._team.post(name, {"sha256": digests, "index": state["index"]})
+        return record
+
     def _prune(self, bests: list[Path]) -> None:
         """Removes what is neither a best nor among the last ones."""
         for path in committed(self._run_dir)[: -self._keep]:
             if path not in bests:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
+
+
+class NoSaver(Saver):
+    """Of a process whose weights another one of the team saves."""
+
+    def __init__(self) -> None:
+        pass
+
+    def save(self, *_: object, **__: object) -> None:
+        pass
+
+    def poll(self, wait: bool = False) -> Record | None:
+        return None
+
+    def abandon(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:

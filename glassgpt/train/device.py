@@ -33,6 +33,7 @@ class Placement:
     graph: bool = False  # updates are recorded and replayed
     data_on_card: bool = False
     float8: bool = False  # matmuls while training
+    shard: bool = False  # weights are spread over the processes of a team
 
     def autocast(self) -> AbstractContextManager[object]:
         """Weights stay float32; matmuls run in `dtype`."""
@@ -64,6 +65,23 @@ def choose_device(asked: str) -> tuple[torch.device, Choice]:
             raise UserError(f"--device={asked} does not exist: {kind} has {_device_count(kind)} here")
     device = torch.device(asked if asked != "auto" else kind)
     return device, Choice("device", str(device), f"{why}: {device_name(device)}")
+
+
+def share_out(device: torch.device, asked: str, local_rank: int, local_size: int) -> torch.device:
+    """The card for one of several processes on a machine: each has its own."""
+    if device.type != "cuda":
+        return device
+    cards = _device_count("cuda")
+    problems = []
+    if local_size > 1 and ":" in asked:
+        problems.append(
+            f"--device={asked} is one card for {local_size} processes; --device=cuda gives each its own"
+        )
+    if local_size > cards:
+        problems.append(f"{local_size} processes were started on a machine with {cards} cards; start {cards}")
+    if problems:
+        raise UserError(problems)
+    return device if ":" in asked else torch.device("cuda", local_rank)
 
 
 def _cuda_works() -> bool:

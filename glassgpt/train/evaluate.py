@@ -18,6 +18,7 @@ from torch import Tensor
 from glassgpt.account.clock import Ledger
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
 from glassgpt.train.learner import Learner
+from glassgpt.train.team import Team
 
 _KEPT_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
 
@@ -72,10 +73,17 @@ class Windows:
     are many, made once and kept there."""
 
     def __init__(
-        self, tokens: np.ndarray, block_size: int, eval_tokens: int | None, rows: int, device: torch.device
+        self,
+        tokens: np.ndarray,
+        block_size: int,
+        eval_tokens: int | None,
+        rows: int,
+        device: torch.device,
+        team: Team | None = None,
     ) -> None:
         """`eval_tokens=None`: all of the split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
+        self._team = team or Team()
         self._starts = evaluation_windows(len(tokens), block_size, eval_tokens)
         self._kept: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
 
@@ -83,7 +91,8 @@ class Windows:
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        """Inputs and targets, and how many targets each window has."""
+        """Inputs and targets, and how many targets each window has: of this process's batches, which are
+        every so manieth. Everybody has as many; those past the end are all padding."""
         if len(self) * self._block_size > _KEPT_TOKENS:
             yield from self._made()
             return
@@ -91,8 +100,21 @@ class Windows:
             self._kept = list(self._made())
         yield from self._kept
 
+    @property
+    def _end(self) -> int:
+        """Windows, with padding to whole batches for everybody."""
+        in_a_round = self._rows * self._team.size
+        return -(-len(self) // in_a_round) * in_a_round
+
+    def everybodys(self, own: np.ndarray) -> np.ndarray:
+        """A number for every window, from those for the windows of this process."""
+        rounds = self._end // (self._rows * self._team.size)
+        whole = np.zeros((rounds, self._team.size, self._rows), own.dtype)
+        whole[:, self._team.rank] = own.reshape(rounds, self._rows)
+        return self._team.total(whole).reshape(-1)[: len(self)]
+
     def _made(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        for i in range(0, len(self), self._rows):
+        for i in range(self._team.rank * self._rows, self._end, self._team.size * self._rows):
             chunk = self._starts[i : i + self._rows]
             nothing = len(self._tokens)  # a window that starts there is all padding
             filled = np.pad(chunk, (0, self._rows - len(chunk)), constant_values=nothing)
@@ -111,6 +133,7 @@ def evaluate(
     with ledger.phase("eval") as whole:
         for x, y, filled in windows:
             if should_stop():
+                learner.let_go()
                 return None
             if learner.is_first("score"):
                 with ledger.phase("compile") as first_call:
@@ -120,10 +143,11 @@ def evaluate(
             else:
                 sums.append(_window_sums(learner, x, y))
             counts.append(filled)
-        window_sums = torch.cat(sums).cpu().numpy()[: len(windows)]
+        learner.let_go()
+        window_sums = windows.everybodys(torch.cat(sums).cpu().numpy())
+        window_tokens = windows.everybodys(np.concatenate(counts))
     if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one
         ledger.move("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
-    window_tokens = np.concatenate(counts)[: len(windows)]
     total = int(window_tokens.sum())
     return Evaluation(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
 

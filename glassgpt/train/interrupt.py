@@ -6,6 +6,7 @@
                       nothing happens at all
 
 Until the run has a folder there is nothing to save, and the first Ctrl-C quits at once too.
+In a team of processes what one of them hears is acted on by all, at the same update (see Team.heed).
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ class Stop:
     """`with Stop() as stop:` … `if stop.requested: …`"""
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # to be acted on
         self.gentle = False  # set when there is something to save: until then a signal quits at once
         self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
+        self.in_team = False  # what is heard is only acted on when all have agreed
+        self.is_quiet = False  # another process of the team says what is to be said
+        self._heard: int | None = None
+        self._heard_hangup = False
         self._before: dict[int, Any] = {}
 
     @property
@@ -47,6 +52,16 @@ class Stop:
     def exit_code(self) -> int:
         """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.signal or 0)
+
+    def hear(self) -> tuple[int, int]:
+        """What this process was told: a signal's number or 0, and whether the terminal is gone."""
+        told, self._heard_hangup = (self._heard or 0, int(self._heard_hangup)), False
+        return told
+
+    def act(self, number: int, hung_up: int) -> None:
+        """What any process of the team was told."""
+        self.signal = number or self.signal
+        self.hung_up = self.hung_up or bool(hung_up)
 
     def __enter__(self) -> Stop:
         # Python delivers signals to the main thread only; in a notebook's worker thread we go without.
@@ -62,13 +77,18 @@ class Stop:
             signal.signal(number, handler)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None or not self.gentle:
+        if self._heard is not None or self.signal is not None or not self.gentle:
             raise Stopped(number)
-        self.signal = number
-        _say(_STOPPING)
+        self._heard = number
+        if not self.in_team:
+            self.signal = number
+        if not self.is_quiet:
+            _say(_STOPPING)
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        self.hung_up = True
+        self._heard_hangup = True
+        if not self.in_team:
+            self.hung_up = True
 
 
 def _say(line: bytes) -> None:

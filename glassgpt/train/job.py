@@ -6,9 +6,10 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,12 @@ import torch
 from glassgpt import config as settings
 from glassgpt.account import flops, hardware, journal
 from glassgpt.account.clock import Ledger
+from glassgpt.account.cluster import Cluster, link_of
 from glassgpt.account.forecast import forecast
-from glassgpt.account.hardware import Peak
-from glassgpt.account.meter import Interval, Mean
-from glassgpt.account.sink import Listener, Sink
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.account.hardware import Card, Peak
+from glassgpt.account.meter import Interval, Mean, Sharing
+from glassgpt.account.sink import Listener, Silence, Sink
+from glassgpt.config import Choice, TrainConfig, Value
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
@@ -29,7 +31,7 @@ from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch, tokens_to_evaluate
-from glassgpt.train.checkpoint import Saver, readable
+from glassgpt.train.checkpoint import NoSaver, Saver, readable
 from glassgpt.train.device import Placement
 from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.interrupt import Stop
@@ -38,10 +40,13 @@ from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.outcome import Outcome, expected_course, work_of
 from glassgpt.train.profile import Profiling
-from glassgpt.train.rundir import Place, make_run_dir
+from glassgpt.train.rundir import Place, Site, make_run_dir
+from glassgpt.train.shards import shard
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
 from glassgpt.train.task import Task
+from glassgpt.train.team import Team
+from glassgpt.version import VERSION
 
 _VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
@@ -75,7 +80,8 @@ class Job:
     """A run, ready to go."""
 
     config: TrainConfig
-    place: Place
+    team: Team
+    place: Place | Site
     sink: Sink
     ledger: Ledger
     stop: Stop
@@ -105,6 +111,7 @@ class Job:
     told_setbacks: set[str] = field(default_factory=set)
     eval_cost: Mean = field(default_factory=Mean)
     save_cost: Mean = field(default_factory=Mean)
+    sharing: Sharing | None = None  # of the updates so far, in a team
 
     def __post_init__(self) -> None:
         self.windows = {split: self.windows_of(split, self.eval_tokens) for split in self.splits}
@@ -112,7 +119,7 @@ class Job:
     def windows_of(self, split: str, eval_tokens: int | None) -> Windows:
         """`eval_tokens=None`: the whole split."""
         tokens, context = self.splits[split], self.config.block_size
-        return Windows(tokens, context, eval_tokens, self.eval_rows, self.placement.device)
+        return Windows(tokens, context, eval_tokens, self.eval_rows, self.placement.device, self.team)
 
     @property
     def run_dir(self) -> Path:
@@ -120,24 +127,33 @@ class Job:
 
     def resolved_config(self) -> TrainConfig:
         """The settings with what was decided filled in, so that a resumed run decides the same."""
+        steps = self.config.gradient_accumulation_steps
+        if self.config.batch_tokens is None:  # or another number of processes would make it another update
+            steps = self.plan.sequences // self.plan.batch_size
         return dataclasses.replace(
             self.config,
             out_dir="",
             eval_only=False,
-            device=str(self.placement.device),
+            # In a team everybody has a card of its own.
+            device=self.placement.device.type if self.team.launch else str(self.placement.device),
             dtype=self.placement.dtype,  # type: ignore[arg-type]
             compile="on" if self.placement.compile else "off",
             attention=self.placement.attention,  # type: ignore[arg-type]
             kernels="triton" if self.placement.kernels else "plain",
             graph="on" if self.placement.graph else "off",
             batch_size=self.plan.batch_size,
+            gradient_accumulation_steps=steps,
         )
 
 
-def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop) -> Job:
+def set_up(
+    task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team | None = None
+) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
+    team = team or Team()
     config = task.config
-    check_installed(settings.trackers_asked(config))
+    if team.is_first:
+        check_installed(settings.trackers_asked(config))
     dataset = open_dataset(settings.data_dir(config))
     # What nanoGPT's folders are said to hold was read from the files just now.
     if dataset.was_prepared and sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
@@ -157,9 +173,17 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     device, choice = devices.choose_device(config.device)
     choices.append(choice)
     choices += devices.choose_allocator(device, os.environ)
+    device = devices.share_out(device, config.device, team.local_rank, team.local_size)
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
+    team.check_same(_facts(task, dataset))
+    choices += team.connect(device, config)
+    spread = config.shard and bool(team.launch)
+    if config.shard and not spread:
+        choices.append(Choice("shard", False, "this run is one process: there is nobody to share with"))
     choices.append(dtype := devices.choose_dtype(config.dtype, device, config.n_embd))
+    if spread and dtype.value == "float16":
+        raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
     shape, choice = _model_shape(task, dataset.manifest.vocab_size)
     choices.append(choice)
     if config.activation == "auto":
@@ -167,24 +191,31 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     per_token = flops.flops_of(shape, shape.vocab_size)
 
     free, total = devices.memory_bytes(device)
-    fits = devices.sequences_that_fit(config, shape.vocab_size, free)
-    plan, batch_choices = plan_batch(config, device.type, fits)
+    if free is not None:  # of the card that has least
+        free = int(min(row[0] for row in team.table([free])))
+    fits = devices.sequences_that_fit(config, shape.vocab_size, free, team.size)
+    plan, batch_choices = plan_batch(config, device.type, fits, team.size)
     choices += batch_choices
 
-    peak = hardware.find_peak(
-        device.type, devices.device_name(device), str(dtype.value), total, config.probe_seconds
-    )
-    placement, speedups = choose_speedups(
-        config,
-        device,
-        str(dtype.value),
-        plan,
-        per_token,
-        peak.measured or peak.value,
-        splits["train"].nbytes,
-        free,
-        devices.recording_fits(config, shape.vocab_size, plan.batch_size, plan.micro_steps, free),
-    )
+    # What is measured is measured once, and what follows from it is the same for all.
+    peak = _peak_from(
+        team, device, lambda: hardware.find_peak(
+            device.type, devices.device_name(device), str(dtype.value), total, config.probe_seconds
+        ),
+    )  # fmt: skip
+    placement, speedups = _placement_from(
+        team, device, lambda: choose_speedups(
+            dataclasses.replace(config, shard=spread),
+            device,
+            str(dtype.value),
+            plan,
+            per_token,
+            peak.measured or peak.value,
+            splits["train"].nbytes,
+            free,
+            devices.recording_fits(config, shape.vocab_size, plan.batch_size, plan.micro_steps, free),
+        ),
+    )  # fmt: skip
     choices += speedups
     if config.optimizer == "muon":
         choices.append(Choice("optimizer", "muon", describe_rates(config)))
@@ -193,11 +224,11 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     sampling, sample_choices = _choose_sampling(config, dataset)
     choices += sample_choices
 
-    model = _build_model(config, shape, placement)
+    model = _build_model(config, shape, placement, team)
     stream = Stream(splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card)
     progress = Progress()
 
-    learner = Learner(model, config, placement, plan, stream, ledger)
+    learner = Learner(model, config, placement, plan, stream, ledger, team)
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
     eval_rows = evaluation_rows(config, device.type)
     card = hardware.find_card(devices.device_name(device), total)
@@ -209,17 +240,21 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         plan.tokens,
         eval_tokens,
         len(splits["val"]),
+        _cluster(team, card, device.type),
     )
     choices.append(_describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval))
 
     stop.gentle = True  # from here on there is something to save
-    place = Place(task.run_dir or make_run_dir(config.out_dir, task.name))
+    place = _take_place(task, team)
+    sink: Sink = Silence()
+    if team.is_first:
+        telling = followers(config, place.directory)
+        sink = Sink(place.directory / journal.NAME, place.process, listeners, telling)
     return Job(
         config=config,
+        team=team,
         place=place,
-        sink=Sink(
-            place.directory / journal.NAME, place.process, listeners, followers(config, place.directory)
-        ),
+        sink=sink,
         ledger=ledger,
         stop=stop,
         placement=placement,
@@ -229,7 +264,7 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         model=model,
         learner=learner,
         stream=stream,
-        saver=Saver(place.directory, config.keep_checkpoints),
+        saver=_make_saver(place.directory, config, team, spread),
         peak=peak,
         flops_per_token=per_token,
         eval_tokens=eval_tokens,
@@ -243,8 +278,65 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
         takes_everything=takes_everything,
         sampling=sampling,
         interval=Interval(ledger),
-        profiling=Profiling(settings.profile_window(config), place.directory, device),
+        profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
     )
+
+
+def _facts(task: Task, dataset: Dataset) -> dict[str, Value]:
+    """What has to be the same in all processes of a team."""
+    elsewhere = ("out_dir", "data_dir", "init_from")  # paths may differ from machine to machine
+    config = dataclasses.asdict(task.config)
+    facts = {f"--{name}": value for name, value in config.items() if name not in elsewhere}
+    origin = None if task.origin is None else task.origin.iter
+    return facts | {
+        "the data's hash": dataset.hash,
+        "the checkpoint's iteration": origin,
+        "glassgpt": VERSION,
+        "torch": torch.__version__,
+    }
+
+
+def _cluster(team: Team, card: Card | None, device_type: str) -> Cluster:
+    link = link_of(card) if device_type == "cuda" else None
+    return Cluster(team.local_size, -(-team.size // team.local_size), link)
+
+
+def _peak_from(team: Team, device: torch.device, find: Callable[[], Peak]) -> Peak:
+    return Peak(**team.from_first(lambda: dataclasses.asdict(find())))
+
+
+def _placement_from(
+    team: Team, device: torch.device, choose: Callable[[], tuple[Placement, list[Choice]]]
+) -> tuple[Placement, list[Choice]]:
+    def in_words() -> dict[str, Any]:
+        placement, choices = choose()
+        fields = dataclasses.asdict(dataclasses.replace(placement, device=None))  # type: ignore[arg-type]
+        return {"placement": fields, "choices": [dataclasses.asdict(choice) for choice in choices]}
+
+    said = team.from_first(in_words)
+    choices = [Choice(**choice) for choice in said["choices"]]
+    return Placement(**said["placement"] | {"device": device}), choices
+
+
+def _take_place(task: Task, team: Team) -> Place | Site:
+    """The run's folder, which the first process of a team makes and holds."""
+    held: list[Place] = []
+
+    def take() -> list[Any]:
+        held.append(Place(task.run_dir or make_run_dir(task.config.out_dir, task.name)))
+        return [str(held[0].directory), held[0].process, held[0].was_finished]
+
+    directory, process, was_finished = team.from_first(take)
+    return held[0] if held else Site(Path(directory), process, was_finished)
+
+
+def _make_saver(run_dir: Path, config: TrainConfig, team: Team, spread: bool) -> Saver:
+    """With all weights everywhere the first process saves; else everybody saves a part."""
+    if spread:
+        if not run_dir.is_dir():
+            raise UserError(f"--shard needs a folder that every machine sees, and {run_dir} is not one")
+        return Saver(run_dir, config.keep_checkpoints, team)
+    return Saver(run_dir, config.keep_checkpoints) if team.is_first else NoSaver()
 
 
 def parameter_count(shape: GPTConfig, positions: bool = True, lookups: bool = True) -> int:
@@ -319,18 +411,18 @@ def _without_work(config: TrainConfig) -> list[Choice]:
     if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
         reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
         choices.append(Choice("embedding_lr", config.embedding_lr, reason))
-    if config.backend:
-        choices.append(Choice("backend", config.backend, "not used: this run is one process"))
     return choices
 
 
-def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement) -> GPT:
+def _build_model(config: TrainConfig, shape: GPTConfig, placement: Placement, team: Team) -> GPT:
     torch.manual_seed(config.seed)
     model = GPT(shape)  # on the CPU first, so that every device starts from the same weights
     model.set_attention(placement.attention)
     model.set_kernels(placement.kernels)
     model.set_float8(placement.float8)
     model.activation_checkpointing = config.activation_checkpointing
+    if placement.shard:  # block by block: the whole of it need not fit
+        shard(model, placement.device, team.size)
     return model.to(placement.device)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +19,9 @@ from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import DTYPES, Placement
 from glassgpt.train.optimizers import make_optimizers
 from glassgpt.train.schedule import learning_rate
+from glassgpt.train.shards import own_part
 from glassgpt.train.stream import Stream
+from glassgpt.train.team import Team
 
 T = TypeVar("T")
 
@@ -60,8 +63,10 @@ class Learner:
         plan: BatchPlan,
         stream: Stream,
         ledger: Ledger,
+        team: Team | None = None,
     ) -> None:
         self.model, self.config, self.placement = model, config, placement
+        self._team = team or Team()
         self._plan, self._stream, self._ledger = plan, stream, ledger
         self.setbacks: dict[str, Exception] = {}  # `compile`, `kernels`, `graph`: why it goes on without
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
@@ -81,19 +86,30 @@ class Learner:
         return what not in self._tried
 
     def update(self, number: int, first_sequence: int) -> None:
-        """Does update `number` (from 0), whose sequences are `first_sequence` and on of the stream."""
+        """Does update `number` (from 0), whose sequences are `first_sequence` and on of the stream.
+
+        Its micro-batches are shared by the team: each process does as many, one after the other.
+        """
         for optimizer in self.optimizers:
             optimizer.set_learning_rate(learning_rate(self.config, number))
         self.model.train()
-        starts = range(first_sequence, first_sequence + self._plan.sequences, self._plan.batch_size)
+        first, count = self._team.rank * self._plan.micro_steps, self._plan.micro_steps
         losses = []
-        for micro_step, start in enumerate(starts):
+        for micro_step in range(first, first + count):
             with self._ledger.phase("data"):
-                batch = self._stream.micro_batch(start)
+                batch = self._stream.micro_batch(first_sequence + micro_step * self._plan.batch_size)
             self._now = (number, micro_step)
             self._seed_dropout()
-            losses.append(self._done(self._do_micro_step, *batch).clone())
+            if not self.placement.shard:
+                losses.append(self._done(self._do_micro_step, *batch).clone())
+                continue
+            with (
+                self._team.meeting()
+            ):  # it gathers weights, and with the last micro-batch exchanges gradients
+                self.model.set_requires_gradient_sync(micro_step == first + count - 1)  # type: ignore[operator]
+                losses.append(self._done(self._do_micro_step, *batch).clone())
         loss = torch.stack(losses).mean()
+        self._team.average([loss] if self.placement.shard else [*self._gradients(), loss])
         norm = self._done(self._do_finish, torch.full_like(loss, number, dtype=torch.int64), loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
@@ -131,7 +147,13 @@ class Learner:
             with torch.no_grad(), self.placement.autocast():
                 return self.model(tokens, targets, "none")  # type: ignore[no-any-return]
 
-        return self._guarded("score", call)
+        with self._team.meeting() if self.placement.shard else nullcontext():
+            return self._guarded("score", call)
+
+    def let_go(self) -> None:
+        """After scoring: of the weights that were gathered for it, each process keeps its part."""
+        if self.placement.shard:
+            self.model.reshard()  # type: ignore[operator]
 
     def _seed_dropout(self) -> None:
         if self.config.dropout:
@@ -178,12 +200,20 @@ class Learner:
             optimizer.step()
 
     def _clip(self) -> Tensor:
-        parameters = list(self.model.parameters())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
+        if self.placement.shard:
+            norm = self._team.norm_of_parts(norm)
         if self.config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
+            # As torch's clip_grads_with_norm_ does, which knows parameters only, and not their parts.
+            factor = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)
         return norm
+
+    def _gradients(self) -> list[Tensor]:
+        """Of a model that is spread over processes: this one's parts."""
+        parameters = self.model.parameters()
+        return [own_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T:
         """Code is built when it is first called, and fails then, if it does. The run goes on without it."""

@@ -18,7 +18,7 @@ from glassgpt.train import records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
-from glassgpt.train.state import state_of, tensors_of
+from glassgpt.train.state import parts_of, state_of, whole_model
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def run(job: Job) -> Ending:
     """Trains until something ends it."""
     try:
         while True:
+            heed(job)
             if evaluation_is_due(job):
                 evaluate_splits(job)
             ending = why_end(job)
@@ -63,6 +64,12 @@ def run(job: Job) -> Ending:
         return end_not_finite(job, error.update)
 
 
+def heed(job: Job) -> None:
+    """What one process of a team is told, all of them act on. Waiting for an answer is part of an update."""
+    with job.ledger.phase("train"):
+        job.team.heed(job.stop)
+
+
 def why_end(job: Job) -> Ending | None:
     if job.stop.requested:
         return Ending("interrupted", job.stop.exit_code)
@@ -81,7 +88,9 @@ def update(job: Job) -> None:
     with job.ledger.phase("compile" if first else "train") as phase:
         job.learner.update(job.progress.iter, job.progress.sequences)
         if first:
-            job.placement.synchronize()
+            with job.team.meeting():
+                job.placement.synchronize()
+            job.team.exchanged_s()  # of no interval: it is part of warming up
     job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences
@@ -147,12 +156,17 @@ def evaluate_splits(job: Job) -> None:
 def evaluate_split(job: Job, split: str, windows: Windows, closing: bool = False) -> Evaluation | None:
     """Evaluates and records; None if the user asked to stop meanwhile."""
     before = job.ledger.seconds()
-    result = evaluate(job.learner, windows, job.ledger, should_stop=lambda: job.stop.requested)
+    result = evaluate(job.learner, windows, job.ledger, should_stop=lambda: is_stopped(job))
     spent = since(before, job.ledger.seconds())
     tell_setbacks(job)
     if result is not None:
         tell(job, records.eval_record(job, split, result, spent, closing))
     return result
+
+
+def is_stopped(job: Job) -> bool:
+    job.team.heed(job.stop)
+    return job.stop.requested
 
 
 # --- saving ---
@@ -179,7 +193,8 @@ def save(job: Job) -> None:
     with job.ledger.phase("checkpoint") as phase:
         started = time.perf_counter()
         tell(job, job.saver.poll(wait=True))
-        job.saver.save(tensors_of(job), state_of(job), started)
+        tensors, rows = parts_of(job)
+        job.saver.save(tensors, state_of(job), started, rows)
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
 
@@ -203,7 +218,7 @@ def log_step(job: Job) -> None:
 def catch_up(job: Job) -> None:
     """Waits for the device, reads what it computed since last time, and looks whether all was finite."""
     progress = job.progress
-    with job.ledger.phase("train"):
+    with job.ledger.phase("train"), job.team.meeting():  # a card may be waiting for another one
         losses, norms = job.learner.take_results()
         bad_update = job.learner.first_bad_update(progress.iter)
     job.interval.split_data_from_train(job.stream.waited_s())
@@ -265,6 +280,7 @@ def close(job: Job, ending: Ending) -> Ending:
         return Ending("interrupted", job.stop.exit_code)
     if ending.exit_code == 0 and not job.config.eval_only:
         tell(job, course_finding(job.outcome, job.progress.iter, job.progress.val_loss))
+    tell(job, records.straggler(job))
     wall_s = sum(job.ledger.seconds().values())
     tell(job, miss_finding(job.outcome, job.progress.iter, wall_s, records.is_whole(job, ending.reason)))
     return ending
@@ -277,7 +293,9 @@ def write_sample(job: Job, sampling: Sampling) -> None:
         # Most tokenizers have a token for "here a text begins"; characters have not.
         beginning = int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = generate(job.model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
+        tokens = generate(
+            whole_model(job), start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed
+        )
         text = tokenizer.decode([*start, *tokens])
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 

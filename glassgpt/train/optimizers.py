@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
+from glassgpt.train.shards import cut, is_spread, own_part, put_together
 
 
 class Optimizer(ABC):
@@ -30,7 +31,7 @@ class Optimizer(ABC):
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self.param_groups = [group for group in groups if group["params"]]
-        device = self.param_groups[0]["params"][0].device
+        device = own_part(self.param_groups[0]["params"][0]).device
         for group in self.param_groups:
             # Set before every update. On a CUDA card it lies there: a recorded update reads it anew.
             group["lr"] = torch.zeros((), device=device) if device.type == "cuda" else 0.0
@@ -107,8 +108,8 @@ class AdamW(Optimizer):
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
-                parameters,
-                [parameter.grad for parameter in parameters],
+                [own_part(parameter) for parameter in parameters],
+                [own_part(_gradient(parameter)) for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -129,8 +130,9 @@ class AdamW(Optimizer):
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            own = own_part(parameter)
+            state["step"] = torch.zeros((), device=own.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
         return state
 
 
@@ -168,9 +170,13 @@ class Muon(Optimizer):
     def _step_together(
         self, matrices: list[nn.Parameter], shape: tuple[int, ...], rate: float | Tensor
     ) -> None:
-        """Matrices of one shape at once: few large products instead of many small ones."""
+        """Matrices of one shape at once: few large products instead of many small ones.
+
+        Of a matrix that is spread over processes each keeps the momentum of its rows; made orthogonal it is
+        the whole, by everybody.
+        """
         momenta = [self._momentum_of(matrix) for matrix in matrices]
-        gradients = torch.stack([_gradient(matrix) for matrix in matrices])
+        gradients = torch.stack([own_part(_gradient(matrix)) for matrix in matrices])
         news: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
             gradients.masked_fill_(self.found_inf > 0, 0.0)
@@ -178,17 +184,21 @@ class Muon(Optimizer):
         averages = torch.stack(momenta).lerp_(gradients, news)
         torch._foreach_copy_(momenta, averages.unbind())
         ahead = gradients.lerp_(averages, self._momentum)  # Nesterov's: as if the next average were known
+        if is_spread(matrices[0]):
+            parts = zip(ahead, matrices, strict=True)
+            ahead = torch.stack([put_together(part, matrix) for part, matrix in parts])
         changes = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
         length = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
         for matrix, change in zip(matrices, changes, strict=True):
+            own = own_part(matrix)
             if self._decay:
-                matrix.mul_(1 - rate * self._decay)
-            matrix.sub_(change * length)
+                own.mul_(1 - rate * self._decay)
+            own.sub_(own_part(cut(change, matrix)) * length)
 
     def _momentum_of(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
         if not state:
-            state["momentum"] = torch.zeros_like(matrix)
+            state["momentum"] = torch.zeros_like(own_part(matrix))
         return state["momentum"]
 
 
@@ -244,8 +254,10 @@ def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mappin
             raise UserError(f"the checkpoint has optimizer state for {name}, which this model does not have")
         optimizer = _optimizer_of(optimizers, parameters[name])
         if key in optimizer.remembers:
+            home = parameters[name]
+            part = own_part(cut(tensor, home)) if tensor.shape == home.shape else tensor
             # Also AdamW's step count: fused kernels keep it beside the parameter.
-            optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+            optimizer.state[home][key] = part.to(home.device)
         else:
             useless.add(name)
     if not useless:

@@ -41,21 +41,27 @@ class Piece:
 
 
 class Profiling:
-    """The updates of a run that are looked into: those done when `window[0]` to `window[1]` are."""
+    """The updates of a run that are looked into: those done when `window[0]` to `window[1]` are.
 
-    def __init__(self, window: tuple[int, int] | None, run_dir: Path, device: torch.device) -> None:
-        self._window, self._folder, self._device = window, run_dir / FOLDER, device
+    In a team the first process `looks`, and the others go through those updates in the same way.
+    """
+
+    def __init__(
+        self, window: tuple[int, int] | None, run_dir: Path, device: torch.device, looks: bool = True
+    ) -> None:
+        self._window, self._folder, self._device, self._looks = window, run_dir / FOLDER, device, looks
         self._profiler: profile | None = None
         self._first = 0  # updates done when it began, which after a resume may be later than asked
         self._failure: Exception | None = None
+        self._ended = False  # seen or failed: there is nothing more to tell
 
     def covers(self, done: int) -> bool:
         """Whether the update after `done` is to be looked into."""
-        return self._window is not None and self._window[0] <= done < self._window[1] and not self._failure
+        return self._window is not None and self._window[0] <= done < self._window[1]
 
     @contextlib.contextmanager
     def watching(self, done: int) -> Iterator[None]:
-        if self._profiler is None:
+        if self._looks and self._profiler is None and self._failure is None:
             self._begin(done)
         with record_function(_UPDATE):
             yield
@@ -73,12 +79,12 @@ class Profiling:
 
     def record(self, done: int, at_the_end: bool = False) -> Record | None:
         """What was seen, once the last update of the window is done, or the run is; writes the trace."""
-        if self._failure is not None and self._window is not None:
-            self._window = None
+        if self._failure is not None and not self._ended:
+            self._ended = True
             return _failed(self._failure, done)
         if self._profiler is None or (self.covers(done) and not at_the_end):
             return None
-        profiler, self._profiler, self._window = self._profiler, None, None
+        profiler, self._profiler, self._ended = self._profiler, None, True
         try:
             profiler.stop()
             events = list(profiler.events() or ())  # type: ignore[no-untyped-call]

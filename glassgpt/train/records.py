@@ -11,7 +11,7 @@ import os
 
 from glassgpt.account import flops, machine
 from glassgpt.account.journal import Record
-from glassgpt.account.meter import rates, time_to_go
+from glassgpt.account.meter import Sharing, rates, time_to_go
 from glassgpt.config import TrainConfig
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.evaluate import Evaluation
@@ -53,6 +53,25 @@ def run_record(job: Job) -> Record:
         "data": data,
         "machine": machine.describe_machine(str(job.placement.device)),
         "forecast": job.outcome.forecast.as_dict(),
+        **_team(job),
+    }
+
+
+def _team(job: Job) -> Record:
+    """Who trains, if they are several."""
+    team = job.team
+    if not team.launch:
+        return {}
+    backend = next(choice.value for choice in job.choices if choice.name == "backend")
+    return {
+        "team": {
+            "size": team.size,
+            "per_machine": team.local_size,
+            "backend": backend,
+            "shard": job.placement.shard,
+            "launch": team.launch,
+            "attempt": team.attempt,
+        }
     }
 
 
@@ -62,8 +81,9 @@ def step_record(job: Job) -> Record:
     updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
     memory = machine.memory_now(str(job.placement.device))
+    shared = _shared(job, seconds, updates, memory)
     job.outcome.add(updates * plan.tokens, seconds, phases["data"], memory)
-    speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak)
+    speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak, job.team.size)
     record: Record = {
         "kind": "step",
         "iter": progress.iter,
@@ -85,7 +105,65 @@ def step_record(job: Job) -> Record:
     }
     if job.learner.scaler.is_enabled():
         record["loss_scale"] = job.learner.scaler.get_scale()
+    if shared is not None:
+        record["ranks"] = shared
     return record
+
+
+def _shared(job: Job, seconds: float, updates: int, memory: dict[str, int]) -> Record | None:
+    """How the processes of a team shared these updates; every one of them has to ask."""
+    if not job.team.launch:
+        return None
+    exchanged_s = min(job.team.exchanged_s(), seconds)
+    table = job.team.table([seconds - exchanged_s, exchanged_s, memory.get("allocated_peak", memory["rss"])])
+    if not updates:
+        return None
+    sharing = Sharing(tuple(row[0] for row in table), tuple(row[1] for row in table))
+    job.sharing = sharing if job.sharing is None else job.sharing + sharing
+    return {
+        "work_ms": [1000 * value / updates for value in sharing.work_s],
+        "exchange_ms": [1000 * value / updates for value in sharing.exchange_s],
+        "slowest": sharing.slowest,
+        "memory": [int(row[2]) for row in table],
+    }
+
+
+def straggler(job: Job) -> Record | None:
+    """A finding if the others lost much time waiting for one process."""
+    sharing = job.sharing
+    if sharing is None or job.placement.shard or sharing.waiting < _MUCH_WAITING:
+        return None
+    rank = sharing.slowest
+    return {
+        "kind": "finding",
+        "iter": job.progress.iter,
+        "id": "straggler",
+        "severity": "advice",
+        "title": f"the others wait for rank {rank}",
+        "evidence": f"{sharing.waiting:.0%} of the time, on average",
+        "explanation": "Gradients are averaged when all have come; the slowest sets the pace.",
+        "advice": f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
+    }
+
+
+_MUCH_WAITING = 0.1
+
+
+def _sharing(job: Job) -> Record:
+    """How well it went. With --shard exchanging is part of computing, and nobody can tell them apart."""
+    if job.sharing is None:
+        return {}
+    apart = not job.placement.shard
+    return {
+        "ranks": {
+            "work_s": list(job.sharing.work_s),
+            "exchange_s": list(job.sharing.exchange_s),
+            "slowest": job.sharing.slowest,
+            "exchanging": job.sharing.exchanging if apart else None,
+            "waiting": job.sharing.waiting if apart else None,
+            "efficiency": job.sharing.efficiency if apart else None,
+        }
+    }
 
 
 def _time_to_go(job: Job, step_s: float | None) -> float | None:
@@ -227,5 +305,6 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
         "ledger": ledger,
         "wall_s": wall_s,
         "forecast": job.outcome.as_dict(wall_s, is_whole(job, reason)),
+        **_sharing(job),
         **(details or {}),
     }

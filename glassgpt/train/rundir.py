@@ -10,6 +10,7 @@ runs/quickstart/
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.account import journal
@@ -126,6 +127,18 @@ def first_free(base: Path) -> Path:
         number += 1
         directory = base.with_name(f"{base.name}-{number}")
     return directory
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the processes of a team need to know of the folder that the first of them holds."""
+
+    directory: Path
+    process: int  # starts of the run before this one
+    was_finished: bool
+
+    def close(self) -> None:
+        """There is nothing to let go."""
 
 
 class Place:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from glassgpt.train import loop, records
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, set_up
 from glassgpt.train.loop import Ending
-from glassgpt.train.rundir import TOKENIZER, existing_run_dir
+from glassgpt.train.rundir import TOKENIZER, Place, existing_run_dir
 from glassgpt.train.state import begin
-from glassgpt.train.task import Task, task_of, to_go_on
+from glassgpt.train.task import Task, begun_by, task_of, to_go_on
+from glassgpt.train.team import RankLost, Team, join
+from glassgpt.train.watch import LOST_EXIT_CODE
 
 
 @dataclass(frozen=True)
@@ -43,37 +44,60 @@ def train(config: TrainConfig, name: str = "run", listeners: Sequence[Listener] 
     if problems:
         raise UserError(problems)
     with Stop() as stop:
-        return start(task_of(config, name), listeners, stop)
+        team = join()
+        with team.together():
+            task = begun_by(team, config.out_dir, {}) or task_of(config, name)
+        return start(task, listeners if team.is_first else (), stop, team=team)
 
 
 def resume(out_dir: str, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
     """Goes on with a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
     with Stop() as stop:
-        return start(to_go_on(existing_run_dir(out_dir, ""), changes), listeners, stop)
+        team = join()
+        with team.together():
+            task = to_go_on(existing_run_dir(out_dir, ""), changes)
+        return start(task, listeners if team.is_first else (), stop, team=team)
 
 
-def check_alone() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("training in several processes is not there yet: start it without torchrun")
-
-
-def start(task: Task, listeners: Sequence[Listener], stop: Stop, process_age_s: float = 0.0) -> Run:
+def start(
+    task: Task,
+    listeners: Sequence[Listener],
+    stop: Stop,
+    process_age_s: float = 0.0,
+    team: Team | None = None,
+) -> Run:
     """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
-    check_alone()
-    ledger = Ledger(age_s=process_age_s)
+    team = team or Team()
+    try:
+        run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
+    except BaseException as error:
+        team.leave(error)
+        raise
+    team.leave()
+    return run
+
+
+def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:
+    stop.in_team, stop.is_quiet = bool(team.launch), not team.is_first
     with ExitStack() as at_the_end:
-        with ledger.phase("startup"):
-            job = set_up(task, listeners, ledger, stop)
+        with team.together(), ledger.phase("startup"):
+            job = set_up(task, listeners, ledger, stop, team)
             job.outcome.tuning_s = task.tuning_s
             for part in (job.place, job.sink, job.saver, job.profiling):  # closed in the opposite order
                 at_the_end.callback(part.close)
             opening = begin(job, task)
-            # A look at a run does not change its settings.
-            if task.run_dir is None or not job.config.eval_only:
-                job.place.write_config(job.resolved_config())
-            write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
+            team.check_same({"the update to go on from": job.progress.iter})
+            if isinstance(job.place, Place):
+                # A look at a run does not change its settings.
+                if task.run_dir is None or not job.config.eval_only:
+                    job.place.write_config(job.resolved_config())
+                write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
             for record in (records.run_record(job), *opening):
                 job.sink(record)
+        team.watch(
+            lambda: (ledger.current, job.progress.iter),
+            lambda text: _record_end(job, "crashed", LOST_EXIT_CODE, {"error": text}),
+        )
         ending = _see_through(job)
     progress = job.progress
     return Run(
@@ -95,10 +119,16 @@ def _see_through(job: Job) -> Ending:
         _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
         raise
     except BaseException as error:
-        what = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        cause = job.team.blame(error)
+        if isinstance(cause, RankLost):
+            job.saver.abandon()  # who is lost saves nothing
+        name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
+        what = {"error": f"{name}{cause}"[:2000]}
         # If it is the journal that cannot be written, this record has no place; the error says so.
         with contextlib.suppress(UserError):
             _record_end(job, "crashed", 2 if isinstance(error, UserError) else 1, what)
+        if cause is not error:
+            raise cause from error
         raise
     _record_end(job, ending.reason, ending.exit_code, ending.details)
     return ending

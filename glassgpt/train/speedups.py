@@ -37,14 +37,16 @@ def choose_speedups(
     kind, layers = device.type, config.n_layer
     eager_step_s = None
     if peak is not None:
-        eager_step_s = costs.eager_step_s(kind, plan.tokens, plan.micro_steps, flops_per_token, layers, peak)
-    compiling = choices.choose_compile(config, on, eager_step_s, own_kernels)
-    micro_tokens = plan.tokens // plan.micro_steps
+        eager_step_s = costs.eager_step_s(
+            kind, plan.own_tokens, plan.micro_steps, flops_per_token, layers, peak
+        )
+    compiling = choices.choose_compile(config, on, eager_step_s, own_kernels, config.shard)
+    micro_tokens = plan.own_tokens // plan.micro_steps
     micro_s = costs.arithmetic_s(kind, micro_tokens, flops_per_token, peak or costs.SOME_CARDS_PEAK)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
     launch_s = costs.launch_s(kind, layers)
     graph = choices.choose_graph(
-        config, on, dtype, compiling.value == "on", micro_s, launch_s, fits=recording_fits
+        config, on, dtype, compiling.value == "on", micro_s, launch_s, config.shard, recording_fits
     )
     data = choices.choose_data_place(config.data_place, data_bytes, on, free_bytes)
     placement = Placement(
@@ -56,6 +58,7 @@ def choose_speedups(
         graph=graph.value == "on",
         data_on_card=data.value == "on the card",
         float8=config.fp8,
+        shard=config.shard,
     )
     # Elsewhere than on a CUDA card there is nothing to choose about the others.
     of_cuda = [kernels, graph, data] if device.type == "cuda" else []

@@ -10,10 +10,11 @@ import torch
 
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
+from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.recipe import field_types
 from glassgpt.train import records
-from glassgpt.train.checkpoint import Tensors, committed, load_last, set_aside
+from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizers, optimizer_tensors
@@ -24,6 +25,7 @@ from glassgpt.train.origin import (
     of_checkpoint,
     tokenizer_identity,
 )
+from glassgpt.train.shards import cut, is_spread, own_part, put_together, rows_of
 from glassgpt.train.task import Task
 
 
@@ -39,6 +41,42 @@ def tensors_of(job: Job) -> Tensors:
         "optimizer": optimizer_tensors(job.model, job.learner.optimizers),
         "evaluation": evaluation,
     }
+
+
+def parts_of(job: Job) -> tuple[Tensors, Rows | None]:
+    """What this process saves; and which rows that is, if it has a part only."""
+    tensors = tensors_of(job)
+    if not job.placement.shard:
+        return tensors, None
+    team, rows = job.team, {}  # type: Any, Rows
+    spread = {name: tensor for name, tensor in job.model.named_parameters() if is_spread(tensor)}
+    parts: Tensors = {}
+    for file, content in tensors.items():
+        mine = f"{file}-{team.rank + 1:05d}-of-{team.size:05d}"
+        for name, tensor in content.items():
+            home = spread.get(name if file == "model" else name.rpartition(":")[0])
+            own = own_part(tensor)
+            if home is not None and own.dim():
+                start, end = rows_of(team.rank, team.size, home.shape[0])
+                assert len(own) == end - start, f"{name} is cut in another way"
+                if end > start:
+                    parts.setdefault(mine, {})[name] = own
+                    rows.setdefault(mine, {})[name] = (start, end, home.shape[0])
+            elif team.is_first:  # the same everywhere
+                parts.setdefault(file, {})[name] = own
+    return parts, rows
+
+
+def whole_model(job: Job) -> GPT:
+    """The model, put together on the CPU if it is spread; all processes have to ask."""
+    if not job.placement.shard:
+        return job.model
+    weights = {
+        name: put_together(own_part(tensor), tensor).cpu() for name, tensor in job.model.state_dict().items()
+    }
+    model = GPT(job.model.config)
+    load_weights(model, weights, "the run")
+    return model
 
 
 def state_of(job: Job) -> dict[str, Any]:
@@ -85,13 +123,24 @@ def _restore(job: Job) -> list[Record]:
     if point.iter != job.config.max_iters or job.place.was_finished:
         check_not_done(job.config, point.iter)
     found = _take_over(job, origin)
-    set_aside(damaged)
+    if job.team.is_first:
+        set_aside(damaged)
     return found
 
 
 def _load_weights(job: Job, origin: Origin) -> None:
     _, weights = crop_block_size(origin.shape, origin.weights, job.config.block_size)
-    load_weights(job.model, weights, origin.what)
+    own = job.model.state_dict()
+    load_weights(
+        job.model,
+        {name: cut(w, own[name]) if _fits(w, own.get(name)) else w for name, w in weights.items()},
+        origin.what,
+    )
+
+
+def _fits(tensor: torch.Tensor, home: torch.Tensor | None) -> bool:
+    """What does not is left for `load_weights` to refuse."""
+    return home is not None and home.shape == tensor.shape
 
 
 def _take_over(job: Job, origin: Origin) -> list[Record]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glassgpt.account import journal
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
@@ -27,12 +28,14 @@ from glassgpt.train.origin import (
 from glassgpt.train.rundir import (
     CKPT,
     CONFIG,
+    RUNS,
     check_new,
     existing_run_dir,
     first_free,
     is_whole_config,
     newest_of,
 )
+from glassgpt.train.team import Team
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,25 @@ def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         if "batch_tokens" in kept:
             kept.pop("batch_size", None)
     return kept
+
+
+def begun_by(team: Team, out_dir: str, overrides: Mapping[str, Any]) -> Task | None:
+    """What an earlier attempt of this launch began (torchrun --max-restarts); the others go on with it."""
+    if not team.attempt:
+        return None
+    folder = Path(out_dir).parent if out_dir else RUNS
+    run = team.from_first(lambda: _find_launched(folder, team.launch))
+    return to_go_on(Path(run), overrides) if run else None
+
+
+def _find_launched(folder: Path, launch: str) -> str:
+    """The run in `folder` that this launch began; empty if it came to none."""
+    runs = [path for path in (folder.iterdir() if folder.is_dir() else ()) if (path / journal.NAME).is_file()]
+    for run in sorted(runs, key=lambda path: (path / journal.NAME).stat().st_mtime, reverse=True):
+        for record in journal.read(run / journal.NAME):
+            if record["kind"] == "run" and record.get("team", {}).get("launch") == launch:
+                return str(run)
+    return ""
 
 
 def _not_applied(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]) -> list[Choice]:

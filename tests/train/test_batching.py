@@ -44,16 +44,19 @@ def test_sizes_multiply_to_the_tokens(
     try:
         plan, choices = plan_batch(config, device, fits, ranks)
     except UserError:
-        # Only one thing can be wrong with settings that made sense: that the processes do not divide them.
-        assert (steps or (sequences or 0) // (size or 1)) % ranks
+        # Only one thing can be wrong with settings that made sense: that the processes cannot share them.
+        assert (sequences or (size or 12) * (steps or ranks)) % ranks
         return
     assert plan.batch_size >= 1
     assert plan.micro_steps >= 1
     assert plan.sequences == plan.batch_size * plan.micro_steps * ranks
     assert plan.tokens == plan.sequences * T
     assert plan.tokens == config.batch_tokens or config.batch_tokens is None
-    assert size in (None, plan.batch_size)
-    assert steps in (None, plan.micro_steps * ranks)
+    assert plan.own_tokens * ranks == plan.tokens
+    asked = steps or (sequences // size if sequences and size else 0)
+    if asked % ranks == 0:
+        assert size in (None, plan.batch_size)
+        assert steps in (None, plan.micro_steps * ranks)
     assert choices[-1].value == plan.tokens
     if size is None and steps is None and sequences:
         assert plan.batch_size <= (fits or plan.batch_size)
@@ -103,11 +106,17 @@ def test_a_context_longer_than_what_pays_still_goes_one_at_a_time() -> None:
     assert plan(block_size=8192, batch_tokens=3 * 8192) == BatchPlan(1, 3, 3, 3 * 8192)
 
 
-def test_processes_must_divide_the_micro_batches() -> None:
+def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None:
     config = TrainConfig(block_size=8, batch_size=4, gradient_accumulation_steps=6)
     assert plan_batch(config, "cpu", None, ranks=3)[0] == BatchPlan(4, 2, 24, 192)
-    with pytest.raises(UserError, match=r"--gradient_accumulation_steps=6 .* multiple of 4"):
-        plan_batch(config, "cpu", None, ranks=4)
+    plan, choices = plan_batch(config, "cpu", None, ranks=4)
+    assert plan == BatchPlan(3, 2, 24, 192)  # the same update
+    assert (choices[0].name, choices[0].value) == ("batch_size", 3)
+    assert choices[0].reason == "not 4: so that 4 processes can share the update's 24 sequences"
+    with pytest.raises(
+        UserError, match=r"an update of 24 sequences .* by 5 processes; change --batch_tokens"
+    ):
+        plan_batch(config, "cpu", None, ranks=5)
 
 
 @pytest.mark.parametrize(

@@ -338,12 +338,14 @@ def test_what_led_up_to_a_bad_update_is_on_record(tiny: MakeConfig, monkeypatch:
     assert math.isnan(step["loss"])
 
 
-def test_several_processes_are_refused_rather_than_trained_side_by_side(
+def test_half_a_team_is_refused_rather_than_trained_side_by_side(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = tiny()
-    with pytest.raises(UserError, match="without torchrun"):
+    with pytest.raises(
+        UserError, match="not RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torch"
+    ):
         train(config)
     assert not Path(config.out_dir).exists()
 

@@ -124,7 +124,8 @@ def _sped_up(
     if peak is not None:
         own_tokens = batch.tokens // work.ranks
         step_s = costs.eager_step_s(kind, own_tokens, batch.micro_steps, per_token, layers, peak)
-    compiled = choices.choose_compile(config, target.traits, step_s, work.kernels).value == "on"
+    compiling = choices.choose_compile(config, target.traits, step_s, work.kernels, work.is_sharded)
+    compiled = compiling.value == "on"
     micro_tokens = batch.batch_size * config.block_size
     computing = costs.arithmetic_s(kind, micro_tokens, per_token, peak or costs.SOME_CARDS_PEAK)
     asking = costs.launch_s(kind, layers)

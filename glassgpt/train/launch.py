@@ -1,0 +1,56 @@
+"""`glass train --nproc N`: torchrun's own launcher, in this very process, for one machine.
+
+Ctrl-C and SIGTERM reach every process it has started, and its exit code is theirs. For several machines, or
+to have processes restarted, there is torchrun itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+
+from glassgpt.account.machine import usable_cores
+
+
+def launch(processes: int, words: Sequence[str]) -> int:
+    """Runs `glass WORDS` so many times at once; returns when all have ended."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What there is to say the processes say themselves.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if processes > 1:  # or each would take all cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "glassgpt", *words)
+    except SignalException as error:
+        return 128 + error.sigval
+    except ChildFailedError as error:
+        return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
+    return 0
+
+
+def _exit_code(codes: dict[int, int]) -> int:
+    """The first process's, as a shell has it; else that of whoever failed, and who that was."""
+    code = codes.get(0)
+    if code is None or code < 0:
+        rank, code = next(((rank, code) for rank, code in codes.items() if code > 0), min(codes.items()))
+        code = code if code > 0 else 128 - code
+        killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
+        for rank, number in killed.items():
+            print(f"error: rank {rank} was ended by {signal.Signals(number).name}", file=sys.stderr)
+    return code

@@ -1,0 +1,81 @@
+"""torchrun itself, and `glass train --nproc`: started as a user starts them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import teams
+from tiny import MakeConfig, records, run_losses
+
+from glassgpt.cli.train import _without_nproc
+from glassgpt.train.launch import _exit_code
+from glassgpt.train.session import train
+
+GLASS = [sys.executable, "-m", "glassgpt"]
+SHARED = {"batch_size": 2, "gradient_accumulation_steps": 4, "max_iters": 10, "eval_interval": 5}
+
+
+def run(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeConfig) -> None:
+    train(tiny("one", **SHARED))
+    config = tiny("two", **SHARED)
+    forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
+    first = run([*GLASS, *teams.command(config), "--nproc", "2"])
+    second = run([*GLASS, *teams.command(forever), "--nproc=2"])
+    said = first.communicate(timeout=120)[0]
+    assert first.returncode == 0, said
+    assert said.count("end           finished after 10 updates") == 1
+    assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
+    while not Path(forever.out_dir, "journal.jsonl").exists() or not run_losses(forever.out_dir):
+        time.sleep(0.05)
+        assert second.poll() is None
+    second.send_signal(signal.SIGINT)
+    said = second.communicate(timeout=120)[0]
+    assert second.returncode == 130, said
+    end = records(forever.out_dir)[-1]
+    assert end["reason"] == "interrupted"
+    assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
+
+
+def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) -> None:
+    """A process dies by kill -9 in the first attempt; the second finishes the run."""
+    config = tiny(**SHARED | {"checkpoint_interval": 3})
+    script = tmp_path / "dies_once.py"
+    script.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import teams\nfrom glassgpt.cli import run\n"
+        "if os.environ['RANK'] + os.environ['TORCHELASTIC_RESTART_COUNT'] == '10': teams.die_in_update_7()\n"
+        "run()\n"
+    )
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    process = run([sys.executable, *torchrun, str(script), *teams.command(config)])
+    said = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, said
+    assert "rank 1 has died" in said
+    train(tiny("one", **SHARED))
+    assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
+    runs = records(config.out_dir, "run")
+    assert [(record["iter"], record["team"]["attempt"]) for record in runs] == [(0, 0), (6, 1)]
+
+
+def test_the_exit_code_is_the_first_processs_unless_it_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code({0: 2, 1: -15}) == 2
+    assert _exit_code({1: 3}) == 3
+    assert _exit_code({0: -15, 1: 1}) == 1
+    assert capsys.readouterr().err == ""
+    assert _exit_code({0: -9, 1: -15}) == 137
+    assert capsys.readouterr().err == "error: rank 0 was ended by SIGKILL\n"
+
+
+def test_processes_are_asked_for_the_same_without_nproc() -> None:
+    words = ["tiny", "--nproc", "4", "--seed=1"]
+    assert _without_nproc(words) == ["tiny", "--seed=1"]
+    assert _without_nproc(["--nproc=4", "--seed", "1"]) == ["--seed", "1"]

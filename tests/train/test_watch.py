@@ -1,0 +1,112 @@
+"""Who is lost, judged from what everybody said last; with a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from glassgpt.account.meter import Sharing
+from glassgpt.train.watch import NOBODY, Beat, Seen, Watch, is_alive, judge
+
+ME = Beat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
+OTHER = replace(ME, pid=2)
+
+
+def judged(waiting_s: float = 0.0, said: float = 100.0, alive: bool = True, **changes: object) -> str | None:
+    """Of one other process, which said something `said` seconds after the start, at 100 s."""
+    others = {1: Seen(replace(OTHER, **changes), said)}  # type: ignore[arg-type]
+    found = judge(others, ME, waiting_s, 100.0, 10.0, lambda pid: alive)
+    assert found is None or found[0] == (NOBODY if "each other" in found[1] else 1)
+    return found and found[1]
+
+
+def test_nobody_is_lost_while_all_goes_on() -> None:
+    assert judged() is None
+    assert judged(waiting_s=9.9, waits=False) is None  # not for long enough
+    assert judged(said=50.0) is None  # silent, but nobody waits
+    assert judged(waiting_s=24.0) is None  # all wait, as they may for a moment
+    assert judged(goodbye="") is None
+    assert judged(goodbye="", alive=False) is None
+
+
+def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
+    assert judged(alive=False) == (
+        "rank 1 has died (pid 2 on here, last heard of in phase `train` after 5 updates)"
+    )
+    assert judged(alive=False, machine="there") is None  # its number means another process here
+    assert judged(alive=False, machine="there", said=89.0, waiting_s=11.0, phase="eval") == (
+        "rank 1 says nothing any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
+        "others have waited 11 s for it (--rank_timeout=10)"
+    )
+
+
+def test_the_stuck_are_those_who_have_not_come() -> None:
+    said = judged(waiting_s=10.0, waits=False, phase="data", iter=4)
+    assert said is not None
+    assert said.startswith("rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)")
+
+
+def test_where_all_wait_it_is_the_network() -> None:
+    assert judged(waiting_s=25.0) == (
+        "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
+        "not arrive; look at the network between them"
+    )
+
+
+def test_a_goodbye_says_why() -> None:
+    assert str(judged(goodbye="ValueError: odd")).startswith("rank 1 has ended: ValueError: odd (pid 2")
+
+
+def test_a_process_is_alive_until_it_is_gone() -> None:
+    assert is_alive(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    while is_alive(child.pid):  # also before anybody has asked how it ended
+        time.sleep(0.01)
+    child.wait()
+    assert not is_alive(child.pid)
+
+
+class Board(dict[str, bytes]):
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+
+def test_a_watch_sees_the_other_end() -> None:
+    board = Board()
+    one, other = (Watch(board, rank, 2, 60.0) for rank in range(2))
+    other.follow(lambda: ("eval", 3), lambda text: None)
+    other.close("OSError: gone")
+    assert one.wait_for_loss(10.0) is not None
+    assert "rank 1 has ended: OSError: gone" in str(one.lost)
+    assert "in phase `eval` after 3 updates" in str(one.lost)
+    assert one.say_lost()
+    assert not one.say_lost()  # once
+    assert not one.speaks(0)
+    one.close("")
+
+
+# --- how work was shared ---
+
+
+def test_exchanging_and_waiting_are_told_apart() -> None:
+    """Two equals that exchange for 1 s of 10; and one that is 3 s late, for which the other waits."""
+    equal = Sharing((9.0, 9.0), (1.0, 1.0))
+    assert (equal.efficiency, equal.exchanging, equal.waiting) == pytest.approx((0.9, 0.1, 0.0))
+    late = Sharing((6.0, 9.0), (4.0, 1.0))
+    assert late.slowest == 1
+    assert (late.efficiency, late.exchanging, late.waiting) == pytest.approx((0.75, 0.1, 0.15))
+    both = equal + late
+    assert both == Sharing((15.0, 18.0), (5.0, 2.0))
+    for sharing in (equal, late, both):
+        assert sharing.efficiency + sharing.exchanging + sharing.waiting == pytest.approx(1.0)

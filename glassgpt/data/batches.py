@@ -14,11 +14,11 @@ the ends excepted), which drawing windows at random only does on average.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.data.shards import Shards, Tokens
 from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
@@ -75,15 +75,17 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def gather(tokens: NDArray[Any], starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def gather(tokens: Tokens, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """The `length` tokens from each start, as rows."""
+    if isinstance(tokens, Shards):
+        return tokens.windows(starts, length).astype(np.int64)
     # A window view costs nothing, and indexing it copies whole rows: no index matrix is built.
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     return windows[starts].astype(np.int64)
 
 
 def training_batch(
-    tokens: NDArray[Any], block_size: int, seed: int, first: int, count: int
+    tokens: Tokens, block_size: int, seed: int, first: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sequences first .. first + count of a run: inputs x and targets y, y being x one token on."""
     if len(tokens) < block_size + 1:
@@ -115,7 +117,7 @@ def evaluation_windows(n_tokens: int, block_size: int, eval_tokens: int | None) 
 
 
 def evaluation_batch(
-    tokens: NDArray[Any], starts: NDArray[np.int64], block_size: int
+    tokens: Tokens, starts: NDArray[np.int64], block_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Inputs and targets of these windows, always (len(starts), block_size).
 

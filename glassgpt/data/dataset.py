@@ -4,6 +4,7 @@
     data/pylib/train.bin        token ids, little-endian uint16 (uint32 for a vocabulary over 65536)
     data/pylib/val.bin
 
+Documents in bulk make several of each, train-00000.bin and on, which are read as one.
 A file whose size does not match its manifest is refused. `verify` reads every byte, which training does
 for datasets small enough. A folder of nanoGPT's has no manifest, and is given one in memory.
 """
@@ -13,15 +14,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
+from glassgpt.data.shards import Shards, Tokens
 from glassgpt.errors import UserError
 
 __all__ = [
@@ -35,7 +37,14 @@ __all__ = [
 ]
 
 # What `glass prepare` can make by name, and the tokenizer that goes with it.
-BUILT_IN = {"pylib": "char", "shakespeare": "gpt2", "shakespeare_char": "char"}
+BUILT_IN = {
+    "pylib": "char",
+    "shakespeare": "gpt2",
+    "shakespeare_char": "char",
+    "fineweb_edu": "gpt2",
+    "openwebtext": "gpt2",
+    "tinystories": "gpt2",
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,11 @@ class Dataset:
     directory: Path
     manifest: Manifest
 
-    def tokens(self, split: str) -> np.memmap[Any, np.dtype[Any]]:
+    def tokens(self, split: str) -> Tokens:
         """The ids of a split, mapped read-only: nothing is read until it is used."""
-        return np.memmap(self.directory / f"{split}.bin", dtype=DTYPES[self.manifest.dtype], mode="r")
+        dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
+        parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
+        return parts[0] if len(parts) == 1 else Shards(parts)
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
@@ -78,19 +89,31 @@ def open_dataset(directory: Path) -> Dataset:
     manifest = read_manifest(directory)
     problems = []
     for split in SPLITS:
-        path = directory / f"{split}.bin"
+        paths = [directory / name for name in manifest.files(split)]
+        missing = [path for path in paths if not path.is_file()]
+        problems += [f"{path} is missing: {_AGAIN}" for path in missing]
         expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        actual = path.stat().st_size if path.is_file() else None
-        if actual is None:
-            problems.append(f"{path} is missing: prepare the dataset again with --overwrite")
-        elif actual != expected:
-            problems.append(
-                f"{path} has {actual:,} bytes where its manifest says {expected:,}: "
-                "prepare the dataset again with --overwrite"
-            )
+        if not missing and (problem := _size_problem(paths, expected)):
+            problems.append(f"{problem}: {_AGAIN}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
+
+
+_AGAIN = "prepare the dataset again with --overwrite"
+
+
+def _size_problem(paths: Sequence[Path], expected: int) -> str | None:
+    """What is wrong with the length of a split's files, or None."""
+    sizes = [path.stat().st_size for path in paths]
+    # All shards but the last are full, and so of one length.
+    for path, size in zip(paths[:-1], sizes, strict=False):
+        if size != max(sizes):
+            return f"{path} has {size:,} bytes where its neighbours have {max(sizes):,}"
+    if sum(sizes) == expected:
+        return None
+    rest = expected - sum(sizes[:-1])
+    return f"{paths[-1]} has {sizes[-1]:,} bytes where its manifest says {rest:,}"
 
 
 def verify(dataset: Dataset) -> None:
@@ -102,12 +125,9 @@ def verify(dataset: Dataset) -> None:
     for name, expected in dataset.manifest.sha256.items():
         path = dataset.directory / name
         if not path.is_file():
-            problems.append(f"{path} is missing: prepare the dataset again with --overwrite")
+            problems.append(f"{path} is missing: {_AGAIN}")
         elif not has_fingerprint(path, expected):
-            problems.append(
-                f"{path} is not what was prepared (its SHA-256 differs): "
-                "prepare the dataset again with --overwrite"
-            )
+            problems.append(f"{path} is not what was prepared (its SHA-256 differs): {_AGAIN}")
     if problems:
         raise UserError(problems)
 

@@ -29,12 +29,6 @@ SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/da
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SHAKESPEARE_FILE = "input.txt"
 
-_NO_OPENWEBTEXT = (
-    "openwebtext, a download of 54 GB, is not there yet: nanoGPT's train.bin and val.bin in data/openwebtext "
-    "load as they are, and text files of your own do by  "
-    "glass prepare FOLDER --tokenizer=gpt2 --out_dir=data/openwebtext"
-)
-
 # What is not code somebody wrote to be read: test suites, other people's packages, generated tables.
 _PYLIB_SKIPPED_FOLDERS = (
     *("test", "tests", "*_test", "*_tests"),
@@ -99,8 +93,6 @@ def dataset_problem(dataset: str) -> str | None:
     is_script = name != dataset
     if name in BUILT_IN or (user_path(dataset).exists() and not is_script):
         return None
-    if Path(name).name == "openwebtext":
-        return _NO_OPENWEBTEXT
     if is_script:
         return (
             f"{dataset} looks like nanoGPT's script for {name}, which GlassGPT does not have: "
@@ -122,7 +114,7 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
     elif dataset in BUILT_IN:
         source = _shakespeare(dataset, local_file, keep_in, kept_in)
     else:
-        source = _folder(path) if path.is_dir() else _file(path)
+        source = folder_source(path) if path.is_dir() else _file(path)
     if not source.documents:
         what = "has no text files" if path.is_dir() else "is empty"
         skipped = f" ({', '.join(source.notes)})" if source.notes else ""
@@ -140,7 +132,7 @@ def _file(path: Path) -> Source:
     return Source(path.stem, f"file {path}", _documents({path.name: path}))
 
 
-def _folder(root: Path) -> Source:
+def folder_source(root: Path) -> Source:
     """Every file under a folder but hidden ones and binaries; what was left out is said."""
     texts: dict[str, Path] = {}
     hidden = binary = 0
@@ -150,7 +142,7 @@ def _folder(root: Path) -> Source:
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
             if not path.is_file():
                 continue
-            if _looks_binary(path):
+            if looks_binary(path):
                 binary += 1
             else:
                 texts[path.relative_to(root).as_posix()] = path
@@ -160,7 +152,7 @@ def _folder(root: Path) -> Source:
     return Source(root.resolve().name, f"folder {root}, {len(documents)} files", documents, notes)
 
 
-def _looks_binary(path: Path) -> bool:
+def looks_binary(path: Path) -> bool:
     """Git's test: text has no NUL byte near its beginning."""
     try:
         with path.open("rb") as file:

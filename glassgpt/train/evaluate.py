@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glassgpt.account.clock import Ledger
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
+from glassgpt.data.shards import Tokens
 from glassgpt.train.learner import Learner
 
 _KEPT_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
@@ -72,7 +73,7 @@ class Windows:
     are many, made once and kept there."""
 
     def __init__(
-        self, tokens: np.ndarray, block_size: int, eval_tokens: int | None, rows: int, device: torch.device
+        self, tokens: Tokens, block_size: int, eval_tokens: int | None, rows: int, device: torch.device
     ) -> None:
         """`eval_tokens=None`: all of the split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from glassgpt import config as settings
@@ -21,6 +20,7 @@ from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
+from glassgpt.data.shards import Tokens
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig, shape_of
@@ -79,7 +79,7 @@ class Job:
     placement: Placement
     plan: BatchPlan
     dataset: Dataset
-    splits: Mapping[str, np.ndarray]
+    splits: Mapping[str, Tokens]
     model: GPT
     learner: Learner
     stream: Stream
@@ -247,7 +247,7 @@ def too_little_text(config: TrainConfig, train_tokens: int) -> list[str]:
     ]
 
 
-def _check_lengths(config: TrainConfig, splits: Mapping[str, np.ndarray]) -> None:
+def _check_lengths(config: TrainConfig, splits: Mapping[str, Tokens]) -> None:
     train, val = len(splits["train"]), len(splits["val"])
     problems = too_little_text(config, train)
     if val < 2:

@@ -1,0 +1,162 @@
+"""Documents in bulk: which files a corpus is made of, wherever they are.
+
+    glass prepare crawl.parquet                     one file of documents, or several: 'crawl/*.jsonl.zst'
+    glass prepare crawl                             a folder of such files
+    glass prepare 'books/**/*.txt'                  text files, a document each
+    glass prepare fineweb_edu                       from Hugging Face, see hub.py
+
+What is small enough to be read several times (a text, a folder of texts) goes another way, see sources.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.data import hub
+from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.parcels import (
+    Lines,
+    Parcel,
+    Parquet,
+    Piece,
+    TextFiles,
+    column_problem,
+    holds_documents,
+    is_parquet,
+)
+from glassgpt.data.sources import folder_source, looks_binary
+from glassgpt.errors import UserError
+
+# A folder of texts above this is not read three times over by one process.
+LARGE_FOLDER_BYTES = 2**30
+_SHOWN_PROBLEMS = 10
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files of documents in a fixed order, and what to say about them."""
+
+    description: str
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """On disk."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def parcels(self, piece: int = 0, skip: int = 0) -> Iterator[tuple[int, Parcel]]:
+        """All documents after the first `skip` of a piece, with the piece's number."""
+        for number in range(piece, len(self.pieces)):
+            for parcel in self.pieces[number].parcels(skip if number == piece else 0):
+                yield number, parcel
+
+    def fingerprint(self) -> str:
+        """Of the files' names, sizes and times: another one means that something was changed."""
+        files = [
+            path
+            for piece in self.pieces
+            for path in (piece.files if isinstance(piece, TextFiles) else (piece.path,))
+        ]
+        known = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def is_corpus(dataset: str, in_bulk: bool = False) -> bool:
+    """Whether this is to be read as documents in bulk. `in_bulk`: a folder of texts is, however small."""
+    if dataset in BUILT_IN or not dataset:
+        return dataset in hub.KNOWN
+    path = user_path(dataset)
+    if path.is_dir():
+        return _is_corpus_folder(path, in_bulk)
+    if path.exists():
+        return holds_documents(path.name)
+    return is_pattern(dataset) or could_be_on_hub(dataset)
+
+
+def is_pattern(dataset: str) -> bool:
+    return glob.has_magic(dataset)
+
+
+def could_be_on_hub(dataset: str) -> bool:
+    """`owner/name`, unless it rather looks like a path that is not there."""
+    if dataset in BUILT_IN or hub.hub_name(dataset) is None:
+        return False
+    owner, rest = dataset.split("/", 1)
+    return not user_path(owner).exists() and re.search(r"\.(txt|md|py|csv|html?|json)$", rest) is None
+
+
+def open_corpus(dataset: str, source: str, column: str) -> Corpus:
+    """Find the files, downloading them if need be. Every parquet file is checked for the column."""
+    name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
+    if source or is_pattern(dataset) or name is None:
+        paths, description, notes = _local(source or dataset)
+    else:
+        paths, about = hub.fetch(name)
+        description, notes = f"{name} on Hugging Face, {about}", ()
+    documents = [path for path in paths if holds_documents(path.name)]
+    if documents and len(documents) < len(paths):
+        notes = (*notes, f"skipped {len(paths) - len(documents)} other files")
+    problems = [
+        problem for path in documents if is_parquet(path) and (problem := column_problem(path, column))
+    ]
+    if problems:
+        left_out = len(problems) - _SHOWN_PROBLEMS
+        more = [f"... and {left_out} more files like these"] if left_out > 0 else []
+        raise UserError(problems[:_SHOWN_PROBLEMS] + more)
+    pieces = [_piece(path, column) for path in documents] or [_texts(paths, source or dataset)]
+    return Corpus(description, tuple(pieces), notes)
+
+
+def _piece(path: Path, column: str) -> Piece:
+    size = path.stat().st_size
+    return Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
+
+
+def _texts(paths: Sequence[Path], where: str) -> TextFiles:
+    return TextFiles(Path(where), tuple(paths), sum(path.stat().st_size for path in paths))
+
+
+def _local(where: str) -> tuple[list[Path], str, tuple[str, ...]]:
+    """Files, a description and notes for a file, a folder or a pattern."""
+    path = user_path(where)
+    if path.is_dir() and _is_corpus_folder(path, in_bulk=False) and (files := _documents_in(path)):
+        return files, f"folder {path}, {len(files)} files of documents", ()
+    if path.is_dir():
+        folder = folder_source(path)
+        return [document.path for document in folder.documents], folder.description, folder.notes
+    if path.exists():
+        return [path], f"file {path}", ()
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+    files = [file for file in found if file.is_file()]
+    if not files:
+        raise UserError(f"{where} matches no file: give files, a folder or a pattern in quotes")
+    texts = [file for file in files if holds_documents(file.name) or not looks_binary(file)]
+    notes = (f"skipped {len(files) - len(texts)} binary files",) if len(texts) < len(files) else ()
+    return texts, f"{len(texts)} files, {where}", notes
+
+
+def _visible(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
+            yield path
+
+
+def _documents_in(root: Path) -> list[Path]:
+    return [path for path in _visible(root) if holds_documents(path.name)]
+
+
+def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
+    """Most of it is in files of documents; or it is texts, and more than one likes to read three times."""
+    total = documents = 0
+    for path in _visible(root):
+        size = path.stat().st_size
+        total += size
+        documents += size if holds_documents(path.name) else 0
+    return in_bulk or total > LARGE_FOLDER_BYTES or 2 * documents > total

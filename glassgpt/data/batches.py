@@ -42,11 +42,16 @@ def _page(seed: int, page: int, n_tokens: int, block_size: int) -> NDArray[np.in
     epochs, places = np.divmod(np.arange(page * _PAGE, (page + 1) * _PAGE, dtype=np.int64), per_epoch)
     starts = np.empty(_PAGE, dtype=np.int64)
     for epoch in np.unique(epochs):
-        words = np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
+        words = epoch_words(seed, epoch)
         here = epochs == epoch
         shift = int(words[_ROUNDS] % np.uint64(room))
         starts[here] = shift + shuffled(places[here], per_epoch, words[:_ROUNDS]) * block_size
     return starts
+
+
+def epoch_words(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The random numbers of an epoch: keys of its shuffle, and one more."""
+    return np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
 
 
 def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:

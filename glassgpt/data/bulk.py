@@ -133,9 +133,9 @@ def _encode(
     with ExitStack() as stack:
         writers = {}
         for split in SPLITS:
-            writer = ShardWriter(work, split, options.shard_tokens, encoder.dtype)
+            before = (mark.closed[split], mark.tokens[split])
+            writer = ShardWriter(work, split, options.shard_tokens, encoder.dtype, *before)
             writers[split] = stack.enter_context(closing(writer))
-            writer.go_on(mark.closed[split], mark.tokens[split])
         advance = stack.enter_context(tokenizing(left_bytes, say, progress))
         encoding = stack.enter_context(closing(encode_all(parcels, encoder, workers)))
         for piece, parcel, encoded in encoding:

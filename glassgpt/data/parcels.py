@@ -7,11 +7,11 @@ not depend on how large a file is; one document larger than `MOST_BYTES` is refu
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -206,7 +206,9 @@ def open_parquet(path: Path) -> Any:
     except ImportError as error:
         raise UserError(f"{path} is parquet, which needs pyarrow: {_EXTRA}") from error
     try:
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK_BYTES)
+        return pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
+        )
     except (pa.ArrowException, OSError) as error:
         raise UserError(damaged(path, error)) from error
 
@@ -247,7 +249,7 @@ def _by_size(items: list[bytes]) -> Iterator[tuple[int, int]]:
 
 
 class _Unpacked:
-    """A file as if it were not compressed; damage in it is the user's to know."""
+    """A file as if it were not compressed. Damage in it is told, and so is an end that came too early."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -255,14 +257,9 @@ class _Unpacked:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        self._read: Callable[[int], bytes] = self._file.read
-        suffix = path.suffix.lower()
-        if suffix == ".gz":
-            self._read = gzip.GzipFile(fileobj=self._file).read
-        elif suffix == ".xz":
-            self._read = lzma.LZMAFile(self._file).read  # noqa: SIM115
-        elif suffix == ".zst":
-            self._read = _Zstandard(self._file, path).read
+        self._new, self._errors = _decompression(path)
+        self._member: Any = None  # the decompressor of where we are
+        self._packed = self._ready = b""
 
     def __enter__(self) -> _Unpacked:
         return self
@@ -270,49 +267,54 @@ class _Unpacked:
     def __exit__(self, *raised: object) -> None:
         self._file.close()
 
-    def read(self, size: int) -> bytes:
-        try:
-            return self._read(size)
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-            raise UserError(damaged(self._path, error)) from error
-        except OSError as error:
-            raise UserError(f"{self._path} cannot be read: {error.strerror or error}") from error
-
     def disk_bytes(self) -> int:
         """How much of the file was read."""
         return self._file.tell()
 
-
-class _Zstandard:
-    """Frame after frame. The library's own reader takes a file that was cut off for one that ended."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {_EXTRA}") from error
-        self._file, self._error = file, zstandard.ZstdError
-        self._new = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
-        self._frame: Any = None
-        self._packed = self._ready = b""
-
     def read(self, size: int) -> bytes:
-        while len(self._ready) < size:
-            # Small bites: what compresses a thousandfold must not fill the memory.
-            self._packed = self._packed or self._file.read(2**14)
-            if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("it ends in the middle of a frame")
+        try:
+            return self._file.read(size) if self._new is None else self._unpack(size, self._new)
+        except (EOFError, *self._errors) as error:
+            raise UserError(damaged(self._path, error)) from error
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _unpack(self, size: int, new: Callable[[], Any]) -> bytes:
+        """Member after member: a compressed file may be several, one after the other."""
+        pieces, length = [self._ready], len(self._ready)
+        while length < size:
+            # Small bites: what shrank a thousandfold must not fill the memory.
+            packed = self._packed or self._file.read(2**14)
+            if not packed and self._member is not None:
+                raise EOFError("it ends too early")
+            if not packed:
                 break
-            self._frame = self._frame or self._new()
-            try:
-                self._ready += self._frame.decompress(self._packed)
-            except self._error as error:
-                raise EOFError(str(error)) from error
-            self._packed = self._frame.unused_data if self._frame.eof else b""
-            self._frame = None if self._frame.eof else self._frame
-        result, self._ready = self._ready[:size], self._ready[size:]
-        return result
+            if self._member is None:
+                self._member, packed = new(), packed.lstrip(b"\0")  # members may be padded
+            pieces.append(self._member.decompress(packed))
+            length += len(pieces[-1])
+            self._packed = b""
+            if self._member.eof:
+                self._packed, self._member = self._member.unused_data, None
+        ready = b"".join(pieces)
+        self._ready = ready[size:]
+        return ready[:size]
+
+
+def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Exception], ...]]:
+    """What makes a decompressor for a file, going by its name, and what that raises for damage."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return partial(zlib.decompressobj, zlib.MAX_WBITS | 16), (zlib.error,)
+    if suffix == ".xz":
+        return lzma.LZMADecompressor, (lzma.LZMAError,)
+    if suffix != ".zst":
+        return None, ()
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {_EXTRA}") from error
+    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
 
 
 def damaged(path: Path, error: Exception) -> str:

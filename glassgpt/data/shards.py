@@ -71,16 +71,28 @@ Tokens = NDArray[Any] | Shards
 class ShardWriter:
     """Writes a split. A shard that is full is closed for good: on the disk, its SHA-256 known."""
 
-    def __init__(self, folder: Path, split: str, shard_tokens: int, dtype: np.dtype[Any]) -> None:
-        self._folder, self._split, self._shard_tokens, self._dtype = folder, split, shard_tokens, dtype
-        self.closed: dict[str, str] = {}  # name and SHA-256
-        self.tokens = 0
-        self._begin()
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        shard_tokens: int,
+        dtype: np.dtype[Any],
+        closed: Mapping[str, str],
+        tokens: int,
+    ) -> None:
+        """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self.closed, self.tokens = dict(closed), tokens  # name and SHA-256 of each full shard; all tokens
+        begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
+        self._begin("r+b" if begun_bytes else "wb")
+        if begun_bytes:
+            self._digest.update(self._file.read(begun_bytes))
+            self._file.truncate()
 
     def append(self, ids: NDArray[Any]) -> None:
         while len(ids):
             now = ids[: self._shard_tokens - self.tokens % self._shard_tokens]
-            content = now.astype(self._dtype, copy=False).tobytes()
+            content = now.tobytes()
             self._file.write(content)
             self._digest.update(content)
             self.tokens += len(now)
@@ -88,16 +100,6 @@ class ShardWriter:
             if self.tokens % self._shard_tokens == 0:
                 self._close_shard()
                 self._begin()
-
-    def go_on(self, closed: Mapping[str, str], tokens: int) -> None:
-        """As it was: the shards that were closed then, and the beginning of one that was not."""
-        self._file.close()
-        self.closed, self.tokens = dict(closed), tokens
-        begun_tokens = tokens - len(closed) * self._shard_tokens
-        self._begin("r+b" if begun_tokens else "wb")
-        if begun_tokens:
-            self._digest.update(self._file.read(begun_tokens * self._dtype.itemsize))
-            self._file.truncate()
 
     def flush(self) -> None:
         """Waits until what is written is on the disk."""

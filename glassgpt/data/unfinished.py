@@ -1,8 +1,8 @@
 """A preparation that takes hours, and may be stopped at any moment and go on later.
 
 The dataset is written in a hidden folder beside its place. Each time a shard is full, everything is brought
-to the disk, and then a mark: which document comes next, and how long each file was. Who goes on cuts the files
-back to the mark and reads from there; the result is the same to the byte.
+to the disk, and then a mark: which document comes next, and how long each file was. Who goes on cuts the
+files back to the mark and reads from there; the result is the same to the byte.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ from glassgpt.account.meter import Interval, Mean
 from glassgpt.account.sink import Listener, Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
+from glassgpt.data.passages import Passages
 from glassgpt.data.shards import Tokens
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
+from glassgpt.figures import percent
 from glassgpt.model.gpt import GPT, GPTConfig, shape_of
 from glassgpt.train import device as devices
 from glassgpt.train import schedule
@@ -184,7 +186,11 @@ def set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop
     choices += sample_choices
 
     model = _build_model(config, shape, placement)
-    stream = Stream(splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card)
+    passages, passage_choices = _choose_passages(config, dataset, splits["train"])
+    choices += passage_choices
+    stream = Stream(
+        splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
+    )
     progress = Progress()
 
     learner = Learner(model, config, placement, plan, stream, ledger)
@@ -254,6 +260,21 @@ def _check_lengths(config: TrainConfig, splits: Mapping[str, Tokens]) -> None:
         problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
     if problems:
         raise UserError(problems)
+
+
+def _choose_passages(
+    config: TrainConfig, dataset: Dataset, tokens: Tokens
+) -> tuple[Passages | None, list[Choice]]:
+    if config.documents == "joined":
+        return None, []
+    if dataset.end_of_text is None:
+        raise UserError(
+            f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token for "
+            "that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
+        )
+    passages = Passages(tokens, dataset.end_of_text, config.block_size)
+    share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"
+    return passages, [Choice("documents", "apart", share)]
 
 
 def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:

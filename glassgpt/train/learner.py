@@ -89,7 +89,7 @@ class Learner:
         losses = []
         for micro_step, start in enumerate(starts):
             with self._ledger.phase("data"):
-                batch = self._stream.micro_batch(start)
+                batch = (*self._stream.micro_batch(start), *self._stream.weight(start, first_sequence))
             self._now = (number, micro_step)
             self._seed_dropout()
             losses.append(self._done(self._do_micro_step, *batch).clone())
@@ -137,12 +137,14 @@ class Learner:
         if self.config.dropout:
             torch.manual_seed(_dropout_seed(self.config.seed, *self._now))
 
-    def _micro_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor]:
-        """Forward and backward; the gradients add up."""
+    def _micro_step(self, tokens: Tensor, targets: Tensor, weight: Tensor | None = None) -> tuple[Tensor]:
+        """Forward and backward; the gradients add up. `weight`: in the update's mean, if it is not 1."""
 
         def call() -> Tensor:
             with self.placement.autocast():
                 loss = self._forward(tokens, targets)
+            if weight is not None:
+                loss = loss * weight
             share = loss / self._plan.micro_steps
             if self.scaler.is_enabled():
                 share = share * self.finite.factor  # a scaler skips an update by its gradients only

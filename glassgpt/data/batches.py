@@ -83,7 +83,7 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def gather(tokens: Tokens, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """The `length` tokens from each start, as rows."""
     if isinstance(tokens, Shards):
-        return tokens.windows(starts, length).astype(np.int64)
+        return tokens.windows(starts, length)
     # A window view costs nothing, and indexing it copies whole rows: no index matrix is built.
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     return windows[starts].astype(np.int64)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +44,8 @@ BUILT_IN = {
     "openwebtext": "gpt2",
     "tinystories": "gpt2",
 }
+
+_AGAIN = "prepare the dataset again with --overwrite"
 
 
 @dataclass(frozen=True)
@@ -99,27 +100,15 @@ def open_dataset(directory: Path) -> Dataset:
         missing = [path for path in paths if not path.is_file()]
         problems += [f"{path} is missing: {_AGAIN}" for path in missing]
         expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        if not missing and (problem := _size_problem(paths, expected)):
-            problems.append(f"{problem}: {_AGAIN}")
+        actual = sum(path.stat().st_size for path in paths if path not in missing)
+        if not missing and actual != expected:
+            # Which of several it is, only their hashes tell.
+            wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
+            has = f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
+            problems.append(f"{has} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
-
-
-_AGAIN = "prepare the dataset again with --overwrite"
-
-
-def _size_problem(paths: Sequence[Path], expected: int) -> str | None:
-    """What is wrong with the length of a split's files, or None."""
-    sizes = [path.stat().st_size for path in paths]
-    # All shards but the last are full, and so of one length.
-    for path, size in zip(paths[:-1], sizes, strict=False):
-        if size != max(sizes):
-            return f"{path} has {size:,} bytes where its neighbours have {max(sizes):,}"
-    if sum(sizes) == expected:
-        return None
-    rest = expected - sum(sizes[:-1])
-    return f"{paths[-1]} has {sizes[-1]:,} bytes where its manifest says {rest:,}"
 
 
 def verify(dataset: Dataset) -> None:

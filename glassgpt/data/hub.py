@@ -56,7 +56,8 @@ def hub_name(dataset: str) -> HubName | None:
 class Listing:
     """What a repository holds: the size of each file, and what its card says of configurations."""
 
-    revision: str
+    branch: str
+    commit: str
     sizes: Mapping[str, int]
     configurations: Sequence[Mapping[str, Any]]
 
@@ -72,10 +73,10 @@ def fetch(name: HubName) -> tuple[list[Path], str]:
     try:
         listing, files = _look_up(name)
         check_room(sum(listing.sizes[file] for file in files), f"{name} is")
-        folder = _download(name, listing.revision, files)
+        folder = _download(name, listing.branch, files)
     except unreachable as error:
         return _from_cache(name, error)
-    return [folder / file for file in files], f"revision {listing.revision[:12]}"
+    return [folder / file for file in files], f"revision {listing.commit[:12]}"
 
 
 def _look_up(name: HubName) -> tuple[Listing, list[str]]:
@@ -92,19 +93,19 @@ def _look_up(name: HubName) -> tuple[Listing, list[str]]:
     return listing, files
 
 
-def _list(name: HubName, revision: str) -> Listing:
+def _list(name: HubName, branch: str) -> Listing:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        info = HfApi().dataset_info(name.repository, revision=revision, files_metadata=True)
+        info = HfApi().dataset_info(name.repository, revision=branch, files_metadata=True)
     except GatedRepoError as error:
         raise UserError(
             f"{name.repository} wants its terms accepted: do so on its page on Hugging Face, then log in "
             "with  hf auth login  or set HF_TOKEN"
         ) from error
     except RevisionNotFoundError:
-        return Listing(revision, {}, ())
+        return Listing(branch, "", {}, ())
     except RepositoryNotFoundError as error:
         raise UserError(
             f"{name.repository} is neither a file or folder here nor a dataset on Hugging Face that you may "
@@ -112,10 +113,11 @@ def _list(name: HubName, revision: str) -> Listing:
         ) from error
     card: dict[str, Any] = info.card_data.to_dict() if info.card_data else {}  # type: ignore[no-untyped-call]
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return Listing(info.sha or revision, sizes, card.get("configs") or ())
+    return Listing(branch, info.sha or branch, sizes, card.get("configs") or ())
 
 
-def _download(name: HubName, revision: str, files: Sequence[str]) -> Path:
+def _download(name: HubName, branch: str, files: Sequence[str]) -> Path:
+    # By the branch's name, so that the cache knows what it was when the network is gone.
     from huggingface_hub import snapshot_download
 
     patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
@@ -123,7 +125,7 @@ def _download(name: HubName, revision: str, files: Sequence[str]) -> Path:
         snapshot_download(
             name.repository,
             repo_type="dataset",
-            revision=revision,
+            revision=branch,
             allow_patterns=[*patterns, "README.md"],
         )
     )
@@ -131,21 +133,32 @@ def _download(name: HubName, revision: str, files: Sequence[str]) -> Path:
 
 def _from_cache(name: HubName, error: Exception) -> tuple[list[Path], str]:
     """What an earlier download left in huggingface_hub's cache, when the network is not there."""
-    from huggingface_hub import metadata_load, snapshot_download
+    from huggingface_hub import metadata_load
+
+    for branch in ("main", _CONVERTED):
+        folder = _cached_folder(name, branch)
+        if folder is None:
+            continue
+        card = metadata_load(folder / "README.md") if (folder / "README.md").is_file() else None
+        sizes = {path.relative_to(folder).as_posix(): 0 for path in folder.rglob("*") if path.is_file()}
+        files = chosen(Listing(branch, folder.name, sizes, (card or {}).get("configs") or ()), name)
+        if files:
+            about = "from the cache: Hugging Face could not be asked if that is all"
+            return [folder / file for file in files], f"revision {folder.name[:12]}, {about}"
+    raise UserError(offline(name, error)) from error
+
+
+def _cached_folder(name: HubName, branch: str) -> Path | None:
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    where = {"repo_type": "dataset", "revision": branch}
     try:
-        folder = Path(snapshot_download(name.repository, repo_type="dataset", local_files_only=True))
-    except LocalEntryNotFoundError:
-        raise UserError(offline(name, error)) from error
-    card = metadata_load(folder / "README.md") if (folder / "README.md").is_file() else {}
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    files = chosen(Listing(folder.name, sizes, (card or {}).get("configs") or ()), name)
-    if not files:
-        raise UserError(offline(name, error)) from error
-    about = f"revision {folder.name[:12]}, from the cache: Hugging Face cannot be reached to see if it is all"
-    return [folder / file for file in files], about
+        return Path(snapshot_download(name.repository, local_files_only=True, **where))
+    except LocalEntryNotFoundError as error:
+        # Newer versions complain if not all of the repository is there, which is never all we wanted.
+        incomplete = getattr(error, "snapshot_path", None)
+        return Path(incomplete) if incomplete else None
 
 
 def offline(name: HubName, error: Exception) -> str:
@@ -153,7 +166,7 @@ def offline(name: HubName, error: Exception) -> str:
     include = f' --include "{name.part}/*"' if name.part else ""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return (
-        f"Hugging Face cannot be reached ({reason}): where there is a network, run  hf download "
+        f"{name} could not be read from Hugging Face ({reason}): where there is a network, run  hf download "
         f"{name.repository} --repo-type dataset{include} --local-dir FOLDER, "
         f"bring FOLDER here, and run  glass prepare {known} --source FOLDER"
     )

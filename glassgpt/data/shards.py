@@ -18,8 +18,9 @@ class Shards:
     """The tokens of several files under one numbering. Reads like an array: by number, slice and window."""
 
     def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
-        self._parts = list(parts)
+        self._parts = [np.asarray(part) for part in parts]  # a memmap is slow to slice, what it maps is not
         self._ends = np.cumsum([len(part) for part in self._parts])
+        self._begins = [0, *self._ends[:-1].tolist()]
         self.dtype = self._parts[0].dtype
 
     def __len__(self) -> int:
@@ -40,24 +41,27 @@ class Shards:
         shards = np.searchsorted(self._ends, where, side="right")
         for shard in np.unique(shards):
             here = shards == shard
-            result[here] = self._parts[shard][where[here] - self._begin(shard)]
+            result[here] = self._parts[shard][where[here] - self._begins[shard]]
         return result
 
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start, as rows. A row may begin in one shard and end in the next."""
-        result = np.empty((len(starts), length), dtype=self.dtype)
-        for row, start in enumerate(starts.tolist()):
-            result[row] = self._run(start, length)
+        result = np.empty((len(starts), length), dtype=np.int64)
+        shards = np.searchsorted(self._ends, starts, side="right").tolist()
+        for row, shard, start in zip(result, shards, starts.tolist(), strict=True):
+            part = self._parts[shard]
+            offset = start - self._begins[shard]
+            if offset + length <= len(part):
+                row[:] = part[offset : offset + length]
+            else:
+                row[:] = self._run(start, length)
         return result
-
-    def _begin(self, shard: int) -> int:
-        return int(self._ends[shard]) - len(self._parts[shard])
 
     def _run(self, start: int, length: int) -> NDArray[Any]:
         pieces = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while length > 0:
-            offset = start - self._begin(shard)
+            offset = start - self._begins[shard]
             pieces.append(self._parts[shard][offset : offset + length])
             start, length = start + len(pieces[-1]), length - len(pieces[-1])
             shard += 1

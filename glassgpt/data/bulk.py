@@ -23,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
+from glassgpt.data.dataset import user_path
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
-from glassgpt.data.options import PrepareOptions, corpus_val_fraction, dataset_name
+from glassgpt.data.options import PrepareOptions, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import tokenizing
+from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seen import Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
@@ -63,11 +65,11 @@ def prepare_corpus(
     options: PrepareOptions, out: Path, say: Callable[[str], None], progress: bool
 ) -> Manifest:
     """Write the dataset, or finish one that was begun, and return its manifest."""
-    corpus = open_corpus(options.dataset, options.source, options.text_column)
+    corpus, ranks = _find_inputs(options)
     order = _Order(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
     with unfinished(out, order.request, options.overwrite) as (work, begun):
         if begun is None:
-            encoder, mark = _begin(order, work, say)
+            encoder, mark = _begin(order, ranks, work, say)
             _check_room(corpus, encoder, out, say)
             write_mark(work, mark)
         else:
@@ -77,11 +79,33 @@ def prepare_corpus(
         manifest = _manifest(order, encoder, mark, sha256)
         forget_mark(work)
         write_manifest(work, manifest)
+        keep_scripts(out, work)
         move_into_place(work, out)
     return manifest
 
 
-def _begin(order: _Order, work: Path, say: Callable[[str], None]) -> tuple[Encoder, Mark]:
+def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
+    """The documents and, for gpt2, its table. Without a network both are asked for at once."""
+    problems: list[str] = []
+    ranks: Ranks | None = None
+    try:
+        if corpus_tokenizer_name(options)[0] == "gpt2":
+            files = options.tokenizer_files
+            ranks = read_ranks(user_path(files)) if files else download_ranks()
+    except UserError as error:
+        problems += error.problems
+    try:
+        corpus = open_corpus(options.dataset, options.source, options.text_column, download=not problems)
+    except UserError as error:
+        raise UserError([*error.problems, *problems]) from error
+    if problems:
+        raise UserError(problems)
+    return corpus, ranks
+
+
+def _begin(
+    order: _Order, ranks: Ranks | None, work: Path, say: Callable[[str], None]
+) -> tuple[Encoder, Mark]:
     mark = Mark(order.request)
 
     def note(line: str) -> None:
@@ -92,7 +116,7 @@ def _begin(order: _Order, work: Path, say: Callable[[str], None]) -> tuple[Encod
         note(line)
     share = f"{order.val_fraction:.4g} of the documents, chosen by a hash of their text"
     note(f"split: {share}, are for validation")
-    tokenizer = make_tokenizer(order.options, order.corpus, order.val_fraction, note)
+    tokenizer = make_tokenizer(order.options, order.corpus, ranks, order.val_fraction, note)
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
     return Encoder(tokenizer, order.options.text_column), mark

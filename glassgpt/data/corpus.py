@@ -92,13 +92,16 @@ def could_be_on_hub(dataset: str) -> bool:
     return not user_path(owner).exists() and re.search(r"\.(txt|md|py|csv|html?|json)$", rest) is None
 
 
-def open_corpus(dataset: str, source: str, column: str) -> Corpus:
-    """Find the files, downloading them if need be. Every parquet file is checked for the column."""
+def open_corpus(dataset: str, source: str, column: str, download: bool = True) -> Corpus:
+    """Find the files, downloading them if need be. Every parquet file is checked for the column.
+
+    `download=False`: only see whether they could be had.
+    """
     name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
     if source or is_pattern(dataset) or name is None:
         paths, description, notes = _local(source or dataset)
     else:
-        paths, about = hub.fetch(name)
+        paths, about = hub.fetch(name, download)
         description, notes = f"{name} on Hugging Face, {about}", ()
     documents = [path for path in paths if holds_documents(path.name)]
     if documents and len(documents) < len(paths):

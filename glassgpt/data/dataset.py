@@ -16,13 +16,15 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
-from glassgpt.data.shards import Shards, Tokens
+from glassgpt.data.shards import Shards
 from glassgpt.errors import UserError
 
 __all__ = [
@@ -55,11 +57,11 @@ class Dataset:
     directory: Path
     manifest: Manifest
 
-    def tokens(self, split: str) -> Tokens:
-        """The ids of a split, mapped read-only: nothing is read until it is used."""
+    def tokens(self, split: str) -> NDArray[Any]:
+        """The ids of a split, mapped read-only: nothing is read until it is used. Several files are `Shards`."""
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
         parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
-        return parts[0] if len(parts) == 1 else Shards(parts)
+        return parts[0] if len(parts) == 1 else cast("NDArray[Any]", Shards(parts))
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
@@ -104,7 +106,9 @@ def open_dataset(directory: Path) -> Dataset:
         if not missing and actual != expected:
             # Which of several it is, only their hashes tell.
             wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
-            has = f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
+            has = (
+                f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
+            )
             problems.append(f"{has} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}")
     if problems:
         raise UserError(problems)

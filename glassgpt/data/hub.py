@@ -62,7 +62,7 @@ class Listing:
     configurations: Sequence[Mapping[str, Any]]
 
 
-def fetch(name: HubName) -> tuple[list[Path], str]:
+def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     """The training files, downloaded or from the cache, and what to say about them."""
     try:
         from huggingface_hub.errors import HfHubHTTPError
@@ -73,10 +73,10 @@ def fetch(name: HubName) -> tuple[list[Path], str]:
     try:
         listing, files = _look_up(name)
         check_room(sum(listing.sizes[file] for file in files), f"{name} is")
-        folder = _download(name, listing.branch, files)
+        folder = _download(name, listing.branch, files if download else [])
     except unreachable as error:
         return _from_cache(name, error)
-    return [folder / file for file in files], f"revision {listing.commit[:12]}"
+    return [folder / file for file in files if download], f"revision {listing.commit[:12]}"
 
 
 def _look_up(name: HubName) -> tuple[Listing, list[str]]:

@@ -9,9 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from glassgpt.data.corpus import Corpus
-from glassgpt.data.dataset import user_path
 from glassgpt.data.options import PrepareOptions, asked_tokenizer
-from glassgpt.data.ranks import download_ranks, read_ranks
+from glassgpt.data.ranks import Ranks
 from glassgpt.data.split import are_validation, document_key
 from glassgpt.data.tokenizers import (
     BytePairTokenizer,
@@ -43,15 +42,19 @@ def corpus_tokenizer_name(options: PrepareOptions) -> tuple[str, str]:
 
 
 def make_tokenizer(
-    options: PrepareOptions, corpus: Corpus, val_fraction: float, note: Callable[[str], None]
+    options: PrepareOptions,
+    corpus: Corpus,
+    ranks: Ranks | None,
+    val_fraction: float,
+    note: Callable[[str], None],
 ) -> BytePairTokenizer | ByteTokenizer:
+    """`ranks`: GPT-2's table, if that is asked for."""
     name, reason = corpus_tokenizer_name(options)
     note(f"tokenizer {name}: {reason}")
     if name == "byte":
         return ByteTokenizer()
-    if name == "gpt2":
-        files = options.tokenizer_files
-        return gpt2_tokenizer(read_ranks(user_path(files)) if files else download_ranks())
+    if ranks is not None:
+        return gpt2_tokenizer(ranks)
     size = bpe_size(name)
     assert size is not None, name
     sample = Sample(corpus, options.text_column, val_fraction)

@@ -8,6 +8,7 @@ The comment above each option is its line in `glass prepare --help`.
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +148,13 @@ def _bulk_problems(options: PrepareOptions) -> list[str]:
 
 # What a dataset's folder in nanoGPT's repository comes with; prepare works beside these and keeps them.
 NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
+
+
+def keep_scripts(out: Path, work: Path) -> None:
+    """Takes them along from the folder that `work` will replace."""
+    for script in NANOGPT_SCRIPTS:
+        if (out / script).is_file():
+            shutil.copy2(out / script, work)
 
 
 def _place_problem(options: PrepareOptions, out: Path) -> str | None:

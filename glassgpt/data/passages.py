@@ -2,8 +2,8 @@
 
 A passage begins at the end-of-text before its document, or goes on where the document's last passage ended,
 and is at most `block_size` long. What a window has left over after a document's end is not learned from, and
-as attention looks back only, nothing of it is seen by what is. So neither attention nor loss crosses documents,
-and in one epoch every token but the first is predicted exactly once.
+as attention looks back only, nothing of it is seen by what is. So neither attention nor loss crosses
+documents, and in one epoch every token but the first is predicted exactly once.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN, user_path
 from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import (
-    NANOGPT_SCRIPTS,
     PrepareOptions,
     asked_tokenizer,
     check_options,
+    keep_scripts,
     out_directory,
     val_fraction,
 )
@@ -107,9 +106,7 @@ def _prepare_text(
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
-        for script in NANOGPT_SCRIPTS:
-            if (out / script).is_file():
-                shutil.copy2(out / script, work)
+        keep_scripts(out, work)
         move_into_place(work, out)
     return manifest
 

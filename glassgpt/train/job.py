@@ -269,8 +269,8 @@ def _choose_passages(
         return None, []
     if dataset.end_of_text is None:
         raise UserError(
-            f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token for "
-            "that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
+            f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token "
+            "for that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
         )
     passages = Passages(tokens, dataset.end_of_text, config.block_size)
     share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"

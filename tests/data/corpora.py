@@ -17,7 +17,10 @@ from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import END_OF_TEXT, load_tokenizer
 
-WORDS = "the glass house has many rooms and every room can be seen from the door नमस्ते दुनिया السلام عليكم 42".split()
+WORDS = (
+    *("the", "glass", "house", "has", "many", "rooms", "and", "every", "one", "can", "be", "seen", "from"),
+    *("its", "door", "नमस्ते", "दुनिया", "السلام", "عليكم", "42"),
+)
 
 
 def documents(count: int, first: int = 0) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
@@ -191,7 +191,9 @@ def start(script: Path, source: Path, out: Path, workers: int) -> subprocess.Pop
 
 
 @pytest.mark.parametrize(("workers", "kill"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)])
-def test_killed_and_gone_on_is_as_if_never_stopped(tmp_path: Path, workers: int, kill: signal.Signals) -> None:
+def test_killed_and_gone_on_is_as_if_never_stopped(
+    tmp_path: Path, workers: int, kill: signal.Signals
+) -> None:
     source, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
     many = documents(3000)
     json_lines(source, many[:1500] + many)
@@ -205,7 +207,7 @@ def test_killed_and_gone_on_is_as_if_never_stopped(tmp_path: Path, workers: int,
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, kill)
     process.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert not out.exists()
     mark = json.loads((work / "unfinished.json").read_bytes())
@@ -387,7 +389,7 @@ def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     class Full:
         free = 1000
 
-    monkeypatch.setattr(bulk.shutil, "disk_usage", lambda path: Full)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Full)
     assert "0.0 GB free: make room, or choose another --out_dir" in failing(tmp_path, tmp_path / "a.jsonl")
 
 

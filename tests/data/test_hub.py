@@ -38,7 +38,7 @@ class Hub:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def _handler(hub) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+    def _handler(hub) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -149,7 +149,10 @@ def test_fineweb_edu_is_downloaded_once_and_then_needs_no_network(tmp_path: Path
     offline = glass(tmp_path, NOWHERE, "fineweb_edu", "--out_dir=offline")
     assert offline.returncode == 0, offline.stderr
     assert open_dataset(tmp_path / "offline").hash == dataset.hash
-    assert "from the cache: Hugging Face could not be asked" in open_dataset(tmp_path / "offline").manifest.source
+    assert (
+        "from the cache: Hugging Face could not be asked"
+        in open_dataset(tmp_path / "offline").manifest.source
+    )
 
 
 def test_a_configuration_of_the_card(tmp_path: Path, hub: Hub) -> None:
@@ -178,7 +181,8 @@ def test_without_a_network_it_says_how_to_bring_the_files(tmp_path: Path) -> Non
     assert done.stderr.count("\n") == 1
     for part in (
         "fineweb-edu:sample/10BT could not be read from Hugging Face",
-        'hf download HuggingFaceFW/fineweb-edu --repo-type dataset --include "sample/10BT/*" --local-dir FOLDER',
+        "hf download HuggingFaceFW/fineweb-edu --repo-type dataset",
+        '--include "sample/10BT/*" --local-dir FOLDER',
         "glass prepare fineweb_edu --source FOLDER",
     ):
         assert part in done.stderr
@@ -240,10 +244,18 @@ def test_which_files_are_for_training(files: list[str], part: str, expected: lis
 
 def test_cards_in_all_their_forms() -> None:
     sizes = dict.fromkeys(["a/train.parquet", "a/test.parquet", "b.parquet"], 1)
-    for data_files in ("a/train*", ["a/train*"], [{"split": "train", "path": ["a/train*"]}], [{"path": "a/tr*"}]):
+    for data_files in (
+        "a/train*",
+        ["a/train*"],
+        [{"split": "train", "path": ["a/train*"]}],
+        [{"path": "a/tr*"}],
+    ):
         listing = Listing("main", SHA, sizes, [{"config_name": "default", "data_files": data_files}])
         assert chosen(listing, HubName("some/one")) == ["a/train.parquet"]
-    two = [{"config_name": "x", "data_files": "a/*"}, {"config_name": "y", "data_files": "b*", "default": True}]
+    two: list[dict[str, object]] = [
+        {"config_name": "x", "data_files": "a/*"},
+        {"config_name": "y", "data_files": "b*", "default": True},
+    ]
     assert chosen(Listing("main", SHA, sizes, two), HubName("some/one")) == ["b.parquet"]
     with pytest.raises(UserError, match="has no 'z'; there are x, y"):
         chosen(Listing("main", SHA, sizes, two), HubName("some/one", "z"))

@@ -66,4 +66,9 @@ def test_a_text_without_an_end_is_one_document() -> None:
     passages = Passages(np.arange(100) % 5, END, 30)
     assert len(passages) == 4
     starts, counts = passages.drawn(0, 0, 4)
-    assert sorted(zip(starts.tolist(), counts.tolist(), strict=True)) == [(0, 30), (30, 30), (60, 30), (90, 9)]
+    assert sorted(zip(starts.tolist(), counts.tolist(), strict=True)) == [
+        (0, 30),
+        (30, 30),
+        (60, 30),
+        (90, 9),
+    ]

@@ -26,7 +26,9 @@ def cut(size: int) -> Shards:
     return Shards([NUMBERS[start : start + size] for start in range(0, len(NUMBERS), size)])
 
 
-@given(size=st.integers(1, 1200), start=st.integers(0, 1000), length=st.integers(0, 300), step=st.integers(1, 7))
+@given(
+    size=st.integers(1, 1200), start=st.integers(0, 1000), length=st.integers(0, 300), step=st.integers(1, 7)
+)
 def test_shards_read_like_one_array(size: int, start: int, length: int, step: int) -> None:
     shards = cut(size)
     assert len(shards) == 1000
@@ -58,7 +60,9 @@ def test_shards_are_as_fast_as_one_file(tmp_path: Path) -> None:
     for i in range(40):
         tokens[i * 100_000 : (i + 1) * 100_000].tofile(tmp_path / f"{i:02}.bin")
     one = np.memmap(tmp_path / "one.bin", dtype=np.uint16, mode="r")
-    many = Shards([np.memmap(path, dtype=np.uint16, mode="r") for path in sorted(tmp_path.glob("[0-9]*.bin"))])
+    many = Shards(
+        [np.memmap(path, dtype=np.uint16, mode="r") for path in sorted(tmp_path.glob("[0-9]*.bin"))]
+    )
     starts = np.random.default_rng(1).integers(0, 3_990_000, 64)
     best = {"one": np.inf, "many": np.inf}
     for _ in range(30):

@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--context", type=int, help="also at this context")
     options = parser.parse_args()
-    tokens = np.asarray(open_dataset(options.data).tokens("val"))
+    tokens = open_dataset(options.data).tokens("val")
     if options.checkpoint.suffix == ".pt":
         if options.nanogpt is None:
             parser.error("--nanogpt: its checkpoints are run by its own model")

@@ -135,7 +135,7 @@ class Ground:
         return score_glass(run.out, self._val(data), self.options.device, context, which)
 
     def _val(self, data: Path) -> np.ndarray:
-        return np.asarray(open_dataset(data).tokens("val"))
+        return open_dataset(data).tokens("val")
 
     # --- telling ---
 

@@ -58,7 +58,10 @@ class Dataset:
     manifest: Manifest
 
     def tokens(self, split: str) -> NDArray[Any]:
-        """The ids of a split, mapped read-only: nothing is read until it is used. Several files are `Shards`."""
+        """The ids of a split, mapped read-only: nothing is read until it is used.
+
+        Several files are `Shards`, which read like an array as far as training needs it.
+        """
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
         parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
         return parts[0] if len(parts) == 1 else cast("NDArray[Any]", Shards(parts))

@@ -152,9 +152,10 @@ def _cached_folder(name: HubName, branch: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    where = {"repo_type": "dataset", "revision": branch}
     try:
-        return Path(snapshot_download(name.repository, local_files_only=True, **where))
+        return Path(
+            snapshot_download(name.repository, repo_type="dataset", revision=branch, local_files_only=True)
+        )
     except LocalEntryNotFoundError as error:
         # Newer versions complain if not all of the repository is there, which is never all we wanted.
         incomplete = getattr(error, "snapshot_path", None)

@@ -301,7 +301,7 @@ class _Unpacked:
         return ready[:size]
 
 
-def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Exception], ...]]:
+def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[BaseException], ...]]:
     """What makes a decompressor for a file, going by its name, and what that raises for damage."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
@@ -317,6 +317,6 @@ def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Exc
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
 
 
-def damaged(path: Path, error: Exception) -> str:
+def damaged(path: Path, error: BaseException) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return f"{path} is damaged ({reason}): get it again"

@@ -15,7 +15,8 @@ import zstandard
 
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizers import END_OF_TEXT, load_tokenizer
+from glassgpt.data.ranks import END_OF_TEXT
+from glassgpt.data.tokenizers import load_tokenizer
 
 WORDS = (
     *("the", "glass", "house", "has", "many", "rooms", "and", "every", "one", "can", "be", "seen", "from"),
@@ -55,7 +56,11 @@ def json_lines(path: Path, texts: Sequence[str], field: str = "text") -> Path:
     """Compressed as the name says."""
     lines = "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    pack: dict[str, Any] = {
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }
     path.write_bytes(pack[path.suffix](lines) if path.suffix in pack else lines)
     return path
 

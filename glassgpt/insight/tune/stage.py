@@ -15,7 +15,6 @@ from glassgpt.account import flops, hardware
 from glassgpt.account.machine import cpu_model, memory_now, memory_room, read_text, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.shards import Tokens
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.text import find_text
 from glassgpt.insight.tune.ground import Ground
@@ -37,7 +36,7 @@ class Stage:
     device: torch.device
     dtype: str
     shape: GPTConfig
-    tokens: Tokens
+    tokens: np.ndarray
     data: str  # in words
 
     @property
@@ -66,7 +65,7 @@ def set_stage(config: TrainConfig, vocab_size: int | None) -> Stage:
 _RANDOM_TOKENS = 2**21
 
 
-def _text(config: TrainConfig, vocab_size: int | None) -> tuple[Tokens, int, str]:
+def _text(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int, str]:
     """The tokens to train on, their vocabulary, and in words what they are."""
     folder = settings.data_dir(config)
     if folder.exists() or config.data_dir:

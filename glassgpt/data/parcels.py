@@ -257,7 +257,8 @@ class _Unpacked:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        self._new, self._errors = _decompression(path)
+        self._new, errors = _decompression(path)
+        self._errors: tuple[type[BaseException], ...] = (EOFError, *errors)
         self._member: Any = None  # the decompressor of where we are
         self._packed = self._ready = b""
 
@@ -274,7 +275,7 @@ class _Unpacked:
     def read(self, size: int) -> bytes:
         try:
             return self._file.read(size) if self._new is None else self._unpack(size, self._new)
-        except (EOFError, *self._errors) as error:
+        except self._errors as error:
             raise UserError(damaged(self._path, error)) from error
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error

@@ -16,7 +16,7 @@ HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",
     "मॉडल ने पाँच सौ चरणों के बाद धीमा होना शुरू किया, पर कारण मूल्यांकन था।",
     "हानि १.७६ से घटकर ०.६२ हुई; क्या यह अच्छा है?",
-    "क्‍ष और क्ष में एक अदृश्य जोड़क का अंतर है।",  # with a zero-width joiner, and without
+    "क्\u200dष और क्ष में एक अदृश्य जोड़क का अंतर है।",  # with a zero-width joiner, and without
 ]
 ARABIC = [
     "البيت الزجاجي هو الذي تُرى كل غرفه من الباب.",
@@ -26,7 +26,7 @@ ARABIC = [
     "ﷺ ﻻ لا",  # a ligature's own character, and the two letters it stands for
 ]
 # One letter, two spellings: normalising would make them one.
-FORMS = ["क़ " + "क़", "é " + "é", "آ " + "آ", "\u200fمرحبا\u200e"]
+FORMS = ["\u0958 \u0915\u093c", "\u00e9 e\u0301", "\u0622 \u0627\u0653", "\u200fمرحبا\u200e"]
 TEXTS = [f"{i}. {a} {b}" for i in range(12) for a in HINDI + ARABIC for b in FORMS]
 
 
@@ -54,10 +54,10 @@ def test_bytes_per_token_are_told(tmp_path: Path) -> None:
         dataset = made(tmp_path / "a.jsonl", tmp_path / tokenizer.replace(":", ""), tokenizer=tokenizer)
         manifest = json.loads((dataset.directory / "manifest.json").read_text(encoding="utf-8"))
         told[tokenizer] = manifest["bytes_per_token"]["train"]
-        expected = sum(len(text.encode()) for text in texts_of(dataset.directory)) / len(
+        text_bytes = sum(len(text.encode()) for text in texts_of(dataset.directory))
             dataset.tokens("train")
         )
-        assert told[tokenizer] == pytest.approx(expected)
+        assert told[tokenizer] == pytest.approx(text_bytes / len(dataset.tokens("train")))
     assert told["byte"] == 1.0
     assert told["bpe:600"] > 3.0  # two or three bytes a letter, and some letters to a token
 

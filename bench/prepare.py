@@ -5,8 +5,8 @@
 The documents are written once as parquet with FineWeb-Edu's columns. Both sides read that, with the same BPE,
 learned here, and end with files of 16-bit ids on disk. nanoGPT's way is its data/openwebtext/prepare.py:
 `datasets.map` with `num_proc`, tiktoken's `encode_ordinary` on each document, then a memmap filled in 1024
-batches. They take turns, each in a process of its own, and each starts without a cache. Then GlassGPT does four
-times the text, to see that its memory stays where it is. The last line is one JSON document.
+batches. They take turns, each in a process of its own, and each starts without a cache. Then GlassGPT does
+four times the text, to see that its memory stays where it is. The last line is one JSON document.
 
 Needs  pip install datasets, which GlassGPT itself does not.
 """
@@ -204,8 +204,8 @@ def main() -> None:
     parser.add_argument("--side", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        side, *folders, workers = options.side
-        SIDES[side](*map(Path, folders), int(workers))  # type: ignore[operator,call-arg]
+        side, parquet, tokenizer, out, workers = options.side
+        SIDES[side](Path(parquet), Path(tokenizer), Path(out), int(workers))
         return
     if options.source is None:
         parser.error("name the documents")

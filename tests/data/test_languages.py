@@ -55,8 +55,6 @@ def test_bytes_per_token_are_told(tmp_path: Path) -> None:
         manifest = json.loads((dataset.directory / "manifest.json").read_text(encoding="utf-8"))
         told[tokenizer] = manifest["bytes_per_token"]["train"]
         text_bytes = sum(len(text.encode()) for text in texts_of(dataset.directory))
-            dataset.tokens("train")
-        )
         assert told[tokenizer] == pytest.approx(text_bytes / len(dataset.tokens("train")))
     assert told["byte"] == 1.0
     assert told["bpe:600"] > 3.0  # two or three bytes a letter, and some letters to a token

@@ -90,7 +90,7 @@ def glass_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
 
 def nanogpt_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
     """data/openwebtext/prepare.py, with another source and another table."""
-    import datasets  # type: ignore[import-not-found,unused-ignore]
+    import datasets
     import numpy as np
 
     out.mkdir(parents=True)

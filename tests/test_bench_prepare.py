@@ -17,9 +17,7 @@ def test_both_sides_make_the_same_tokens(
 ) -> None:
     pytest.importorskip("datasets", reason="nanoGPT's way needs it: pip install datasets")
     source = tmp_path / "texts.jsonl.xz"
-    lines = [
-        json.dumps({"text": f"Document {i}. " + "glass houses have rooms " * (i % 7)}) for i in range(3000)
-    ]
+    lines = [json.dumps({"text": f"Document {i} of glass " + "houses " * (i % 5)}) for i in range(12_000)]
     source.write_bytes(lzma.compress("\n".join(lines).encode()))
     sizes = ["--rounds=1", "--times=2", "--vocabulary=300", "--workers=1", f"--scratch={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["prepare", str(source), *sizes])

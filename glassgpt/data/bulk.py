@@ -36,7 +36,7 @@ from glassgpt.data.staging import move_into_place
 from glassgpt.data.unfinished import KEYS, Mark, forget_mark, unfinished, write_mark
 from glassgpt.data.workers import Encoded, Encoder, cores, encode_all
 from glassgpt.errors import UserError
-from glassgpt.figures import count, plural
+from glassgpt.figures import count, plural, size
 
 # Below this, starting processes takes longer than they save.
 _ALONE_BYTES = 4_000_000
@@ -136,10 +136,10 @@ def _check_room(corpus: Corpus, encoder: Encoder, out: Path, say: Callable[[str]
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(
-            f"about {count(expected)} tokens need {needed / 1e9:,.1f} GB, and {nearest} has "
-            f"{free / 1e9:,.1f} GB free: make room, or choose another --out_dir"
+            f"about {count(expected)} tokens need {size(needed)}, and {nearest} has {size(free)} free: "
+            "make room, or choose another --out_dir"
         )
-    say(f"about {count(expected)} tokens to come, {needed / 1e9:.2g} GB, where {free / 1e9:,.0f} GB are free")
+    say(f"about {count(expected)} tokens to come, {size(needed)} of {size(free)} that are free")
 
 
 # --- encoding ---

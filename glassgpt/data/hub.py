@@ -20,6 +20,7 @@ from typing import Any
 
 from glassgpt.data.parcels import PARQUET, holds_documents
 from glassgpt.errors import UserError
+from glassgpt.figures import size
 
 _EXTRA = 'pip install "glassgpt[data]"'
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
@@ -165,7 +166,7 @@ def _cached_folder(name: HubName, branch: str) -> Path | None:
 def offline(name: HubName, error: Exception) -> str:
     known = next((short for short, known in KNOWN.items() if known == name), str(name))
     include = f' --include "{name.part}/*"' if name.part else ""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = re.split(r"\. |\n", str(error))[0] or type(error).__name__
     return (
         f"{name} could not be read from Hugging Face ({reason}): where there is a network, run  hf download "
         f"{name.repository} --repo-type dataset{include} --local-dir FOLDER, "
@@ -182,7 +183,7 @@ def check_room(needed: int, what: str) -> None:
     # What is in the cache already is counted as if it were not: it is an estimate on the safe side.
     if needed > free:
         raise UserError(
-            f"{what} a download of {needed / 1e9:,.1f} GB, and {nearest} has {free / 1e9:,.1f} GB free: "
+            f"{what} a download of {size(needed)}, and {nearest} has {size(free)} free: "
             "make room, or set HF_HOME to a folder on a larger disk"
         )
 

@@ -286,15 +286,18 @@ class _Unpacked:
         while length < size:
             # Small bites: what shrank a thousandfold must not fill the memory.
             packed = self._packed or self._file.read(2**14)
+            self._packed = b""
             if not packed and self._member is not None:
                 raise EOFError("it ends too early")
             if not packed:
                 break
             if self._member is None:
-                self._member, packed = new(), packed.lstrip(b"\0")  # members may be padded
+                packed = packed.lstrip(b"\0")  # members may be padded
+                if not packed:
+                    continue
+                self._member = new()
             pieces.append(self._member.decompress(packed))
             length += len(pieces[-1])
-            self._packed = b""
             if self._member.eof:
                 self._packed, self._member = self._member.unused_data, None
         ready = b"".join(pieces)

@@ -387,10 +387,12 @@ def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert foreseen == pytest.approx(sum(manifest.tokens.values()), rel=0.3)
 
     class Full:
-        free = 1000
+        free = 1024
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Full)
-    assert "0.0 GB free: make room, or choose another --out_dir" in failing(tmp_path, tmp_path / "a.jsonl")
+    assert "has 1.0 KiB free: make room, or choose another --out_dir" in failing(
+        tmp_path, tmp_path / "a.jsonl"
+    )
 
 
 def test_options_that_do_not_fit_are_all_told(tmp_path: Path) -> None:

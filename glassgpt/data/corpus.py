@@ -30,8 +30,9 @@ from glassgpt.data.parcels import (
     holds_documents,
     is_parquet,
 )
-from glassgpt.data.sources import folder_source, looks_binary
+from glassgpt.data.sources import looks_binary
 from glassgpt.errors import UserError
+from glassgpt.figures import plural
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30
@@ -99,50 +100,50 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
     """
     name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
     if source or is_pattern(dataset) or name is None:
-        paths, description, notes = _local(source or dataset)
+        return _local(source or dataset, column)
+    paths, about = hub.fetch(name, download)
+    return _of_documents(paths, column, f"{name} on Hugging Face, {about}")
+
+
+def _local(where: str, column: str) -> Corpus:
+    """A file, a folder or a pattern."""
+    path = user_path(where)
+    if path.is_dir():
+        paths, description = list(_visible(path)), f"folder {path}"
+    elif path.exists():
+        paths, description = [path], f"file {path}"
     else:
-        paths, about = hub.fetch(name, download)
-        description, notes = f"{name} on Hugging Face, {about}", ()
-    documents = [path for path in paths if holds_documents(path.name)]
-    if documents and len(documents) < len(paths):
-        notes = (*notes, f"skipped {len(paths) - len(documents)} other files")
-    problems = [
-        problem for path in documents if is_parquet(path) and (problem := column_problem(path, column))
-    ]
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        paths, description = [file for file in found if file.is_file()], f"pattern {where}"
+    if not paths:
+        raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
+    if _is_mostly_documents(paths):
+        return _of_documents(paths, column, description)
+    texts = [file for file in paths if not looks_binary(file)]
+    notes = _skipped(len(paths) - len(texts), "binary file")
+    size = sum(file.stat().st_size for file in texts)
+    description = f"{description}, {plural(len(texts), 'text')}"
+    return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)
+
+
+def _of_documents(paths: Sequence[Path], column: str, description: str) -> Corpus:
+    files = [path for path in paths if holds_documents(path.name)]
+    problems = [problem for path in files if is_parquet(path) and (problem := column_problem(path, column))]
     if problems:
         left_out = len(problems) - _SHOWN_PROBLEMS
         more = [f"... and {left_out} more files like these"] if left_out > 0 else []
         raise UserError(problems[:_SHOWN_PROBLEMS] + more)
-    pieces = [_piece(path, column) for path in documents] or [_texts(paths, source or dataset)]
-    return Corpus(description, tuple(pieces), notes)
+    sizes = [path.stat().st_size for path in files]
+    pieces = [
+        Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
+        for path, size in zip(files, sizes, strict=True)
+    ]
+    notes = _skipped(len(paths) - len(files), "other file")
+    return Corpus(f"{description}, {plural(len(files), 'file')} of documents", tuple(pieces), notes)
 
 
-def _piece(path: Path, column: str) -> Piece:
-    size = path.stat().st_size
-    return Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
-
-
-def _texts(paths: Sequence[Path], where: str) -> TextFiles:
-    return TextFiles(Path(where), tuple(paths), sum(path.stat().st_size for path in paths))
-
-
-def _local(where: str) -> tuple[list[Path], str, tuple[str, ...]]:
-    """Files, a description and notes for a file, a folder or a pattern."""
-    path = user_path(where)
-    if path.is_dir() and _is_corpus_folder(path, in_bulk=False) and (files := _documents_in(path)):
-        return files, f"folder {path}, {len(files)} files of documents", ()
-    if path.is_dir():
-        folder = folder_source(path)
-        return [document.path for document in folder.documents], folder.description, folder.notes
-    if path.exists():
-        return [path], f"file {path}", ()
-    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-    files = [file for file in found if file.is_file()]
-    if not files:
-        raise UserError(f"{where} matches no file: give files, a folder or a pattern in quotes")
-    texts = [file for file in files if holds_documents(file.name) or not looks_binary(file)]
-    notes = (f"skipped {len(files) - len(texts)} binary files",) if len(texts) < len(files) else ()
-    return texts, f"{len(texts)} files, {where}", notes
+def _skipped(count: int, what: str) -> tuple[str, ...]:
+    return (f"skipped {plural(count, what)}",) if count else ()
 
 
 def _visible(root: Path) -> Iterator[Path]:
@@ -151,15 +152,14 @@ def _visible(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _documents_in(root: Path) -> list[Path]:
-    return [path for path in _visible(root) if holds_documents(path.name)]
-
-
 def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
-    """Most of it is in files of documents; or it is texts, and more than one likes to read three times."""
-    total = documents = 0
-    for path in _visible(root):
-        size = path.stat().st_size
-        total += size
-        documents += size if holds_documents(path.name) else 0
-    return in_bulk or total > LARGE_FOLDER_BYTES or 2 * documents > total
+    """It has files of documents, mostly; or texts, and more than one likes to read three times."""
+    paths = list(_visible(root))
+    size = sum(path.stat().st_size for path in paths)
+    return in_bulk or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
+
+
+def _is_mostly_documents(paths: Sequence[Path]) -> bool:
+    """By their size: a README beside parquet files, or a table among texts, is not what is meant."""
+    sizes = [(path.stat().st_size, holds_documents(path.name)) for path in paths]
+    return 2 * sum(size for size, holds in sizes if holds) > sum(size for size, _ in sizes)

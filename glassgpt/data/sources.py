@@ -114,7 +114,7 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
     elif dataset in BUILT_IN:
         source = _shakespeare(dataset, local_file, keep_in, kept_in)
     else:
-        source = folder_source(path) if path.is_dir() else _file(path)
+        source = _folder(path) if path.is_dir() else _file(path)
     if not source.documents:
         what = "has no text files" if path.is_dir() else "is empty"
         skipped = f" ({', '.join(source.notes)})" if source.notes else ""
@@ -132,7 +132,7 @@ def _file(path: Path) -> Source:
     return Source(path.stem, f"file {path}", _documents({path.name: path}))
 
 
-def folder_source(root: Path) -> Source:
+def _folder(root: Path) -> Source:
     """Every file under a folder but hidden ones and binaries; what was left out is said."""
     texts: dict[str, Path] = {}
     hidden = binary = 0

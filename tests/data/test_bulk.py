@@ -69,6 +69,20 @@ def test_every_layout_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
     assert f"{len(train)} training and {len(val)} validation documents" in manifest.notes
 
 
+def test_a_table_among_texts_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for i, text in enumerate(TEXTS):
+        (folder / f"{i:03}.py").write_text(text, encoding="utf-8")
+    json_lines(folder / "fixture.jsonl", ["a row"])
+    assert made(folder, tmp_path / "small").manifest.files("train") == ["train.bin"]
+    # The same when it is large, and so read in bulk.
+    monkeypatch.setattr("glassgpt.data.corpus.LARGE_FOLDER_BYTES", 1000)
+    dataset = made(folder, tmp_path / "large")
+    assert dataset.manifest.files("train") == ["train-00000.bin"]
+    assert len(texts_in(dataset, "train")) + len(texts_in(dataset, "val")) == len(TEXTS) + 1
+
+
 def test_the_ids_are_those_of_each_document_alone(tmp_path: Path) -> None:
     tricky = ["ends in blanks  \n\n", "\n begins in them", "a <|endoftext|> of its own", " " * 20_000 + "x"]
     json_lines(tmp_path / "a.jsonl", tricky + TEXTS[:20])
@@ -318,7 +332,7 @@ def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     # Binary files are left out, and that is said.
     (folder / "picture.txt").write_bytes(b"\0\1\2")
     notes = made(f"{folder}/[p1]*.txt", tmp_path / "some", val_fraction=0.5).manifest.notes
-    assert "skipped 1 binary files" in notes
+    assert "skipped 1 binary file" in notes
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -404,7 +418,7 @@ def test_options_that_do_not_fit_are_all_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     complaint = failing(tmp_path, tmp_path / "a.txt", workers=2, text_column="x")
     assert complaint.count("is for documents in bulk") == 2
-    assert "matches no file" in failing(tmp_path, f"{tmp_path}/*.nothing")
+    assert "has no file in it" in failing(tmp_path, f"{tmp_path}/*.nothing")
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_fineweb_edu_is_downloaded_once_and_then_needs_no_network(tmp_path: Path
     dataset = open_dataset(tmp_path / "data" / "fineweb_edu")
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS)
     assert dataset.manifest.source == (
-        "HuggingFaceFW/fineweb-edu:sample/10BT on Hugging Face, revision 0123456789ab"
+        "HuggingFaceFW/fineweb-edu:sample/10BT on Hugging Face, revision 0123456789ab, 3 files of documents"
     )
     assert not any("CC-MAIN" in asked for asked in hub.asked)
     downloads = sum(asked.startswith("GET /datasets/") for asked in hub.asked)

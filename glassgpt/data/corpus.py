@@ -65,7 +65,7 @@ class Corpus:
             for piece in self.pieces
             for path in (piece.files if isinstance(piece, TextFiles) else (piece.path,))
         ]
-        known = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        known = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
@@ -90,7 +90,8 @@ def could_be_on_hub(dataset: str) -> bool:
     if dataset in BUILT_IN or hub.hub_name(dataset) is None:
         return False
     owner, rest = dataset.split("/", 1)
-    return not user_path(owner).exists() and re.search(r"\.(txt|md|py|csv|html?|json)$", rest) is None
+    is_file = holds_documents(rest) or re.search(r"\.(txt|md|py|csv|html?|json)$", rest)
+    return not is_file and not user_path(owner).exists()
 
 
 def open_corpus(dataset: str, source: str, column: str, download: bool = True) -> Corpus:

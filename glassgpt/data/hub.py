@@ -24,7 +24,8 @@ from glassgpt.figures import size
 
 _EXTRA = 'pip install "glassgpt[data]"'
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
-_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test)([^a-z]|$)")
+# partial: Hugging Face's copy of a dataset that was too large to copy whole.
+_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
         listing, files = _look_up(name)
-        check_room(sum(listing.sizes[file] for file in files), f"{name} is")
+        _check_room(name, listing, files)
         folder = _download(name, listing.branch, files if download else [])
     except unreachable as error:
         return _from_cache(name, error)
@@ -174,16 +175,22 @@ def offline(name: HubName, error: Exception) -> str:
     )
 
 
-def check_room(needed: int, what: str) -> None:
+def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
+    """For what is not in the cache already."""
+    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    def is_here(file: str) -> bool:
+        found = try_to_load_from_cache(name.repository, file, repo_type="dataset", revision=listing.commit)
+        return isinstance(found, str)
+
+    needed = sum(listing.sizes[file] for file in files if not is_here(file))
     folder = Path(HF_HUB_CACHE).absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(nearest).free
-    # What is in the cache already is counted as if it were not: it is an estimate on the safe side.
     if needed > free:
         raise UserError(
-            f"{what} a download of {size(needed)}, and {nearest} has {size(free)} free: "
+            f"{name} is a download of {size(needed)}, and {nearest} has {size(free)} free: "
             "make room, or set HF_HOME to a folder on a larger disk"
         )
 

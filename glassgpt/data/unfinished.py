@@ -77,7 +77,9 @@ def unfinished(out: Path, request: str, overwrite: bool) -> Iterator[tuple[Path,
         try:
             yield work, mark
         except OSError as error:
-            raise UserError(f"{out} could not be written ({error}): make room, or choose another") from error
+            raise UserError(
+                f"{out} could not be written ({error}): make room, or choose another --out_dir"
+            ) from error
         finally:
             if work.exists() and not ((mark := _read_mark(work)) and mark.shards()):
                 shutil.rmtree(work)

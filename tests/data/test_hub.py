@@ -31,6 +31,7 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.asked: list[str] = []
+        self.claimed_bytes: int | None = None  # what it says a file has, if not the truth
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -66,7 +67,10 @@ class Hub:
                 files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
                 card = folder / "card.json"
                 siblings = [
-                    {"rfilename": file.relative_to(folder).as_posix(), "size": file.stat().st_size}
+                    {
+                        "rfilename": file.relative_to(folder).as_posix(),
+                        "size": hub.claimed_bytes or file.stat().st_size,
+                    }
                     for file in files
                     if file != card
                 ]
@@ -205,6 +209,24 @@ def test_a_name_that_is_not_there(tmp_path: Path, hub: Hub) -> None:
     assert "someone/pictures has no parquet or JSON lines to train on" in done.stderr
 
 
+def test_a_download_that_does_not_fit_is_refused_unless_it_is_there(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of 30 exabytes, said the server; and then one that is in the cache already."""
+    folder = hub.root / "someone" / "texts"
+    json_lines(folder / "train.jsonl.gz", TEXTS)
+    hub.claimed_bytes = 2**62
+    done = glass(tmp_path, hub.address, "someone/texts")
+    assert done.returncode == 2
+    assert "someone/texts is a download of 4194304.0 TiB, and" in done.stderr
+    assert "set HF_HOME" in done.stderr
+    hub.claimed_bytes = None
+    assert glass(tmp_path, hub.address, "someone/texts").returncode == 0
+    hub.claimed_bytes = 2**62
+    again = glass(tmp_path, hub.address, "someone/texts", "--out_dir=again")
+    assert again.returncode == 0, again.stderr
+
+
 # --- names and files ---
 
 
@@ -215,6 +237,7 @@ def test_names() -> None:
     assert hub_name("a/b/c") is None
     assert could_be_on_hub("allenai/c4")
     assert not could_be_on_hub("texts/mine.txt")
+    assert not could_be_on_hub("crawl/a.jsonl.gz")
     assert not could_be_on_hub("shakespeare_char")
 
 
@@ -235,6 +258,7 @@ def test_a_path_that_is_not_there_is_no_name(tmp_path: Path, monkeypatch: pytest
         (["en/a.jsonl", "de/a.jsonl"], "e*.jsonl", ["en/a.jsonl"]),
         (["latest/contest.parquet"], "", ["latest/contest.parquet"]),
         (["pictures.tar"], "", []),
+        (["default/partial-train/0000.parquet"], "", []),
     ],
 )
 def test_which_files_are_for_training(files: list[str], part: str, expected: list[str]) -> None:

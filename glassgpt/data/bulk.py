@@ -77,9 +77,9 @@ def prepare_corpus(
             say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
         sha256 = _encode(order, encoder, work, mark, say, progress)
         manifest = _manifest(order, encoder, mark, sha256)
-        forget_mark(work)
         write_manifest(work, manifest)
         keep_scripts(out, work)
+        forget_mark(work)  # last: who is killed before goes on from it, and only writes the end again
         move_into_place(work, out)
     return manifest
 

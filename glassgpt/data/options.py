@@ -23,7 +23,7 @@ from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
 
 _VAL_BYTES = 20_000_000
-_OF_BULK = ("text_column", "workers", "shard_tokens")
+_OF_BULK = ("text_column", "dedup", "workers", "shard_tokens")
 
 
 @dataclass(frozen=True)

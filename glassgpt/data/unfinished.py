@@ -102,8 +102,10 @@ def write_mark(work: Path, mark: Mark) -> None:
 
 def forget_mark(work: Path) -> None:
     """All is written: what remains is the dataset."""
-    for name in (MARK, KEYS, _LOCK):
-        (work / name).unlink(missing_ok=True)
+    for path in work.iterdir():
+        # A mark that was being written when the process was killed has a hidden name.
+        if path.name in (MARK, KEYS, _LOCK) or path.name.startswith("."):
+            path.unlink()
 
 
 def _read_mark(work: Path) -> Mark | None:

@@ -226,6 +226,7 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     assert not out.exists()
     mark = json.loads((work / "unfinished.json").read_bytes())
     assert 0 < mark["document"] < len(many)  # in the middle of it
+    (work / ".unfinished.json.0123abcd.tmp").touch()  # as if killed while it wrote its mark
     # The other number of workers goes on, which must not matter either.
     said, _ = start(tmp_path / "go.py", source, out, 3 - workers).communicate()
     assert "going on where it was stopped" in said
@@ -237,6 +238,42 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     assert ours.keys() == theirs.keys()
     for name in theirs:
         assert ours[name] == theirs[name], name
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    json_lines(source, documents(4000))
+    process = start(tmp_path / "go.py", source, out, 2)
+    while not (tmp_path / ".out.unfinished" / "train-00001.bin").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    workers[0].kill()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "UserError: a worker process was killed, as a rule because memory ran out" in said
+    assert "going on where it was stopped" in start(tmp_path / "go.py", source, out, 1).communicate()[0]
+    verify(open_dataset(out))
+
+
+def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    for step in ("write_manifest", "keep_scripts", "forget_mark"):
+        with monkeypatch.context() as patch:
+
+            def stop(*arguments: Any) -> None:
+                raise _Stopped
+
+            patch.setattr(bulk, step, stop)
+            with pytest.raises(_Stopped):
+                made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 class _Stopped(Exception):
@@ -416,8 +453,8 @@ def test_options_that_do_not_fit_are_all_told(tmp_path: Path) -> None:
     assert "--workers 0 is not at least 1" in complaint
     assert "--shard_tokens 0 is not at least 1" in complaint
     (tmp_path / "a.txt").write_text("text")
-    complaint = failing(tmp_path, tmp_path / "a.txt", workers=2, text_column="x")
-    assert complaint.count("is for documents in bulk") == 2
+    complaint = failing(tmp_path, tmp_path / "a.txt", workers=2, text_column="x", dedup=True)
+    assert complaint.count("is for documents in bulk") == 3
     assert "has no file in it" in failing(tmp_path, f"{tmp_path}/*.nothing")
 
 

@@ -283,3 +283,21 @@ def test_cards_in_all_their_forms() -> None:
     assert chosen(Listing("main", SHA, sizes, two), HubName("some/one")) == ["b.parquet"]
     with pytest.raises(UserError, match="has no 'z'; there are x, y"):
         chosen(Listing("main", SHA, sizes, two), HubName("some/one", "z"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "name"),
+    [("pyarrow", "a.parquet"), ("zstandard", "a.jsonl.zst"), ("huggingface_hub", "some/one")],
+)
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path, missing: str, name: str) -> None:
+    (tmp_path / name.replace("/", "-")).touch()
+    code = f"import sys; sys.modules[{missing!r}] = None; from glassgpt.cli import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "prepare", name, "--tokenizer=byte"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert f"needs {missing}: " in done.stderr
+    assert 'pip install "glassgpt[data]"' in done.stderr

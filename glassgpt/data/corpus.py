@@ -163,4 +163,5 @@ def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
 def _is_mostly_documents(paths: Sequence[Path]) -> bool:
     """By their size: a README beside parquet files, or a table among texts, is not what is meant."""
     sizes = [(path.stat().st_size, holds_documents(path.name)) for path in paths]
-    return 2 * sum(size for size, holds in sizes if holds) > sum(size for size, _ in sizes)
+    in_documents = [size for size, holds in sizes if holds]
+    return bool(in_documents) and 2 * sum(in_documents) >= sum(size for size, _ in sizes)

@@ -215,10 +215,10 @@ def open_parquet(path: Path) -> Any:
 
 def column_problem(path: Path, column: str) -> str | None:
     """Why a parquet file has no text in that column, or None."""
-    import pyarrow as pa
-
     with open_parquet(path) as file:
         schema = file.schema_arrow
+    import pyarrow as pa
+
     texts = [field.name for field in schema if _is_text(pa, field.type)]
     others = f"its text columns are {', '.join(texts)}" if texts else "it has no column of text"
     if column not in schema.names:

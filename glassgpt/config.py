@@ -68,6 +68,9 @@ class TrainConfig:
     gradient_accumulation_steps: int | None = None
     # Tokens per update, over everything: the one batch setting that the result depends on.
     batch_tokens: int | None = None
+    # `joined`: sequences run on from one document into the next. `apart`: each is of one document; what its
+    # window has left over is not learned from. Evaluation is the same for both.
+    documents: Literal["joined", "apart"] = "joined"
 
     # --- optimizer ---
 

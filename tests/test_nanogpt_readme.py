@@ -286,7 +286,8 @@ def test_the_readme_from_top_to_bottom(reader: Reader, gpt2: Path) -> None:
         reader.is_told(on_cpu, not_here, flags=("--device=mps",))
 
     # --- reproducing GPT-2
-    reader.is_told("python data/openwebtext/prepare.py", "openwebtext", "train.bin", "glass prepare FOLDER")
+    bring = ("hf download Skylion007/openwebtext", "glass prepare openwebtext --source FOLDER")
+    reader.is_told("python data/openwebtext/prepare.py", *bring, flags=("--tokenizer=byte",))
     reader.is_told(
         "torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py",
         "no dataset at data/openwebtext",

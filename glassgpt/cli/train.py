@@ -152,19 +152,18 @@ def prepare(words: list[str]) -> int:
     from glassgpt.data.prepare import prepare as prepare_data
 
     if wants_help(words):
-        return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER")
+        return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER|'PATTERN'")
     names, flags, problems = parse_flags(words, PrepareOptions)
     names += [flags.pop("dataset")] if "dataset" in flags else []
     if len(names) != 1:
         problems.append(
-            "say what to prepare, one thing at a time: pylib, shakespeare_char, shakespeare, a file, a folder"
+            "say what to prepare, one thing at a time: pylib, shakespeare_char, fineweb_edu, owner/name on "
+            "Hugging Face, a file, a folder, a 'pattern*' in quotes"
         )
     settings, more = check_settings(flags, PrepareOptions)
     if problems or more:
         raise UserError(problems + more)
     out = console()
     options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
-    prepare_data(
-        options, lambda line: out.print(line, soft_wrap=True, markup=False), progress=out.is_terminal
-    )
+    prepare_data(options, lambda line: out.print(line, soft_wrap=True, markup=False))
     return 0

@@ -14,11 +14,11 @@ the ends excepted), which drawing windows at random only does on average.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.data.shards import Shards, Tokens
 from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
@@ -42,11 +42,16 @@ def _page(seed: int, page: int, n_tokens: int, block_size: int) -> NDArray[np.in
     epochs, places = np.divmod(np.arange(page * _PAGE, (page + 1) * _PAGE, dtype=np.int64), per_epoch)
     starts = np.empty(_PAGE, dtype=np.int64)
     for epoch in np.unique(epochs):
-        words = np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
+        words = epoch_words(seed, epoch)
         here = epochs == epoch
         shift = int(words[_ROUNDS] % np.uint64(room))
         starts[here] = shift + shuffled(places[here], per_epoch, words[:_ROUNDS]) * block_size
     return starts
+
+
+def epoch_words(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The random numbers of an epoch: keys of its shuffle, and one more."""
+    return np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
 
 
 def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -75,15 +80,17 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def gather(tokens: NDArray[Any], starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def gather(tokens: Tokens, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """The `length` tokens from each start, as rows."""
+    if isinstance(tokens, Shards):
+        return tokens.windows(starts, length)
     # A window view costs nothing, and indexing it copies whole rows: no index matrix is built.
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     return windows[starts].astype(np.int64)
 
 
 def training_batch(
-    tokens: NDArray[Any], block_size: int, seed: int, first: int, count: int
+    tokens: Tokens, block_size: int, seed: int, first: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sequences first .. first + count of a run: inputs x and targets y, y being x one token on."""
     if len(tokens) < block_size + 1:
@@ -115,7 +122,7 @@ def evaluation_windows(n_tokens: int, block_size: int, eval_tokens: int | None) 
 
 
 def evaluation_batch(
-    tokens: NDArray[Any], starts: NDArray[np.int64], block_size: int
+    tokens: Tokens, starts: NDArray[np.int64], block_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Inputs and targets of these windows, always (len(starts), block_size).
 

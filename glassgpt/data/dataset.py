@@ -4,6 +4,7 @@
     data/pylib/train.bin        token ids, little-endian uint16 (uint32 for a vocabulary over 65536)
     data/pylib/val.bin
 
+Documents in bulk make several of each, train-00000.bin and on, which are read as one.
 A file whose size does not match its manifest is refused. `verify` reads every byte, which training does
 for datasets small enough. A folder of nanoGPT's has no manifest, and is given one in memory.
 """
@@ -15,13 +16,15 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
+from glassgpt.data.shards import Shards
 from glassgpt.errors import UserError
 
 __all__ = [
@@ -35,7 +38,16 @@ __all__ = [
 ]
 
 # What `glass prepare` can make by name, and the tokenizer that goes with it.
-BUILT_IN = {"pylib": "char", "shakespeare": "gpt2", "shakespeare_char": "char"}
+BUILT_IN = {
+    "pylib": "char",
+    "shakespeare": "gpt2",
+    "shakespeare_char": "char",
+    "fineweb_edu": "gpt2",
+    "openwebtext": "gpt2",
+    "tinystories": "gpt2",
+}
+
+_AGAIN = "prepare the dataset again with --overwrite"
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,23 @@ class Dataset:
     directory: Path
     manifest: Manifest
 
-    def tokens(self, split: str) -> np.memmap[Any, np.dtype[Any]]:
-        """The ids of a split, mapped read-only: nothing is read until it is used."""
-        return np.memmap(self.directory / f"{split}.bin", dtype=DTYPES[self.manifest.dtype], mode="r")
+    def tokens(self, split: str) -> NDArray[Any]:
+        """The ids of a split, mapped read-only: nothing is read until it is used.
+
+        Several files are `Shards`, which read like an array as far as training needs it.
+        """
+        dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
+        parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
+        return parts[0] if len(parts) == 1 else cast("NDArray[Any]", Shards(parts))
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The id between documents, where the tokenizer has one: it is the last."""
+        has_one = self.manifest.tokenizer == "gpt2" or self.manifest.tokenizer.startswith("bpe:")
+        return self.manifest.vocab_size - 1 if has_one else None
 
     @property
     def was_prepared(self) -> bool:
@@ -78,16 +101,18 @@ def open_dataset(directory: Path) -> Dataset:
     manifest = read_manifest(directory)
     problems = []
     for split in SPLITS:
-        path = directory / f"{split}.bin"
+        paths = [directory / name for name in manifest.files(split)]
+        missing = [path for path in paths if not path.is_file()]
+        problems += [f"{path} is missing: {_AGAIN}" for path in missing]
         expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        actual = path.stat().st_size if path.is_file() else None
-        if actual is None:
-            problems.append(f"{path} is missing: prepare the dataset again with --overwrite")
-        elif actual != expected:
-            problems.append(
-                f"{path} has {actual:,} bytes where its manifest says {expected:,}: "
-                "prepare the dataset again with --overwrite"
+        actual = sum(path.stat().st_size for path in paths if path not in missing)
+        if not missing and actual != expected:
+            # Which of several it is, only their hashes tell.
+            wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
+            has = (
+                f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
             )
+            problems.append(f"{has} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
@@ -102,12 +127,9 @@ def verify(dataset: Dataset) -> None:
     for name, expected in dataset.manifest.sha256.items():
         path = dataset.directory / name
         if not path.is_file():
-            problems.append(f"{path} is missing: prepare the dataset again with --overwrite")
+            problems.append(f"{path} is missing: {_AGAIN}")
         elif not has_fingerprint(path, expected):
-            problems.append(
-                f"{path} is not what was prepared (its SHA-256 differs): "
-                "prepare the dataset again with --overwrite"
-            )
+            problems.append(f"{path} is not what was prepared (its SHA-256 differs): {_AGAIN}")
     if problems:
         raise UserError(problems)
 

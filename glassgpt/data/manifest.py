@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 SPLITS = ("train", "val")
 # Little-endian is spelled out, so that a dataset can be copied to any machine.
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-# The only names a manifest may mention: it cannot point outside its own folder.
+# The only other names a manifest may mention: it cannot point outside its own folder.
 TOKENIZER_FILES = ("tokenizer.json", "gpt2.tiktoken")
 
 
@@ -57,9 +57,28 @@ class Manifest:
     created: str
     version: int = VERSION
 
+    def files(self, split: str) -> list[str]:
+        """The file with the ids of a split, or its shards in order."""
+        return sorted(name for name in self.sha256 if split_of(name) == split)
+
     def bytes_per_token(self, split: str) -> float:
         """NaN if the length of the text is unknown."""
         return self.text_bytes.get(split, math.nan) / self.tokens[split]
+
+
+def dtype_for(vocab_size: int) -> str:
+    """Ids up to 65535 fit 16 bits, so a vocabulary of 65536 still does."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05}.bin"
+
+
+def split_of(name: str) -> str | None:
+    """Of a file of ids, by its name."""
+    match = re.fullmatch(r"(train|val)(-[0-9]{5,})?\.bin", name)
+    return match[1] if match else None
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Path:
@@ -153,9 +172,14 @@ def _value_problems(fields: Mapping[str, Any]) -> list[str]:
         problems.append("its 'tokens' does not give a positive number for train and for val")
     if not set(text_bytes) <= set(SPLITS) or min(text_bytes.values(), default=1) < 1:
         problems.append("its 'text_bytes' does not give a positive number for train and for val, if any")
-    allowed = {"train.bin", "val.bin", *TOKENIZER_FILES}
-    if not {"train.bin", "val.bin"} <= set(fields["sha256"]) <= allowed:
-        problems.append("its 'sha256' does not name train.bin, val.bin and at most a tokenizer file")
+    others = set(fields["sha256"]) - set(TOKENIZER_FILES)
+    for split in SPLITS:
+        names = {name for name in others if split_of(name) == split}
+        if names not in ({f"{split}.bin"}, {shard_name(split, i) for i in range(len(names))}) or not names:
+            problems.append(f"its 'sha256' does not name {split}.bin, or shards from {split}-00000.bin on")
+        others -= names
+    if others:
+        problems.append("its 'sha256' names a file that is not of a dataset")
     characters = fields["characters"]
     if (characters is not None) != (fields["tokenizer"] == "char"):
         problems.append("its 'characters' belongs to the char tokenizer, and only to it")

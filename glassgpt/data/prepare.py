@@ -4,7 +4,7 @@
     glass prepare my.txt --tokenizer bpe:1024 --out_dir data/mine
 
 Everything streams, so the size of the text does not matter; and the dataset is written beside its place
-and renamed at the end, so that it is either complete or not there.
+and renamed at the end, so that it is either complete or not there. Documents in bulk go another way: bulk.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.data.bulk import prepare_corpus
+from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN, user_path
-from glassgpt.data.manifest import DTYPES, Manifest, write_manifest
+from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import (
-    NANOGPT_SCRIPTS,
     PrepareOptions,
     asked_tokenizer,
     check_options,
+    keep_scripts,
     out_directory,
     val_fraction,
 )
@@ -58,16 +59,32 @@ _LEARNING_CHUNK_BYTES = 2**16
 def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
     """Write the dataset that `options` describes and return its manifest."""
     notes: list[str] = []
+    if (name := named_by_script(options.dataset)) in BUILT_IN:
+        notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
+        say(notes[0])
+        options = dataclasses.replace(options, dataset=name)
+    out = out_directory(options)
+    check_options(options, out)
+    if is_corpus(options.dataset, options.dedup):
+        manifest = prepare_corpus(options, out, say, progress)
+    else:
+        manifest = _prepare_text(options, out, notes, say, progress)
+    say(
+        f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
+        f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
+    )
+    return manifest
+
+
+def _prepare_text(
+    options: PrepareOptions, out: Path, notes: list[str], say: Callable[[str], None], progress: bool
+) -> Manifest:
+    """Text that is small enough to be read several times."""
 
     def note(line: str) -> None:
         notes.append(line)
         say(line)
 
-    if (name := named_by_script(options.dataset)) in BUILT_IN:
-        note(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
-        options = dataclasses.replace(options, dataset=name)
-    out = out_directory(options)
-    check_options(options, out)
     with staging(out) as work:
         source, ranks = _find_inputs(options, work, out)
         for line in source.notes:
@@ -89,14 +106,8 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
-        for script in NANOGPT_SCRIPTS:
-            if (out / script).is_file():
-                shutil.copy2(out / script, work)
+        keep_scripts(out, work)
         move_into_place(work, out)
-    say(
-        f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
-        f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
-    )
     return manifest
 
 
@@ -169,8 +180,7 @@ def _write_dataset(
     notes: tuple[str, ...],
     advance: Callable[[int], None],
 ) -> Manifest:
-    # Ids up to 65535 fit 16 bits, so a vocabulary of 65536 still does.
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    dtype = dtype_for(tokenizer.vocab_size)
     train = _write_split(work / "train.bin", split.train, tokenizer, dtype, advance)
     val = _write_split(work / "val.bin", split.val, tokenizer, dtype, advance)
     sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}

@@ -45,3 +45,7 @@ def without_long_blanks(text: str) -> Iterator[str]:
         yield text[start : match.end()]
         start = match.end()
     yield text[start:]
+
+
+def has_long_blanks(text: str) -> bool:
+    return _LONG_BLANK.search(text) is not None

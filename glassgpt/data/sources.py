@@ -29,12 +29,6 @@ SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/da
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SHAKESPEARE_FILE = "input.txt"
 
-_NO_OPENWEBTEXT = (
-    "openwebtext, a download of 54 GB, is not there yet: nanoGPT's train.bin and val.bin in data/openwebtext "
-    "load as they are, and text files of your own do by  "
-    "glass prepare FOLDER --tokenizer=gpt2 --out_dir=data/openwebtext"
-)
-
 # What is not code somebody wrote to be read: test suites, other people's packages, generated tables.
 _PYLIB_SKIPPED_FOLDERS = (
     *("test", "tests", "*_test", "*_tests"),
@@ -99,8 +93,6 @@ def dataset_problem(dataset: str) -> str | None:
     is_script = name != dataset
     if name in BUILT_IN or (user_path(dataset).exists() and not is_script):
         return None
-    if Path(name).name == "openwebtext":
-        return _NO_OPENWEBTEXT
     if is_script:
         return (
             f"{dataset} looks like nanoGPT's script for {name}, which GlassGPT does not have: "
@@ -150,7 +142,7 @@ def _folder(root: Path) -> Source:
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
             if not path.is_file():
                 continue
-            if _looks_binary(path):
+            if looks_binary(path):
                 binary += 1
             else:
                 texts[path.relative_to(root).as_posix()] = path
@@ -160,7 +152,7 @@ def _folder(root: Path) -> Source:
     return Source(root.resolve().name, f"folder {root}, {len(documents)} files", documents, notes)
 
 
-def _looks_binary(path: Path) -> bool:
+def looks_binary(path: Path) -> bool:
     """Git's test: text has no NUL byte near its beginning."""
     try:
         with path.open("rb") as file:

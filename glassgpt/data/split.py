@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
 from glassgpt.errors import UserError
@@ -113,6 +114,16 @@ def split_documents(survey: Survey, val_fraction: float) -> Split:
 def _unit_interval(digest: bytes) -> float:
     """A digest as a number in [0, 1)."""
     return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def document_key(text: bytes) -> int:
+    """64 bits of a document's digest: what tells its side of the split, and a copy of it."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+def are_validation(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
+    """The side of documents by their keys: the same as `split_documents` finds by hash."""
+    return (keys >> np.uint64(16)).astype(np.float64) / 2**48 < val_fraction
 
 
 def _by_tail(survey: Survey, val_fraction: float, reason: str) -> Split:

@@ -79,3 +79,18 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Takes an exclusive lock on an open file, without waiting. It ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows goes without
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, such as some network drives
+        return True
+    return True

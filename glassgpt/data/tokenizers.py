@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,7 +39,7 @@ from glassgpt.data.ranks import (
     parse_ranks,
     parse_tokenizer_json,
 )
-from glassgpt.data.seams import without_long_blanks
+from glassgpt.data.seams import has_long_blanks, without_long_blanks
 from glassgpt.data.staging import replace_file, sync_to_disk
 from glassgpt.errors import UserError
 
@@ -167,6 +167,18 @@ class BytePairTokenizer:
             for piece in without_long_blanks(text)
         ]
         return np.concatenate(pieces).astype(np.int64)
+
+    def encode_documents(self, texts: Sequence[str]) -> NDArray[np.uint32]:
+        """The ids of all of them, <|endoftext|> after each, in one call: a call for each takes longer.
+
+        tiktoken never merges across a special token, so each is encoded as if it were alone.
+        """
+        joined = END_OF_TEXT.join(texts) + END_OF_TEXT
+        if joined.count(END_OF_TEXT) != len(texts) or has_long_blanks(joined):
+            end = np.array([self.eot])
+            pieces = [part for text in texts for part in (self.encode(text), end)]
+            return np.concatenate(pieces).astype(np.uint32)
+        return self._encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT})
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._encoding.decode([int(i) for i in ids], errors="replace")
@@ -305,12 +317,19 @@ def tokenizer_of(dataset: Dataset) -> Tokenizer:
     name = RANKS_FILE if manifest.tokenizer == "gpt2" else TOKENIZER_JSON
     if name == RANKS_FILE and name not in manifest.sha256:  # nanoGPT's folders do not carry the table
         return gpt2_tokenizer(download_ranks(_NO_TABLE_FIX))
-    content = _tokenizer_file(dataset, name)
+    _tokenizer_file(dataset, name)
+    return carried_tokenizer(manifest.tokenizer, dataset.directory)
+
+
+def carried_tokenizer(tokenizer: str, folder: Path) -> BytePairTokenizer:
+    """gpt2 or bpe:N, from the file that a folder carries."""
+    name = RANKS_FILE if tokenizer == "gpt2" else TOKENIZER_JSON
     try:
+        content = (folder / name).read_bytes()
         ranks = parse_ranks(content) if name == RANKS_FILE else parse_tokenizer_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(_damaged(dataset.directory / name)) from error
-    return BytePairTokenizer(manifest.tokenizer, ranks, {name: content})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(_damaged(folder / name)) from error
+    return BytePairTokenizer(tokenizer, ranks, {name: content})
 
 
 def _tokenizer_file(dataset: Dataset, name: str) -> bytes:

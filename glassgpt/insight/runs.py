@@ -9,7 +9,8 @@ from typing import Any
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
-from glassgpt.train.rundir import LOCK, try_lock
+from glassgpt.data.staging import try_lock
+from glassgpt.train.rundir import LOCK
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glassgpt.account.clock import Ledger
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
+from glassgpt.data.shards import Tokens
 from glassgpt.train.learner import Learner
 from glassgpt.train.team import Team
 
@@ -74,7 +75,7 @@ class Windows:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         block_size: int,
         eval_tokens: int | None,
         rows: int,

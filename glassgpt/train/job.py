@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from glassgpt import config as settings
@@ -24,8 +23,11 @@ from glassgpt.account.meter import Interval, Mean, Sharing
 from glassgpt.account.sink import Listener, Silence, Sink
 from glassgpt.config import Choice, TrainConfig, Value
 from glassgpt.data.dataset import Dataset, open_dataset, verify
+from glassgpt.data.passages import Passages
+from glassgpt.data.shards import Tokens
 from glassgpt.data.tokenizers import Tokenizer, tokenizer_of
 from glassgpt.errors import UserError
+from glassgpt.figures import percent
 from glassgpt.model.gpt import GPT, GPTConfig, shape_of
 from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import device as devices
@@ -88,7 +90,7 @@ class Job:
     placement: Placement
     plan: BatchPlan
     dataset: Dataset
-    splits: Mapping[str, np.ndarray]
+    splits: Mapping[str, Tokens]
     model: GPT
     learner: Learner
     stream: Stream
@@ -225,7 +227,11 @@ def set_up(
     choices += sample_choices
 
     model = _build_model(config, shape, placement, team)
-    stream = Stream(splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card)
+    passages, passage_choices = _choose_passages(config, dataset, splits["train"])
+    choices += passage_choices
+    stream = Stream(
+        splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
+    )
     progress = Progress()
 
     learner = Learner(model, config, placement, plan, stream, ledger, team)
@@ -352,13 +358,28 @@ def too_little_text(config: TrainConfig, train_tokens: int) -> list[str]:
     ]
 
 
-def _check_lengths(config: TrainConfig, splits: Mapping[str, np.ndarray]) -> None:
+def _check_lengths(config: TrainConfig, splits: Mapping[str, Tokens]) -> None:
     train, val = len(splits["train"]), len(splits["val"])
     problems = too_little_text(config, train)
     if val < 2:
         problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
     if problems:
         raise UserError(problems)
+
+
+def _choose_passages(
+    config: TrainConfig, dataset: Dataset, tokens: Tokens
+) -> tuple[Passages | None, list[Choice]]:
+    if config.documents == "joined":
+        return None, []
+    if dataset.end_of_text is None:
+        raise UserError(
+            f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token "
+            "for that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
+        )
+    passages = Passages(tokens, dataset.end_of_text, config.block_size)
+    share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"
+    return passages, [Choice("documents", "apart", share)]
 
 
 def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:

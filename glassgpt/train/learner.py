@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -93,26 +93,31 @@ class Learner:
         for optimizer in self.optimizers:
             optimizer.set_learning_rate(learning_rate(self.config, number))
         self.model.train()
-        first, count = self._team.rank * self._plan.micro_steps, self._plan.micro_steps
+        size, count = self._plan.batch_size, self._plan.micro_steps
+        first = self._team.rank * count
+        starts = [first_sequence + (first + step) * size for step in range(count)]
+        comes_next = [*starts[1:], starts[0] + self._plan.sequences]
         losses = []
-        for micro_step in range(first, first + count):
+        for step, (start, following) in enumerate(zip(starts, comes_next, strict=True)):
             with self._ledger.phase("data"):
-                batch = self._stream.micro_batch(first_sequence + micro_step * self._plan.batch_size)
-            self._now = (number, micro_step)
+                batch = self._stream.micro_batch(start, following)
+                weight = self._stream.weight(start, first_sequence)
+            self._now = (number, first + step)
             self._seed_dropout()
-            if not self.placement.shard:
-                losses.append(self._done(self._do_micro_step, *batch).clone())
-                continue
-            with (
-                self._team.meeting()
-            ):  # it gathers weights, and with the last micro-batch exchanges gradients
-                self.model.set_requires_gradient_sync(micro_step == first + count - 1)  # type: ignore[operator]
-                losses.append(self._done(self._do_micro_step, *batch).clone())
+            with self._gathering(is_last=step == count - 1):
+                losses.append(self._done(self._do_micro_step, *batch, *weight).clone())
         loss = torch.stack(losses).mean()
         self._team.average([loss] if self.placement.shard else [*self._gradients(), loss])
         norm = self._done(self._do_finish, torch.full_like(loss, number, dtype=torch.int64), loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
+
+    def _gathering(self, is_last: bool) -> AbstractContextManager[object]:
+        """Sharded, a micro-batch gathers weights from the others; the last one exchanges gradients."""
+        if not self.placement.shard:
+            return nullcontext()
+        self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        return self._team.meeting()
 
     def _done(self, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
         """What `work` gives. Recording it, when its time has come, is accounted for as compiling."""
@@ -159,12 +164,14 @@ class Learner:
         if self.config.dropout:
             torch.manual_seed(_dropout_seed(self.config.seed, *self._now))
 
-    def _micro_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor]:
-        """Forward and backward; the gradients add up."""
+    def _micro_step(self, tokens: Tensor, targets: Tensor, weight: Tensor | None = None) -> tuple[Tensor]:
+        """Forward and backward; the gradients add up. `weight`: in the update's mean, if it is not 1."""
 
         def call() -> Tensor:
             with self.placement.autocast():
                 loss: Tensor = self.model(tokens, targets)
+            if weight is not None:
+                loss = loss * weight
             share = loss / self._plan.micro_steps
             if self.scaler.is_enabled():
                 share = share * self.finite.factor  # a scaler skips an update by its gradients only

@@ -291,7 +291,7 @@ def write_sample(job: Job, sampling: Sampling) -> None:
     tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
         # Most tokenizers have a token for "here a text begins"; characters have not.
-        beginning = int(job.splits["train"][0]) if tokenizer.eot is None else tokenizer.eot
+        beginning = int(job.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
         tokens = generate(
             whole_model(job), start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed

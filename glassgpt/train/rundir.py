@@ -15,7 +15,7 @@ from pathlib import Path
 
 from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.data.staging import replace_file, sync_to_disk
+from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
 
@@ -171,18 +171,3 @@ class Place:
 
     def close(self) -> None:
         self._lock.close()
-
-
-def try_lock(descriptor: int) -> bool:
-    """Takes an exclusive lock on an open file, without waiting."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: its runs go without
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks, such as some network drives
-        return True
-    return True

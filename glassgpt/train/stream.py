@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import training_batch, window_starts
+from glassgpt.data.batches import IGNORED_TARGET, training_batch, window_starts
+from glassgpt.data.passages import Passages, passage_batch
+from glassgpt.data.shards import Tokens
 from glassgpt.train.batching import BatchPlan
 
 
@@ -24,46 +26,70 @@ class Stream:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         block_size: int,
         plan: BatchPlan,
         seed: int,
         device: torch.device,
         resident: bool = False,
+        passages: Passages | None = None,
     ) -> None:
+        """`passages`: of which the sequences are to be, if documents are kept apart."""
         self._tokens, self._block_size, self._plan = tokens, block_size, plan
-        self._seed, self._device = seed, device
+        self._seed, self._device, self._passages = seed, device, passages
         self._resident = Resident(tokens, block_size, device) if resident else None
         self._ahead = Ahead(self._pinned_batch)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def micro_batch(self, first: int) -> tuple[Tensor, Tensor]:
-        """Sequences `first` and on, counted from the start of the run."""
+    def micro_batch(self, first: int, following: int) -> tuple[Tensor, Tensor]:
+        """Sequences `first` and on, counted from the start of the run; next time it will be `following`."""
         if self._device.type != "cuda":
             x, y = self._host_batch(first)
             return x.to(self._device), y.to(self._device)
         before, after = _event(), _event()
         before.record()
         if self._resident is not None:
-            starts = window_starts(
-                self._seed, first, self._plan.batch_size, len(self._tokens), self._block_size
-            )
-            x, y = self._resident.rows(torch.from_numpy(starts))
+            x, y = self._resident_batch(self._resident, first)
         else:
-            batch = self._ahead.take(first, following=first + self._plan.batch_size)
+            batch = self._ahead.take(first, following)
             x, y = (part.to(self._device, non_blocking=True) for part in batch)
         after.record()
         self._waits.append((before, after))
         return x, y
 
+    def weight(self, first: int, update_first: int) -> tuple[Tensor, ...]:
+        """What a micro-batch's mean loss counts in its update, if its targets are not as many as others'.
+
+        `update_first`: the first sequence of the update. On average the weights are 1.
+        """
+        if self._passages is None:
+            return ()
+        size, sequences = self._plan.batch_size, self._plan.sequences
+        here = int(self._passages.drawn(self._seed, first, size)[1].sum())
+        all_targets = int(self._passages.drawn(self._seed, update_first, sequences)[1].sum())
+        # Filled in by the device: a copy from the host would wait for it.
+        return (torch.full((), here / all_targets * (sequences // size), device=self._device),)
+
     def _host_batch(self, first: int) -> tuple[Tensor, Tensor]:
-        x, y = training_batch(self._tokens, self._block_size, self._seed, first, self._plan.batch_size)
+        if self._passages is not None:
+            drawn = self._passages.drawn(self._seed, first, self._plan.batch_size)
+            x, y = passage_batch(self._tokens, *drawn, self._block_size)
+        else:
+            x, y = training_batch(self._tokens, self._block_size, self._seed, first, self._plan.batch_size)
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def _pinned_batch(self, first: int) -> tuple[Tensor, Tensor]:
         """Where the card can fetch it from by itself."""
         x, y = self._host_batch(first)
         return x.pin_memory(), y.pin_memory()
+
+    def _resident_batch(self, resident: Resident, first: int) -> tuple[Tensor, Tensor]:
+        size = self._plan.batch_size
+        if self._passages is not None:
+            starts, counts = self._passages.drawn(self._seed, first, size)
+            return resident.passages(torch.from_numpy(starts), torch.from_numpy(counts))
+        starts = window_starts(self._seed, first, size, len(self._tokens), self._block_size)
+        return resident.rows(torch.from_numpy(starts))
 
     def waited_s(self) -> float | None:
         """Seconds the card waited for data since last asked; None where the host's clock is right.
@@ -96,7 +122,7 @@ class Ahead:
 class Resident:
     """A text on the card."""
 
-    def __init__(self, tokens: np.ndarray, block_size: int, device: torch.device) -> None:
+    def __init__(self, tokens: Tokens, block_size: int, device: torch.device) -> None:
         # torch computes little in unsigned types: the same bits as signed ones, and the sign undone below.
         signed = np.array(tokens).view(f"i{tokens.dtype.itemsize}")
         self._tokens = torch.from_numpy(signed).to(device)
@@ -105,11 +131,20 @@ class Resident:
 
     def rows(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets that begin at these places of the text."""
-        if self._tokens.is_cuda:
-            starts = starts.pin_memory()
-        there = starts.to(self._tokens.device, non_blocking=True)
-        rows = self._tokens[there[:, None] + self._steps].long() & self._mask
+        rows = self._tokens[self._there(starts)[:, None] + self._steps].long() & self._mask
         return rows[:, :-1], rows[:, 1:]
+
+    def passages(self, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of windows that may reach beyond the text; only the first `counts` targets count."""
+        places = (self._there(starts)[:, None] + self._steps).clamp(max=len(self._tokens) - 1)
+        rows = self._tokens[places].long() & self._mask
+        beyond = self._steps[:-1] >= self._there(counts)[:, None]
+        return rows[:, :-1], rows[:, 1:].masked_fill(beyond, IGNORED_TARGET)
+
+    def _there(self, numbers: Tensor) -> Tensor:
+        if self._tokens.is_cuda:
+            numbers = numbers.pin_memory()
+        return numbers.to(self._tokens.device, non_blocking=True)
 
 
 def _event() -> torch.cuda.Event:

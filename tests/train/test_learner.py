@@ -102,7 +102,7 @@ def test_accumulation_is_a_larger_batch(tiny: MakeConfig) -> None:
 def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
     config = tiny(gradient_accumulation_steps=4)
     stream = make_learner(config)._stream
-    rows = torch.cat([stream.micro_batch(5 * 16 + first)[0] for first in (0, 4, 8, 12)])
+    rows = torch.cat([stream.micro_batch(5 * 16 + first, 0)[0] for first in (0, 4, 8, 12)])
     assert rows.tolist() == whole_batch(config, 5)[0].tolist()
     assert len({tuple(row) for row in rows.tolist()}) == 16
 

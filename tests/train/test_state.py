@@ -146,9 +146,9 @@ def test_another_batch_size_reads_on_where_the_first_one_stopped(
     asked: list[int] = []
     original = Stream.micro_batch
 
-    def note(stream: Stream, first: int) -> tuple[Tensor, Tensor]:
+    def note(stream: Stream, first: int, following: int) -> tuple[Tensor, Tensor]:
         asked.append(first)
-        return original(stream, first)
+        return original(stream, first, following)
 
     monkeypatch.setattr(Stream, "micro_batch", note)
     config = tiny(max_iters=3, gradient_accumulation_steps=2)

@@ -152,7 +152,7 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
     uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
     tokens = open_dataset(data_dir(config)).tokens("train")
     stream = Stream(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
-    return stream.micro_batch(update * plan.sequences)
+    return stream.micro_batch(update * plan.sequences, (update + 1) * plan.sequences)
 
 
 def make_model(config: TrainConfig) -> GPT:

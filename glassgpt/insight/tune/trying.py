@@ -142,9 +142,9 @@ class MarkedStream(Stream):
         super().__init__(*rest)
         self._mark = mark
 
-    def micro_batch(self, first: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(self, first: int, following: int) -> tuple[Tensor, Tensor]:
         self._mark()
-        return super().micro_batch(first)
+        return super().micro_batch(first, following)
 
 
 def build_model(stage: Stage, placement: Placement, setting: Setting) -> GPT:

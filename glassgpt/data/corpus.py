@@ -1,0 +1,167 @@
+"""Documents in bulk: which files a corpus is made of, wherever they are.
+
+    glass prepare crawl.parquet                     one file of documents, or several: 'crawl/*.jsonl.zst'
+    glass prepare crawl                             a folder of such files
+    glass prepare 'books/**/*.txt'                  text files, a document each
+    glass prepare fineweb_edu                       from Hugging Face, see hub.py
+
+What is small enough to be read several times (a text, a folder of texts) goes another way, see sources.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.data import hub
+from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.parcels import (
+    Lines,
+    Parcel,
+    Parquet,
+    Piece,
+    TextFiles,
+    column_problem,
+    holds_documents,
+    is_parquet,
+)
+from glassgpt.data.sources import looks_binary
+from glassgpt.errors import UserError
+from glassgpt.figures import plural
+
+# A folder of texts above this is not read three times over by one process.
+LARGE_FOLDER_BYTES = 2**30
+_SHOWN_PROBLEMS = 10
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files of documents in a fixed order, and what to say about them."""
+
+    description: str
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """On disk."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def parcels(self, piece: int = 0, skip: int = 0) -> Iterator[tuple[int, Parcel]]:
+        """All documents after the first `skip` of a piece, with the piece's number."""
+        for number in range(piece, len(self.pieces)):
+            for parcel in self.pieces[number].parcels(skip if number == piece else 0):
+                yield number, parcel
+
+    def fingerprint(self) -> str:
+        """Of the files' names, sizes and times: another one means that something was changed."""
+        files = [
+            path
+            for piece in self.pieces
+            for path in (piece.files if isinstance(piece, TextFiles) else (piece.path,))
+        ]
+        known = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def is_corpus(dataset: str, in_bulk: bool = False) -> bool:
+    """Whether this is to be read as documents in bulk. `in_bulk`: a folder of texts is, however small."""
+    if dataset in BUILT_IN or not dataset:
+        return dataset in hub.KNOWN
+    path = user_path(dataset)
+    if path.is_dir():
+        return _is_corpus_folder(path, in_bulk)
+    if path.exists():
+        return holds_documents(path.name)
+    return is_pattern(dataset) or could_be_on_hub(dataset)
+
+
+def is_pattern(dataset: str) -> bool:
+    return glob.has_magic(dataset)
+
+
+def could_be_on_hub(dataset: str) -> bool:
+    """`owner/name`, unless it rather looks like a path that is not there."""
+    if dataset in BUILT_IN or hub.hub_name(dataset) is None:
+        return False
+    owner, rest = dataset.split("/", 1)
+    is_file = holds_documents(rest) or re.search(r"\.(txt|md|py|csv|html?|json)$", rest)
+    return not is_file and not user_path(owner).exists()
+
+
+def open_corpus(dataset: str, source: str, column: str, download: bool = True) -> Corpus:
+    """Find the files, downloading them if need be. Every parquet file is checked for the column.
+
+    `download=False`: only see whether they could be had.
+    """
+    name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
+    if source or is_pattern(dataset) or name is None:
+        return _local(source or dataset, column)
+    paths, about = hub.fetch(name, download)
+    return _of_documents(paths, column, f"{name} on Hugging Face, {about}")
+
+
+def _local(where: str, column: str) -> Corpus:
+    """A file, a folder or a pattern."""
+    path = user_path(where)
+    if path.is_dir():
+        paths, description = list(_visible(path)), f"folder {path}"
+    elif path.exists():
+        paths, description = [path], f"file {path}"
+    else:
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        paths, description = [file for file in found if file.is_file()], f"pattern {where}"
+    if not paths:
+        raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
+    if _is_mostly_documents(paths):
+        return _of_documents(paths, column, description)
+    texts = [file for file in paths if not looks_binary(file)]
+    notes = _skipped(len(paths) - len(texts), "binary file")
+    size = sum(file.stat().st_size for file in texts)
+    description = f"{description}, {plural(len(texts), 'text')}"
+    return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)
+
+
+def _of_documents(paths: Sequence[Path], column: str, description: str) -> Corpus:
+    files = [path for path in paths if holds_documents(path.name)]
+    problems = [problem for path in files if is_parquet(path) and (problem := column_problem(path, column))]
+    if problems:
+        left_out = len(problems) - _SHOWN_PROBLEMS
+        more = [f"... and {left_out} more files like these"] if left_out > 0 else []
+        raise UserError(problems[:_SHOWN_PROBLEMS] + more)
+    sizes = [path.stat().st_size for path in files]
+    pieces = [
+        Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
+        for path, size in zip(files, sizes, strict=True)
+    ]
+    notes = _skipped(len(paths) - len(files), "other file")
+    return Corpus(f"{description}, {plural(len(files), 'file')} of documents", tuple(pieces), notes)
+
+
+def _skipped(count: int, what: str) -> tuple[str, ...]:
+    return (f"skipped {plural(count, what)}",) if count else ()
+
+
+def _visible(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
+            yield path
+
+
+def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
+    """It has files of documents, mostly; or texts, and more than one likes to read three times."""
+    paths = list(_visible(root))
+    size = sum(path.stat().st_size for path in paths)
+    return in_bulk or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
+
+
+def _is_mostly_documents(paths: Sequence[Path]) -> bool:
+    """By their size: a README beside parquet files, or a table among texts, is not what is meant."""
+    sizes = [(path.stat().st_size, holds_documents(path.name)) for path in paths]
+    in_documents = [size for size, holds in sizes if holds]
+    return bool(in_documents) and 2 * sum(in_documents) >= sum(size for size, _ in sizes)

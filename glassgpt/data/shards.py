@@ -1,0 +1,133 @@
+"""A split in files of equal length, train-00000.bin and on: written one after the other, read as one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassgpt.data.manifest import shard_name
+from glassgpt.data.staging import sync_to_disk
+
+
+class Shards:
+    """The tokens of several files under one numbering. Reads like an array: by number, slice and window."""
+
+    def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
+        self._parts = [np.asarray(part) for part in parts]  # a memmap is slow to slice, what it maps is not
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self._begins = [0, *self._ends[:-1].tolist()]
+        self.dtype = self._parts[0].dtype
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, where: slice | NDArray[np.int64]) -> NDArray[Any]:
+        if isinstance(where, slice):
+            start, stop, step = where.indices(len(self))
+            return self._run(start, max(0, stop - start))[::step]
+        result = np.empty(where.shape, dtype=self.dtype)
+        shards = np.searchsorted(self._ends, where, side="right")
+        for shard in np.unique(shards):
+            here = shards == shard
+            result[here] = self._parts[shard][where[here] - self._begins[shard]]
+        return result
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The `length` tokens from each start, as rows. A row may begin in one shard and end in the next."""
+        result = np.empty((len(starts), length), dtype=np.int64)
+        shards = np.searchsorted(self._ends, starts, side="right").tolist()
+        for row, shard, start in zip(result, shards, starts.tolist(), strict=True):
+            part = self._parts[shard]
+            offset = start - self._begins[shard]
+            if offset + length <= len(part):
+                row[:] = part[offset : offset + length]
+            else:
+                row[:] = self._run(start, length)
+        return result
+
+    def _run(self, start: int, length: int) -> NDArray[Any]:
+        pieces = []
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while length > 0:
+            offset = start - self._begins[shard]
+            pieces.append(self._parts[shard][offset : offset + length])
+            start, length = start + len(pieces[-1]), length - len(pieces[-1])
+            shard += 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, self.dtype)])
+
+
+# What training reads: one file, or several.
+Tokens = NDArray[Any] | Shards
+
+
+class ShardWriter:
+    """Writes a split. A shard that is full is closed for good: on the disk, its SHA-256 known."""
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        shard_tokens: int,
+        dtype: np.dtype[Any],
+        closed: Mapping[str, str],
+        tokens: int,
+    ) -> None:
+        """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self.closed, self.tokens = dict(closed), tokens  # name and SHA-256 of each full shard; all tokens
+        begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
+        self._begin("r+b" if begun_bytes else "wb")
+        if begun_bytes:
+            self._digest.update(self._file.read(begun_bytes))
+            self._file.truncate()
+
+    def append(self, ids: NDArray[Any]) -> None:
+        while len(ids):
+            now = ids[: self._shard_tokens - self.tokens % self._shard_tokens]
+            content = now.tobytes()
+            self._file.write(content)
+            self._digest.update(content)
+            self.tokens += len(now)
+            ids = ids[len(now) :]
+            if self.tokens % self._shard_tokens == 0:
+                self._close_shard()
+                self._begin()
+
+    def flush(self) -> None:
+        """Waits until what is written is on the disk."""
+        self._file.flush()
+        sync_to_disk(self._path)
+
+    def finish(self) -> dict[str, str]:
+        """Name and SHA-256 of every shard. Without a token there is none."""
+        if self.tokens % self._shard_tokens:
+            self._close_shard()
+        else:
+            self._file.close()
+            self._path.unlink()
+        return self.closed
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _begin(self, mode: str = "wb") -> None:
+        self._path = self._folder / shard_name(self._split, len(self.closed))
+        self._file = self._path.open(mode)
+        self._digest = hashlib.sha256()
+
+    def _close_shard(self) -> None:
+        self.flush()
+        self._file.close()
+        self.closed[self._path.name] = self._digest.hexdigest()

@@ -1,0 +1,118 @@
+"""A preparation that takes hours, and may be stopped at any moment and go on later.
+
+The dataset is written in a hidden folder beside its place. Each time a shard is full, everything is brought
+to the disk, and then a mark: which document comes next, and how long each file was. Who goes on cuts the
+files back to the mark and reads from there; the result is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
+from glassgpt.errors import UserError
+
+MARK = "unfinished.json"
+KEYS = "seen.bin"
+_LOCK = "lock"
+
+
+def _none_yet() -> dict[str, int]:
+    return {"train": 0, "val": 0}
+
+
+@dataclass
+class Mark:
+    """How far it has come. Counts are of what is in the files."""
+
+    # What was asked for, as one digest: who asks for something else begins anew.
+    request: str
+    # The document that comes next: of which piece of the corpus, and its number there.
+    piece: int = 0
+    document: int = 0
+    documents: dict[str, int] = field(default_factory=_none_yet)
+    text_bytes: dict[str, int] = field(default_factory=_none_yet)
+    empty: int = 0
+    repaired: int = 0
+    duplicates: int = 0
+    tokens: dict[str, int] = field(default_factory=_none_yet)
+    # SHA-256 of the shards that are full.
+    closed: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
+    # Keys of documents, in a file of their own, if copies are to be left out.
+    keys: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def shards(self) -> int:
+        return sum(len(names) for names in self.closed.values())
+
+
+@contextlib.contextmanager
+def unfinished(out: Path, request: str, overwrite: bool) -> Iterator[tuple[Path, Mark | None]]:
+    """The folder to work in, and the mark of an earlier attempt at the same, if there is one.
+
+    Nobody else works there. When something goes wrong, it is left as it is if a shard is done.
+    """
+    work = out.parent / f".{out.name}.unfinished"
+    made = [parent for parent in work.parents if not parent.exists()]
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / _LOCK).open("a") as lock:
+        if not try_lock(lock.fileno()):
+            raise UserError(f"another process is preparing {out} right now: let it end first")
+        mark = _read_mark(work)
+        if mark is not None and mark.request != request:
+            if mark.shards() and not overwrite:
+                raise UserError(
+                    f"{work} holds a preparation that was stopped, of other files or with other settings: "
+                    "finish it with its own command, or add --overwrite to drop it"
+                )
+            mark = None
+        if mark is None:
+            _empty(work)
+        try:
+            yield work, mark
+        except OSError as error:
+            raise UserError(
+                f"{out} could not be written ({error}): make room, or choose another --out_dir"
+            ) from error
+        finally:
+            if work.exists() and not ((mark := _read_mark(work)) and mark.shards()):
+                shutil.rmtree(work)
+                for parent in made:  # innermost first; stops at the first that holds something
+                    with contextlib.suppress(OSError):
+                        parent.rmdir()
+
+
+def _empty(work: Path) -> None:
+    for path in work.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+
+
+def write_mark(work: Path, mark: Mark) -> None:
+    """Only after what it speaks of is on the disk."""
+    replace_file(work / MARK, json.dumps(dataclasses.asdict(mark), indent=1).encode())
+    sync_to_disk(work)
+
+
+def forget_mark(work: Path) -> None:
+    """All is written: what remains is the dataset."""
+    for path in work.iterdir():
+        # A mark that was being written when the process was killed has a hidden name.
+        if path.name in (MARK, KEYS, _LOCK) or path.name.startswith("."):
+            path.unlink()
+
+
+def _read_mark(work: Path) -> Mark | None:
+    """None if there is none, or if a shard it speaks of is gone."""
+    try:
+        mark = Mark(**json.loads((work / MARK).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+    names = [name for closed in mark.closed.values() for name in closed]
+    return mark if all((work / name).is_file() for name in names) else None

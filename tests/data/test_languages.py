@@ -1,0 +1,70 @@
+"""Hindi and Arabic: every byte comes back, no form of a character is turned into another."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import json_lines, made, texts_in
+
+from glassgpt.data.tokenizers import load_tokenizer
+
+HINDI = [
+    "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",
+    "मॉडल ने पाँच सौ चरणों के बाद धीमा होना शुरू किया, पर कारण मूल्यांकन था।",
+    "हानि १.७६ से घटकर ०.६२ हुई; क्या यह अच्छा है?",
+    "क्\u200dष और क्ष में एक अदृश्य जोड़क का अंतर है।",  # with a zero-width joiner, and without
+]
+ARABIC = [
+    "البيت الزجاجي هو الذي تُرى كل غرفه من الباب.",
+    "تباطأ التدريب بعد خمسمئة خطوة، وكان السبب هو التقييم.",
+    "انخفضت الخسارة من ١٫٧٦ إلى ٠٫٦٢؛ فهل هذا جيد؟",
+    "السَّلَامُ عَلَيْكُمْ ـ بالتشكيل والتطويل",
+    "ﷺ ﻻ لا",  # a ligature's own character, and the two letters it stands for
+]
+# One letter, two spellings: normalising would make them one.
+FORMS = ["\u0958 \u0915\u093c", "\u00e9 e\u0301", "\u0622 \u0627\u0653", "\u200fمرحبا\u200e"]
+TEXTS = [f"{i}. {a} {b}" for i in range(12) for a in HINDI + ARABIC for b in FORMS]
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe:600", "byte"])
+def test_hindi_and_arabic_come_back_to_the_byte(tmp_path: Path, tokenizer: str) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=tokenizer)
+    if tokenizer == "byte":
+        parts = [np.asarray(dataset.tokens(split)).astype(np.uint8).tobytes() for split in ("train", "val")]
+        back = [text for part in parts for text in part.decode().removesuffix("\n").split("\n")]
+    else:
+        back = texts_in(dataset, "train") + texts_in(dataset, "val")
+    assert sorted(back) == sorted(TEXTS)
+    loaded = load_tokenizer(tmp_path / "out")
+    for text in TEXTS:
+        assert loaded.decode(loaded.encode(text)) == text
+    assert any(unicodedata.normalize("NFC", text) != text for text in TEXTS)
+    assert any(unicodedata.normalize("NFKC", text) != text for text in ARABIC)
+
+
+def test_bytes_per_token_are_told(tmp_path: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    told = {}
+    for tokenizer in ("byte", "bpe:600"):
+        dataset = made(tmp_path / "a.jsonl", tmp_path / tokenizer.replace(":", ""), tokenizer=tokenizer)
+        manifest = json.loads((dataset.directory / "manifest.json").read_text(encoding="utf-8"))
+        told[tokenizer] = manifest["bytes_per_token"]["train"]
+        text_bytes = sum(len(text.encode()) for text in texts_of(dataset.directory))
+        assert told[tokenizer] == pytest.approx(text_bytes / len(dataset.tokens("train")))
+    assert told["byte"] == 1.0
+    assert told["bpe:600"] > 3.0  # two or three bytes a letter, and some letters to a token
+
+
+def texts_of(folder: Path) -> list[str]:
+    """The training documents; of `byte` with the newline after each, which counts as text there."""
+    from glassgpt.data.dataset import open_dataset
+
+    dataset = open_dataset(folder)
+    if dataset.manifest.tokenizer == "byte":
+        return [np.asarray(dataset.tokens("train")).astype(np.uint8).tobytes().decode()]
+    return texts_in(dataset, "train")

@@ -163,8 +163,10 @@ def recording_fits(
     config: TrainConfig, vocab_size: int, batch_size: int, micro_steps: int, free_bytes: int | None
 ) -> bool:
     """Whether there is memory for updates that are recorded, which keep theirs."""
+    if free_bytes is None:
+        return True
     work = replace(_foreseen(config, vocab_size), batch_size=batch_size, micro_steps=micro_steps, graph=True)
-    return free_bytes is None or needed(work).total <= _room(free_bytes)
+    return needed(work).total <= _room(free_bytes)
 
 
 def _foreseen(config: TrainConfig, vocab_size: int, ranks: int = 1) -> Work:

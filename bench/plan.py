@@ -123,7 +123,7 @@ def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> d
     from glassgpt.account.clock import Ledger
     from glassgpt.train.evaluate import evaluate
     from glassgpt.train.interrupt import Stop
-    from glassgpt.train.job import set_up
+    from glassgpt.train.setup import set_up
     from glassgpt.train.task import task_of
 
     on_card = torch.cuda.is_available()

@@ -25,7 +25,8 @@ from bench.results import Result
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
 from glassgpt.train.interrupt import Stop
-from glassgpt.train.job import Job, parameter_count, set_up
+from glassgpt.train.job import Job
+from glassgpt.train.setup import set_up
 from glassgpt.train.task import task_of
 
 VOCABULARY = 50304
@@ -97,7 +98,7 @@ def measured(axis: str, config: TrainConfig, folder: Path, updates: int) -> Poin
             job = set_up(task_of(dataclasses.replace(config, out_dir=str(folder))), (), Ledger(), stop)
             for part in (job.place, job.sink, job.saver):
                 at_the_end.callback(part.close)
-            parameters = parameter_count(job.model.config)
+            parameters = job.model.parameter_count()
             rate, peak = timed_updates(job, updates)
     except torch.OutOfMemoryError:
         pass

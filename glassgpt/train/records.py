@@ -15,17 +15,17 @@ from glassgpt.account.meter import Sharing, rates, time_to_go
 from glassgpt.config import TrainConfig
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.evaluate import Evaluation
-from glassgpt.train.job import Job, parameter_count
+from glassgpt.train.job import Job
 from glassgpt.train.schedule import learning_rate
 
 
 def run_record(job: Job) -> Record:
     """What this process is about to do, on what, and why."""
     shape, manifest = job.model.config, job.dataset.manifest
-    counted = parameter_count(shape, positions=False)
-    multiplied = parameter_count(shape, lookups=False)
+    counted = flops.parameters_of(shape, shape.vocab_size, positions=False)
+    multiplied = flops.parameters_of(shape, shape.vocab_size, lookups=False)
     model = {
-        "parameters": parameter_count(shape),
+        "parameters": flops.parameters_of(shape, shape.vocab_size),
         "parameters_without_positions": counted,
         "parameters_multiplied": multiplied,
         "flops_per_token": job.flops_per_token,

@@ -17,9 +17,10 @@ from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.train import loop, records
 from glassgpt.train.interrupt import Stop
-from glassgpt.train.job import Job, set_up
+from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
 from glassgpt.train.rundir import TOKENIZER, Place, existing_run_dir
+from glassgpt.train.setup import set_up
 from glassgpt.train.state import begin
 from glassgpt.train.task import Task, begun_by, task_of, to_go_on
 from glassgpt.train.team import RankLost, Team, join

@@ -23,7 +23,7 @@ from glassgpt.model.gpt import GPTConfig, shape_of
 from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.device import Placement
-from glassgpt.train.job import parameter_count, too_little_text
+from glassgpt.train.setup import too_little_text
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.task import task_of
 
@@ -100,7 +100,7 @@ def look(stage: Stage) -> Ground:
         torch=str(torch.__version__),
         dtype=stage.dtype,
         vocab_size=stage.shape.vocab_size,
-        parameters=parameter_count(stage.shape),
+        parameters=flops.parameters_of(stage.shape, stage.shape.vocab_size),
         n_layer=config.n_layer,
         block_size=config.block_size,
         sequences=plan.sequences,

@@ -1,0 +1,274 @@
+"""Everything a run needs, set up in the order it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassgpt import config as settings
+from glassgpt.account import journal
+from glassgpt.account.clock import Ledger
+from glassgpt.account.forecast import Forecast, forecast
+from glassgpt.account.meter import Interval
+from glassgpt.account.sink import Listener, Silence, Sink
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.dataset import Dataset, open_dataset, verify
+from glassgpt.data.passages import Passages
+from glassgpt.data.shards import Tokens
+from glassgpt.data.tokenizers import tokenizer_of
+from glassgpt.errors import UserError
+from glassgpt.figures import percent
+from glassgpt.model.gpt import GPT
+from glassgpt.track.trackers import check_installed, followers
+from glassgpt.train import schedule
+from glassgpt.train.batching import evaluation_rows, tokens_to_evaluate
+from glassgpt.train.checkpoint import NoSaver, Saver
+from glassgpt.train.equipment import Equipment, equip
+from glassgpt.train.interrupt import Stop
+from glassgpt.train.job import Job, Progress, Sampling
+from glassgpt.train.learner import Learner
+from glassgpt.train.optimizers import describe_rates
+from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
+from glassgpt.train.outcome import Outcome, expected_course, work_of
+from glassgpt.train.profile import Profiling
+from glassgpt.train.rundir import Place, Site, make_run_dir
+from glassgpt.train.shards import shard
+from glassgpt.train.stream import Stream
+from glassgpt.train.task import Task
+from glassgpt.train.team import Team
+
+_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
+
+
+def set_up(
+    task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team | None = None
+) -> Job:
+    """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
+    team = team or Team()
+    config = task.config
+    if team.is_first:
+        check_installed(settings.trackers_asked(config))
+    dataset, splits = _open_text(config)
+    choices = [*task.notes, *_without_work(config)]
+    takes_everything = False
+    if task.origin is not None:
+        takes_everything, choice = _choose_takeover(task, task.origin, dataset)
+        choices.append(choice)
+    equipment, its_choices = equip(task, dataset, splits["train"].nbytes, team)
+    choices += its_choices
+    if config.optimizer == "muon":
+        choices.append(Choice("optimizer", "muon", describe_rates(config)))
+    choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
+    sampling, sample_choices = _choose_sampling(config, dataset)
+    passages, passage_choices = _choose_passages(config, dataset, splits["train"])
+    choices += sample_choices + passage_choices
+
+    placement, plan, device = equipment.placement, equipment.plan, equipment.device
+    model = _build_model(config, equipment, team)
+    train_text, on_card = splits["train"], placement.data_on_card
+    stream = Stream(train_text, config.block_size, plan, config.seed, device, on_card, passages)
+    learner = Learner(model, config, placement, plan, stream, ledger, team)
+    val_tokens = len(splits["val"])
+    eval_tokens = tokens_to_evaluate(config, plan, val_tokens)
+    eval_rows = evaluation_rows(config, device.type)
+    choices.append(_describe_evaluation(eval_tokens, val_tokens, config.closing_eval))
+    course = None
+    if config.init_from == "scratch":
+        course = expected_course(config, equipment.shape, plan, dataset)
+
+    stop.gentle = True  # from here on there is something to save
+    place = _take_place(task, team)
+    return Job(
+        config=config,
+        team=team,
+        place=place,
+        sink=_make_sink(place, config, team, listeners),
+        ledger=ledger,
+        stop=stop,
+        placement=placement,
+        plan=plan,
+        dataset=dataset,
+        splits=splits,
+        model=model,
+        learner=learner,
+        stream=stream,
+        saver=_make_saver(place.directory, config, team, placement.shard),
+        peak=equipment.peak,
+        flops_per_token=equipment.flops_per_token,
+        eval_tokens=eval_tokens,
+        eval_rows=eval_rows,
+        outcome=Outcome(
+            _forecast(config, equipment, train_text.nbytes, eval_tokens, eval_rows, val_tokens), course
+        ),
+        progress=Progress(),
+        choices=choices,
+        takes_everything=takes_everything,
+        sampling=sampling,
+        interval=Interval(ledger),
+        profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
+    )
+
+
+# --- text ---
+
+
+def _open_text(config: TrainConfig) -> tuple[Dataset, dict[str, Tokens]]:
+    dataset = open_dataset(settings.data_dir(config))
+    # What nanoGPT's folders are said to hold was read from the files just now.
+    if dataset.was_prepared and sum(dataset.manifest.tokens.values()) < _VERIFIED_TOKENS:
+        verify(dataset)
+    splits: dict[str, Tokens] = {split: dataset.tokens(split) for split in ("train", "val")}
+    _check_lengths(config, splits)
+    return dataset, splits
+
+
+def too_little_text(config: TrainConfig, train_tokens: int) -> list[str]:
+    if train_tokens >= config.block_size + 1:
+        return []
+    return [
+        f"the training split has {train_tokens} tokens, fewer than --block_size={config.block_size} + 1; "
+        "prepare more text or lower --block_size"
+    ]
+
+
+def _check_lengths(config: TrainConfig, splits: Mapping[str, Tokens]) -> None:
+    train, val = len(splits["train"]), len(splits["val"])
+    problems = too_little_text(config, train)
+    if val < 2:
+        problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
+    if problems:
+        raise UserError(problems)
+
+
+def _choose_passages(
+    config: TrainConfig, dataset: Dataset, tokens: Tokens
+) -> tuple[Passages | None, list[Choice]]:
+    if config.documents == "joined":
+        return None, []
+    if dataset.end_of_text is None:
+        raise UserError(
+            f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token "
+            "for that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
+        )
+    passages = Passages(tokens, dataset.end_of_text, config.block_size)
+    share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"
+    return passages, [Choice("documents", "apart", share)]
+
+
+def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:
+    """A preset's start may not be writable in the characters of your text; then a sample starts at will."""
+    if not config.sample_tokens:
+        return None, []
+    try:
+        tokenizer = tokenizer_of(dataset)
+    except UserError as error:  # nanoGPT's folders do not carry GPT-2's table
+        return None, [Choice("sample_tokens", 0, f"no sample: {error}")]
+    if not config.sample_start:
+        return Sampling(tokenizer, []), []
+    try:
+        start = tokenizer.encode(config.sample_start).tolist()
+    except UserError as error:
+        return Sampling(tokenizer, []), [Choice("sample_start", "", f"not {config.sample_start!r}: {error}")]
+    return Sampling(tokenizer, start), [Choice("sample_start", config.sample_start, "as set")]
+
+
+# --- the model ---
+
+
+def _build_model(config: TrainConfig, equipment: Equipment, team: Team) -> GPT:
+    placement = equipment.placement
+    torch.manual_seed(config.seed)
+    model = GPT(equipment.shape)  # on the CPU first, so that every device starts from the same weights
+    model.set_attention(placement.attention)
+    model.set_kernels(placement.kernels)
+    model.set_float8(placement.float8)
+    model.activation_checkpointing = config.activation_checkpointing
+    if placement.shard:  # block by block: the whole of it need not fit
+        shard(model, placement.device, team.size)
+    return model.to(placement.device)
+
+
+def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> tuple[bool, Choice]:
+    """Complains before anything is made, if these weights cannot be begun with."""
+    check_fit(task.config, dataset, origin)
+    everything, choice = choose_takeover(task.config, dataset, origin, origin.folder == task.run_dir)
+    if everything:
+        check_not_done(task.config, origin.iter or 0)
+    return everything, choice
+
+
+def _without_work(config: TrainConfig) -> list[Choice]:
+    """nanoGPT's settings that do nothing here say so."""
+    choices = []
+    if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
+        reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
+        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
+    return choices
+
+
+# --- what is expected ---
+
+
+def _forecast(
+    config: TrainConfig,
+    equipment: Equipment,
+    data_bytes: int,
+    eval_tokens: int,
+    eval_rows: int,
+    val_tokens: int,
+) -> Forecast:
+    shape, plan = equipment.shape, equipment.plan
+    return forecast(
+        work_of(config, shape, equipment.placement, plan, data_bytes, eval_rows, equipment.free_bytes),
+        equipment.flops_per_token,
+        equipment.peak.value,
+        equipment.card,
+        plan.tokens,
+        eval_tokens,
+        val_tokens,
+        equipment.cluster,
+    )
+
+
+def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:
+    if eval_tokens >= val_tokens - 1:
+        return Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")
+    at_the_end = "; all at the end" if closing else ""
+    return Choice(
+        "eval_tokens", eval_tokens, f"of {val_tokens:,}, evenly spaced, always the same{at_the_end}"
+    )
+
+
+# --- where it is kept ---
+
+
+def _take_place(task: Task, team: Team) -> Place | Site:
+    """The run's folder, which the first process of a team makes and holds."""
+    held: list[Place] = []
+
+    def take() -> list[Any]:
+        held.append(Place(task.run_dir or make_run_dir(task.config.out_dir, task.name)))
+        return [str(held[0].directory), held[0].process, held[0].was_finished]
+
+    directory, process, was_finished = team.from_first(take)
+    return held[0] if held else Site(Path(directory), process, was_finished)
+
+
+def _make_saver(run_dir: Path, config: TrainConfig, team: Team, spread: bool) -> Saver:
+    """With all weights everywhere the first process saves; else everybody saves a part."""
+    if spread:
+        if not run_dir.is_dir():
+            raise UserError(f"--shard needs a folder that every machine sees, and {run_dir} is not one")
+        return Saver(run_dir, config.keep_checkpoints, team)
+    return Saver(run_dir, config.keep_checkpoints) if team.is_first else NoSaver()
+
+
+def _make_sink(place: Place | Site, config: TrainConfig, team: Team, listeners: Sequence[Listener]) -> Sink:
+    """The first process of a team speaks for all."""
+    if not team.is_first:
+        return Silence()
+    telling = followers(config, place.directory)
+    return Sink(place.directory / journal.NAME, place.process, listeners, telling)

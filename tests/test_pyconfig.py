@@ -361,7 +361,7 @@ def test_a_bomb_is_refused_at_once(path: Path, bomb: str) -> None:
         problems = read(path, BOMBS[bomb])[1]
     except UserError as error:
         problems = error.problems
-    assert time.process_time() - begun < 0.8
+    assert time.process_time() - begun < 2.0  # a busy machine's seconds are long
     assert problems
     assert all(str(path) in problem and len(problem) < 500 for problem in problems)
     assert bomb == "a large file" or "line " in problems[0]

@@ -80,7 +80,7 @@ def test_every_glass_command(tmp_path: Path) -> None:
         else:
             assert glass(words[1:], tmp_path).strip()
     looks = {"runs", "show", "explain", "compare", "report", "plan"}
-    assert set(seen) == {"train", "prepare", "sample"} | looks
+    assert set(seen) == {"train", "prepare", "sample", "export", "track"} | looks
     assert "<html" in (tmp_path / "gpu.html").read_text(encoding="utf-8")
     assert (tmp_path / "runs/quickstart/report.html").is_file()
 

@@ -23,24 +23,28 @@ from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
 _ROUNDS = 6
-_PAGE = 1024
+_LARGEST_PAGE, _SMALLEST_PAGE = 1024, 32  # of starts, worked out at a time
+_EPOCHS_IN_PAGE = 8  # about: each costs as much as many starts
 
 
 def window_starts(seed: int, first: int, count: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
     """Where sequences first, first + 1, ... of a run start. Costs the same however far into the run."""
-    pages = range(first // _PAGE, (first + max(count, 1) - 1) // _PAGE + 1)
-    starts = np.concatenate([_page(seed, page, n_tokens, block_size) for page in pages])
-    return starts[first % _PAGE : first % _PAGE + count]
+    # One window less than fits, so that there is room to shift them all.
+    per_epoch = max(1, (n_tokens - 1) // block_size - 1)
+    size = min(_LARGEST_PAGE, max(_SMALLEST_PAGE, _EPOCHS_IN_PAGE * per_epoch))
+    pages = range(first // size, (first + max(count, 1) - 1) // size + 1)
+    starts = np.concatenate([_page(seed, page, size, n_tokens, block_size, per_epoch) for page in pages])
+    return starts[first % size : first % size + count]
 
 
 @functools.lru_cache(maxsize=16)
-def _page(seed: int, page: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
-    """The starts of sequences page x _PAGE and on. Many at a time, and remembered: an update needs few."""
-    # One window less than fits, so that there is room to shift them all.
-    per_epoch = max(1, (n_tokens - 1) // block_size - 1)
+def _page(
+    seed: int, page: int, size: int, n_tokens: int, block_size: int, per_epoch: int
+) -> NDArray[np.int64]:
+    """The starts of sequences page x size and on. Many at a time, and remembered: an update needs few."""
     room = n_tokens - per_epoch * block_size
-    epochs, places = np.divmod(np.arange(page * _PAGE, (page + 1) * _PAGE, dtype=np.int64), per_epoch)
-    starts = np.empty(_PAGE, dtype=np.int64)
+    epochs, places = np.divmod(np.arange(page * size, (page + 1) * size, dtype=np.int64), per_epoch)
+    starts = np.empty(size, dtype=np.int64)
     for epoch in np.unique(epochs):
         words = epoch_words(seed, epoch)
         here = epochs == epoch

@@ -197,10 +197,10 @@ def hang_in_data() -> None:
 
     calls = itertools.count()
 
-    def micro_batch(original: Any, stream: Any, first: int) -> Any:
+    def micro_batch(original: Any, stream: Any, *where: int) -> Any:
         if next(calls) >= 8:
             threading.Event().wait()
-        return original(stream, first)
+        return original(stream, *where)
 
     _instead(Stream, "micro_batch", micro_batch)
 

@@ -233,6 +233,7 @@ _TEXTS = (
     "wandb_run_name", "backend",
 )
 # fmt: on
+ELSEWHERE = ("out_dir", "data_dir", "init_from")  # paths, which may differ from machine to machine
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
-from glassgpt.config import TrainConfig, trackers_asked
+from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
 
@@ -91,15 +91,19 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
     team = join()
     with team.together():
         said = {**(recipe.settings if recipe else {}), **flags}
-        task = begun_by(team, str(said.get("out_dir", "")), flags) or resolve(recipe, flags)
+        begun = begun_by(team, str(said.get("out_dir", "")), flags)
+        task = begun or resolve(recipe, flags)
+        if tune and begun is None and task.run_dir is not None:
+            raise UserError("a run that goes on has its settings: leave --tune out")
         if team.is_first:
             check_installed(trackers_asked(task.config))
         # Who reads nanoGPT's lines from stdout expects no others there.
         out = console(stderr=task.config.console == "nanogpt")
         team.in_turn(lambda: _prepare_if_built_in(task.config, out))
-        if tune:
-            found = team.from_first(lambda: _tuned(task, flags, out))
-            task = replace(task, config=TrainConfig(**found["config"]), tuning_s=found["seconds"])
+        if tune and begun is None:
+            found = team.from_first(lambda: _tuned(task, flags, out, team.size))
+            own = {name: getattr(task.config, name) for name in ELSEWHERE}
+            task = replace(task, config=TrainConfig(**found["config"] | own), tuning_s=found["seconds"])
     if not team.is_first:
         return session.start(task, [], stop, process_age_s(), team).exit_code
     lines: Listener = RunConsole(out, live=sys.stdout.isatty())
@@ -116,7 +120,7 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
     return session.start(task, [show], stop, process_age_s(), team).exit_code
 
 
-def _tuned(task: Task, flags: Collection[str], out: Console) -> dict[str, Any]:
+def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:
     """The settings that are fastest here, found by trying, and how long that took; what was said by flag
     stays."""
     from glassgpt.harmless import harmless
@@ -126,7 +130,12 @@ def _tuned(task: Task, flags: Collection[str], out: Console) -> dict[str, Any]:
         out.print(f"{'tune':<13} {harmless(line)}", soft_wrap=True, markup=False)
 
     started = time.perf_counter()
-    config = tuned_config(task.config, TUNING_S, say, fixed=flags)
+    asked, fixed = task.config, set(flags)
+    if ranks > 1:  # one process tries for all: an update must stay as large, and cores are shared
+        fixed.add("threads")
+        if asked.batch_tokens is None and asked.gradient_accumulation_steps is None:
+            asked = replace(asked, gradient_accumulation_steps=ranks)
+    config = tuned_config(asked, TUNING_S, say, fixed=fixed)
     out.print()
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
 

@@ -141,8 +141,8 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
     updates = parcel.origin.iter
     batch = _part(run, "batch").get("tokens")
     seen = updates * batch if isinstance(batch, int) and updates is not None else None
-    train_tokens = _part(_part(run, "data"), "tokens").get("train")
-    epochs = seen / train_tokens if seen and isinstance(train_tokens, int) else None
+    of_run, planned = _part(run, "data").get("epochs"), _part(run, "config").get("max_iters")
+    epochs = of_run * updates / planned if of_run is not None and planned and updates is not None else None
     speeds = [
         speed for record in records if record["kind"] == "step" and (speed := record.get("tokens_per_s"))
     ]

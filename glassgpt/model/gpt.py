@@ -247,7 +247,8 @@ class GPT(nn.Module):
 
     def set_compiled(self, on: bool) -> None:
         """Whether PyTorch's compiler builds what comes before the loss; of that it might hold all pieces."""
-        self._compiled_hidden = torch.compile(self.hidden) if on else None
+        # Evaluation comes in other shapes than training: each gets code of its own, none for any shape.
+        self._compiled_hidden = torch.compile(self.hidden, dynamic=False) if on else None
 
     @property
     def is_compiled(self) -> bool:

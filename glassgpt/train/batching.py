@@ -100,8 +100,15 @@ _EVAL_BYTES = 2**29  # what an evaluation batch passes from layer to layer stays
 def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
     """Per split. By default train is evaluated on as many tokens as the validation split has."""
     if config.eval_iters is not None:
-        return config.eval_iters * plan.batch_size * config.block_size
+        return config.eval_iters * _said_batch_size(config, plan) * config.block_size
     return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
+
+
+def _said_batch_size(config: TrainConfig, plan: BatchPlan) -> int:
+    """Before processes shared it: more of them must not evaluate less."""
+    if config.batch_size is not None:
+        return config.batch_size
+    return DEFAULT_BATCH_SIZE if config.batch_tokens is None else plan.batch_size
 
 
 def evaluation_rows(config: TrainConfig, device_type: str) -> int:

@@ -16,7 +16,7 @@ from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.train.batching import evaluation_rows
+from glassgpt.train.batching import BatchPlan, evaluation_rows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -160,12 +160,13 @@ def sequences_that_fit(
 
 
 def recording_fits(
-    config: TrainConfig, vocab_size: int, batch_size: int, micro_steps: int, free_bytes: int | None
+    config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None, ranks: int = 1
 ) -> bool:
     """Whether there is memory for updates that are recorded, which keep theirs."""
     if free_bytes is None:
         return True
-    work = replace(_foreseen(config, vocab_size), batch_size=batch_size, micro_steps=micro_steps, graph=True)
+    foreseen = _foreseen(config, vocab_size, ranks)
+    work = replace(foreseen, batch_size=plan.batch_size, micro_steps=plan.micro_steps, graph=True)
     return needed(work).total <= _room(free_bytes)
 
 

@@ -15,7 +15,7 @@ from glassgpt import config as settings
 from glassgpt.account import flops, hardware
 from glassgpt.account.cluster import Cluster, link_of
 from glassgpt.account.hardware import Card, Peak
-from glassgpt.config import Choice, TrainConfig, Value
+from glassgpt.config import ELSEWHERE, Choice, TrainConfig, Value
 from glassgpt.data.dataset import Dataset
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig, shape_of
@@ -72,7 +72,7 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
         return hardware.find_peak(device.type, name, str(dtype.value), total, config.probe_seconds)
 
     def choose() -> tuple[Placement, list[Choice]]:
-        room = devices.recording_fits(config, shape.vocab_size, plan.batch_size, plan.micro_steps, free)
+        room = devices.recording_fits(config, shape.vocab_size, plan, free, team.size)
         speed = peak.measured or peak.value
         return choose_speedups(
             config, device, str(dtype.value), plan, per_token, speed, data_bytes, free, room
@@ -110,9 +110,8 @@ def _with_sharding(config: TrainConfig, team: Team) -> tuple[TrainConfig, list[C
 
 def _facts(task: Task, dataset: Dataset) -> dict[str, Value]:
     """What has to be the same in all processes of a team."""
-    elsewhere = ("out_dir", "data_dir", "init_from")  # paths may differ from machine to machine
     config = dataclasses.asdict(task.config)
-    facts = {f"--{name}": value for name, value in config.items() if name not in elsewhere}
+    facts = {f"--{name}": value for name, value in config.items() if name not in ELSEWHERE}
     origin = None if task.origin is None else task.origin.iter
     return facts | {
         "the data's hash": dataset.hash,

@@ -123,4 +123,7 @@ class Job:
             graph="on" if self.placement.graph else "off",
             batch_size=self.plan.batch_size,
             gradient_accumulation_steps=steps,
+            # Which else would count other micro-batches, if another number of processes goes on.
+            eval_tokens=self.eval_tokens if self.config.eval_iters is not None else self.config.eval_tokens,
+            eval_iters=None,
         )

@@ -174,14 +174,17 @@ def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> 
     )
 
 
-def expected_course(config: TrainConfig, shape: GPTConfig, plan: BatchPlan, dataset: Dataset) -> Expectation:
+def expected_course(
+    config: TrainConfig, shape: GPTConfig, plan: BatchPlan, dataset: Dataset, learned: float
+) -> Expectation:
+    """`learned`: the share of an update's tokens that are learned from."""
     per_token = dataset.bytes_per_token("train")
     if math.isnan(per_token):  # nanoGPT's folders do not say
         per_token = 1.0 if dataset.manifest.tokenizer in ("char", "byte") else 4.5
     setup = setup_of(
         config,
         vocab_size=shape.vocab_size,
-        batch_tokens=plan.tokens,
+        batch_tokens=round(plan.tokens * learned),
         train_tokens=dataset.manifest.tokens["train"],
         dataset=dataset.manifest.name,
         tokenizer=dataset.manifest.tokenizer,

@@ -39,7 +39,7 @@ def run_record(job: Job) -> Record:
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
         "bytes_per_token": {split: _bytes_per_token(job, split) for split in job.splits},
-        "epochs": job.config.max_iters * job.plan.tokens / len(job.splits["train"]),
+        "epochs": job.config.max_iters * job.plan.tokens * job.stream.learned / len(job.splits["train"]),
     }
     return {
         "kind": "run",

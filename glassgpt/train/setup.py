@@ -77,7 +77,7 @@ def set_up(
     choices.append(_describe_evaluation(eval_tokens, val_tokens, config.closing_eval))
     course = None
     if config.init_from == "scratch":
-        course = expected_course(config, equipment.shape, plan, dataset)
+        course = expected_course(config, equipment.shape, plan, dataset, stream.learned)
 
     stop.gentle = True  # from here on there is something to save
     place = _take_place(task, team)

@@ -57,6 +57,11 @@ class Stream:
         self._waits.append((before, after))
         return x, y
 
+    @property
+    def learned(self) -> float:
+        """The share of targets that are learned from: where documents are kept apart, the rest is padding."""
+        return 1.0 if self._passages is None else self._passages.filled
+
     def weight(self, first: int, update_first: int) -> tuple[Tensor, ...]:
         """What a micro-batch's mean loss counts in its update, if its targets are not as many as others'.
 

@@ -209,7 +209,7 @@ def test_what_a_run_would_not_do_is_not_possible(tiny: MakeConfig) -> None:
 
 
 def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile(model: torch.nn.Module) -> Callable[..., None]:
+    def compile(model: Any, **_: Any) -> Callable[..., None]:
         def call(*_: object) -> None:
             raise RuntimeError("no compiler\nand so on")
 
@@ -225,7 +225,7 @@ def test_what_compiles_is_compiled_for_evaluation_too(
 ) -> None:
     called: list[bool] = []
 
-    def compile(hidden: Any) -> Callable[..., torch.Tensor]:
+    def compile(hidden: Any, **_: Any) -> Callable[..., torch.Tensor]:
         def call(*arguments: object) -> torch.Tensor:
             called.append(hidden.__self__.training)
             result: torch.Tensor = hidden(*arguments)

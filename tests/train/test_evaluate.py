@@ -227,7 +227,14 @@ def test_how_many_tokens() -> None:
     assert tokens_to_evaluate(TrainConfig(block_size=8), plan, 5000) == 5000
     assert tokens_to_evaluate(TrainConfig(block_size=8), plan, 10**9) == DEFAULT_EVAL_TOKENS
     assert tokens_to_evaluate(TrainConfig(block_size=8, eval_tokens=77), plan, 5000) == 77
-    assert tokens_to_evaluate(TrainConfig(block_size=8, eval_iters=10), plan, 5000) == 10 * 4 * 8
+    chosen = TrainConfig(block_size=8, eval_iters=10, batch_tokens=96)
+    assert tokens_to_evaluate(chosen, plan, 5000) == 10 * 4 * 8
+    # Processes that share a micro-batch of 12 evaluate as much as one process would.
+    for said in (
+        TrainConfig(block_size=8, eval_iters=10, batch_size=12),
+        TrainConfig(block_size=8, eval_iters=10),
+    ):
+        assert tokens_to_evaluate(said, plan, 5000) == 10 * 12 * 8
 
 
 @few

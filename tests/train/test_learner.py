@@ -247,7 +247,7 @@ Break = Callable[..., None]
 @pytest.fixture
 def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> Break:
     def install(when: str, error: Exception) -> None:
-        monkeypatch.setattr(torch, "compile", lambda hidden: LazyFailure(hidden, error, when))
+        monkeypatch.setattr(torch, "compile", lambda hidden, **_: LazyFailure(hidden, error, when))
 
     return install
 
@@ -295,7 +295,7 @@ def test_out_of_memory_is_not_the_compilers_fault(
 
 def test_an_error_later_on_is_an_error(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     class FailsLater:
-        def __init__(self, hidden: Any) -> None:
+        def __init__(self, hidden: Any, **_: Any) -> None:
             self.hidden, self.calls = hidden, 0
 
         def __call__(self, tokens: Tensor) -> Tensor:

@@ -214,7 +214,76 @@ def test_a_tracker_that_failed_is_told_the_rest_by_the_next_process(
     assert max(at for at, *_ in notebook.losses()) == 2
     resume(config, max_iters=10)
     after = [at for at, split, _ in notebook.losses() if not split]
-    assert after == [1, 2, *range(4, 11)]  # the third was on its way when it failed
+    assert after == list(range(1, 11))
+
+
+def test_one_that_fails_late_is_told_later_what_it_never_had(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker hears of a record when the run is far ahead: what the journal has is not what it was told."""
+    run_is_ahead = threading.Event()
+
+    def fragile(self: Notebook, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 3:
+            run_is_ahead.wait(20)
+            raise ConnectionError("gone")
+        self.taken.append(record)
+
+    def call(self: sink.Sink, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 7:
+            run_is_ahead.set()
+            for mailbox in self._tracking:
+                mailbox.wait(time.monotonic() + 20)
+        original(self, record)
+
+    original = sink.Sink.__call__
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(sink.Sink, "__call__", call)
+        run = train(config)
+    finding = findings(run.out_dir)["wandb-failed"]
+    assert finding["told"] == [
+        {"kind": "eval", "split": "train", "closing": False, "iter": 0},
+        {"kind": "eval", "split": "val", "closing": False, "iter": 0},
+        {"kind": "step", "split": "", "closing": False, "iter": 2},
+    ]
+    count = Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+    assert count == len(notebook.taken) - 4
+
+
+def test_one_that_could_not_be_opened_is_told_everything_later(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        run = train(config)
+    assert findings(run.out_dir)["wandb-failed"]["told"] == []
+    Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+
+
+def test_one_that_a_later_process_cannot_open_still_has_what_it_was_told(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=4, eval_interval=4, track="wandb")
+    train(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        resume(config, max_iters=8)
+    assert {last["iter"] for last in findings(config.out_dir)["wandb-failed"]["told"]} == {4}
+    resume(config, max_iters=10)
+    assert notebook.losses() == told(config.out_dir)
 
 
 def _patiently(call: Callable[..., None]) -> Callable[..., None]:

@@ -33,7 +33,9 @@ class Follower:
             self._run = record
             if record["process"] == 0:
                 self._begin(record, [], -1)
-            return  # the next record of a later process says from where it goes on
+            return  # a later process says next from where it goes on
+        if record["kind"] == "finding":  # which no tracker is told; another's failure may come before that
+            return
         if self._tracker is None and self._run is not None:
             earlier = [old for old in self._journal() if old.get("process", 0) < self._run["process"]]
             from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]

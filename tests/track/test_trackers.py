@@ -286,6 +286,36 @@ def test_one_that_a_later_process_cannot_open_still_has_what_it_was_told(
     assert notebook.losses() == told(config.out_dir)
 
 
+def test_what_was_superseded_is_not_told_if_another_tracker_fails_at_once(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finding then comes before the record that says from where the run goes on."""
+    config = tiny(max_iters=20, eval_interval=4)
+    run_until_crash(config, 11)
+    follower = trackers.follower
+
+    def impatient(name: str, run_dir: Path) -> Any:
+        return follower(name, run_dir) if name == "wandb" else FailsAtTheFirst()
+
+    monkeypatch.setattr(trackers, "follower", impatient)
+    monkeypatch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+    resume(config, track="csv,wandb")
+    kinds = [record["kind"] for record in records(config.out_dir) if record["process"] == 1]
+    assert kinds[:3] == ["run", "finding", "resume"]
+    assert notebook.losses() == told(config.out_dir)
+    assert [opened.from_iter for opened in notebook.opened] == [8]
+
+
+class FailsAtTheFirst:
+    """A listener for a tracker."""
+
+    def __call__(self, record: Record) -> None:
+        raise ConnectionError("gone")
+
+    def reached(self) -> list[Record]:
+        return []
+
+
 def _patiently(call: Callable[..., None]) -> Callable[..., None]:
     """So that a listener has heard one record before the next comes: in a test a run is over in no time."""
 

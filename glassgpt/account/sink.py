@@ -152,7 +152,7 @@ class _Mailbox:
             left = self._records.qsize()  # with the one that it is at, without the mark of the end
             _say(f"warning: {self.name} did not finish in {TRACKERS_PATIENCE_S:.0f} s; {left:,} records left")
         elif self.failure is not None and not self.told:
-            _say(f"warning: {self.name} failed at the end: {_first_line(self.failure)}")
+            _say(f"warning: {self.name} failed at the end: {first_line(self.failure)}")
 
     def _deliver(self) -> None:
         while (record := self._records.get()) is not None:
@@ -178,7 +178,7 @@ def _failed(name: str, error: Exception, done: int, told: list[Record]) -> Recor
         "id": f"{name}-failed",
         "severity": "warning",
         "title": f"{name} failed and is told nothing more; the run goes on",
-        "evidence": _first_line(error),
+        "evidence": first_line(error),
         "explanation": "A tracker gets copies of what is in the journal. Nothing of the run is lost.",
         "advice": f"`glass track RUN --to={name}` tells it the rest later",
         "told": told,
@@ -198,7 +198,8 @@ def _behind(name: str, missed: int, done: int) -> Record:
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error in one line, whoever raised it."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 

@@ -583,6 +583,36 @@ def test_trackio_has_each_iteration_once(
     assert "rackio" not in capfd.readouterr().out
 
 
+@needs("trackio")
+@pytest.mark.parametrize("said_told", [False, True])
+def test_trackio_that_could_not_be_opened_can_be_told_later(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_told: bool
+) -> None:
+    """Also if the journal says that it was told: its folder may be gone."""
+    trackio, storage = import_module("trackio"), import_module("trackio.sqlite_storage")
+    for module in ("trackio.utils", "trackio.sqlite_storage"):
+        monkeypatch.setattr(import_module(module), "TRACKIO_DIR", tmp_path / "trackio")
+
+    def closed(**settings: Any) -> Any:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=3, eval_interval=4, track="trackio", wandb_project="of-tests")
+    with monkeypatch.context() as patch:
+        patch.setattr(trackio, "init", closed)
+        if not said_told:
+            patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        else:
+            patch.setattr(trackers, "MAKERS", {"trackio": Notebook})
+        run = train(config)
+    assert ("trackio-failed" in findings(run.out_dir)) != said_told
+    count = Follower("trackio", MAKERS["trackio"], run.out_dir).replay()
+    rows = storage.SQLiteStorage.get_logs("of-tests", "run")
+    losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    expected = [(record["iter"], record["loss"]) for record in records(run.out_dir, "step")]
+    assert losses == ([] if said_told else expected)
+    assert count == (0 if said_told else len(told(run.out_dir)))
+
+
 # --- telling afterwards ---
 
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.data import bulk
 from glassgpt.version import VERSION
 
 WORDS = "the quick brown fox jumps over a lazy dog;\n"
@@ -130,6 +132,44 @@ def test_help_names_every_command(capsys: Capture, arguments: list[str]) -> None
     said = capsys.readouterr().out
     for command in ("train", "sample", "prepare", "runs", "show"):
         assert f"glass {command} " in said
+
+
+def test_help_says_what_can_be_prepared(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "glass prepare" in line)
+    assert "'PATTERN'" in line
+    assert "OWNER/NAME on Hugging Face" in line
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [
+        (2, "\nstopped at once; the same command goes on after the last full shard\n"),
+        (0, "\nstopped at once\n"),  # there is nothing to go on from
+    ],
+)
+def test_ctrl_c_while_much_is_prepared(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, shards: int, said: str
+) -> None:
+    lines = [json.dumps({"text": f"{at} {WORDS * 60}"}) for at in range(1600)]  # 4 MB, four parcels
+    Path("many.jsonl").write_text("\n".join(lines) + "\n")
+    words = ["prepare", "many.jsonl", "--tokenizer=byte", "--shard_tokens=100000", "--workers=1"]
+    saved = 0
+    original = bulk._save
+
+    def save(*arguments: Any) -> None:
+        nonlocal saved
+        if saved == shards:
+            raise KeyboardInterrupt
+        original(*arguments)
+        saved += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "_save", save)
+        assert main(words) == 130
+    assert capsys.readouterr().err == said
+    assert main(words) == 0
+    assert ("going on where it was stopped" in capsys.readouterr().out) == (shards > 0)
 
 
 def test_the_version(capsys: Capture) -> None:

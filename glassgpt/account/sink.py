@@ -17,11 +17,22 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from glassgpt.account.journal import Journal, Record
 from glassgpt.errors import UserError
 
 Listener = Callable[[Record], None]
+
+
+class TrackerListener(Protocol):
+    """A listener that tells a tracker, and knows how far it got."""
+
+    def __call__(self, record: Record) -> None: ...
+
+    def reached(self) -> list[Record]:
+        """The last that the tracker was told of each series, for the journal."""
+
 
 # A pipe that was closed, a terminal that is gone.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
@@ -36,7 +47,8 @@ _TRACKER_THREAD = "tracker "  # how the names of these threads begin
 class Sink:
     """Gives every record its time, process number and place in the journal; then passes it on.
 
-    `trackers` are listeners by name. If one fails, that is a finding, which stands in the journal as well.
+    `trackers` are listeners by name. If one fails, that is a finding, which stands in the journal as well: so
+    that it can be told the rest later.
     """
 
     def __init__(
@@ -44,19 +56,21 @@ class Sink:
         path: Path,
         process: int,
         listeners: Sequence[Listener] = (),
-        trackers: Mapping[str, Listener] | None = None,
+        trackers: Mapping[str, TrackerListener] | None = None,
     ) -> None:
         self._path, self._process = path, process
         self._journal: Journal | None = None  # opened by the first record: before that nothing is written
         self._listening = [_Mailbox(listener) for listener in listeners]
-        self._tracking = [_Mailbox(tracker, name) for name, tracker in (trackers or {}).items()]
+        self._trackers = dict(trackers or {})
+        self._tracking = [_Mailbox(tracker, name) for name, tracker in self._trackers.items()]
 
     def __call__(self, record: Record) -> None:
         # Before the record, not after: the record of the end is the last one.
         for mailbox in self._tracking:
             if mailbox.failure is not None and not mailbox.told:
                 mailbox.told = True
-                self._pass_on(_failed(mailbox.name, mailbox.failure, record["iter"]))
+                told = self._trackers[mailbox.name].reached()
+                self._pass_on(_failed(mailbox.name, mailbox.failure, record["iter"], told))
             elif mailbox.missed and record["kind"] == "end":
                 self._pass_on(_behind(mailbox.name, mailbox.missed, record["iter"]))
         self._pass_on(record)
@@ -138,7 +152,7 @@ class _Mailbox:
             left = self._records.qsize()  # with the one that it is at, without the mark of the end
             _say(f"warning: {self.name} did not finish in {TRACKERS_PATIENCE_S:.0f} s; {left:,} records left")
         elif self.failure is not None and not self.told:
-            _say(f"warning: {self.name} failed at the end: {_first_line(self.failure)}")
+            _say(f"warning: {self.name} failed at the end: {first_line(self.failure)}")
 
     def _deliver(self) -> None:
         while (record := self._records.get()) is not None:
@@ -157,16 +171,17 @@ def still_tracking() -> bool:
     return any(thread.name.startswith(_TRACKER_THREAD) for thread in threading.enumerate())
 
 
-def _failed(name: str, error: Exception, done: int) -> Record:
+def _failed(name: str, error: Exception, done: int, told: list[Record]) -> Record:
     return {
         "kind": "finding",
         "iter": done,
         "id": f"{name}-failed",
         "severity": "warning",
         "title": f"{name} failed and is told nothing more; the run goes on",
-        "evidence": _first_line(error),
+        "evidence": first_line(error),
         "explanation": "A tracker gets copies of what is in the journal. Nothing of the run is lost.",
-        "advice": f"`glass track RUN --to={name}` tells it the whole run later",
+        "advice": f"`glass track RUN --to={name}` tells it the rest later",
+        "told": told,
     }
 
 
@@ -183,7 +198,8 @@ def _behind(name: str, missed: int, done: int) -> Record:
     }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error in one line, whoever raised it."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 

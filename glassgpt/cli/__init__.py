@@ -1,7 +1,7 @@
 """The command `glass`: one thin function per subcommand.
 
     glass train [PRESET|FILE] [--key=value ...]
-    glass prepare DATASET|FILE|FOLDER [--key=value ...]
+    glass prepare DATASET|OWNER/NAME|FILE|FOLDER|'PATTERN' [--key=value ...]
     glass plan [PRESET|FILE] [--gpu=NAME] [--hours=H] [--key=value ...]
     glass tune [PRESET|FILE] [--budget=90s] [--key=value ...]
     glass doctor
@@ -53,7 +53,7 @@ glass: train a small GPT, and see through the run.
 
   glass train [PRESET|FILE] [--key=value ...]        train; without a preset: quickstart
   glass sample [RUN] [--start=TEXT]                  write text with a trained model
-  glass prepare DATASET|FILE|FOLDER                  turn text into tokens to train on
+  glass prepare DATASET|FILE|FOLDER|'PATTERN'        turn text, or OWNER/NAME on Hugging Face, into tokens
   glass plan [PRESET|FILE] [--gpu=NAME]              will it fit, how long will it take, what loss to expect
   glass tune [PRESET|FILE]                           measure here which settings are fastest
   glass doctor                                       what this machine can do, and what is wrong with it
@@ -101,8 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the terminal may be gone
             if os.environ.get("RANK", "0") != "0":  # of several processes, one says it
                 return int(getattr(error, "exit_code", 130))
-            what = "; what was saved before is whole" if words[:1] == ["train"] else ""
-            print(f"\nstopped at once{what}", file=sys.stderr)
+            notes = ["what was saved before is whole"] if words[:1] == ["train"] else []
+            notes += getattr(error, "__notes__", [])  # whoever was stopped may know how to go on
+            print("\n" + "; ".join(["stopped at once", *notes]), file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -72,7 +72,8 @@ def offers(line: str) -> list[str]:
         return [f"{name}={offer}" for offer in _values(_plain(name), flags.get(_plain(name)), value)]
     if typed.startswith("-"):
         given = {_plain(word.partition("=")[0]) for word in before}
-        return _beginning(typed, [*(_written(name, about) for name in flags if name not in given), "--help"])
+        left = [_written(name, kind, about) for name, kind in flags.items() if name not in given]
+        return _beginning(typed, [*left, "--help"])
     last = _plain(before[-1])
     if before[-1].startswith("--") and "=" not in before[-1] and flags.get(last, bool) is not bool:
         return _values(last, flags[last], typed)
@@ -92,14 +93,17 @@ def _flags(about: Help) -> dict[str, object]:
     flags: dict[str, object] = dict(field_types(about.options))
     if "--key=value" in about.usage:  # any setting of a run
         flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
-    if about.options is TrainConfig:  # and what its help tells in its text
-        flags |= dict.fromkeys(re.findall(r"(?<!\S)--(\w+)(?![\w=])", about.text), bool)
+    # And what the help has in its text only: --tune, --nproc=N, --a.config=FILE.
+    text = (about.text or about.options.__doc__ or "").replace("--key=value", "")
+    for name, equals in re.findall(r"(?<!\S)--(\w[\w.]*\w)(=?)", text):
+        flags.setdefault(name, str if equals else bool)
     return flags
 
 
-def _written(name: str, about: Help) -> str:
+def _written(name: str, kind: object, about: Help) -> str:
     """Bare, where that switches something on."""
-    default = getattr(about.options, name, getattr(TrainConfig, name, False))  # False: one from its text
+    only_in_text = False if kind is bool else None
+    default = getattr(about.options, name, getattr(TrainConfig, name, only_in_text))
     return f"--{name}" if default is False else f"--{name}="
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from glassgpt import figures
 from glassgpt.account import journal
+from glassgpt.account.sink import first_line
 from glassgpt.cli.command import console, parsed, print_help, wants_help
 from glassgpt.config import TRACKERS, trackers_in
 from glassgpt.errors import UserError
@@ -31,8 +32,16 @@ def track(words: list[str]) -> int:
     check_installed(asked)
     out = console()
     for name in asked:
-        told = follower(name, Path(names[0])).replay()
-        out.print(f"{name:<13} {figures.plural(told, 'record')} told", soft_wrap=True, markup=False)
+        try:
+            told = follower(name, Path(names[0])).replay()
+        except UserError as error:
+            problems += error.problems
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others are told
+            problems.append(f"{name} failed: {first_line(error)}")
+        else:
+            out.print(f"{name:<13} {figures.plural(told, 'record')} told", soft_wrap=True, markup=False)
+    if problems:
+        raise UserError(problems)
     return 0
 
 

@@ -80,6 +80,10 @@ def unfinished(out: Path, request: str, overwrite: bool) -> Iterator[tuple[Path,
             raise UserError(
                 f"{out} could not be written ({error}): make room, or choose another --out_dir"
             ) from error
+        except KeyboardInterrupt as error:
+            if (mark := _read_mark(work)) and mark.shards():
+                error.add_note("the same command goes on after the last full shard")
+            raise
         finally:
             if work.exists() and not ((mark := _read_mark(work)) and mark.shards()):
                 shutil.rmtree(work)

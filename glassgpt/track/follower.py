@@ -25,20 +25,30 @@ class Follower:
         self._name, self._make, self._run_dir = name, make, run_dir
         self._run: Record | None = None
         self._tracker: Tracker | None = None
-        self._has: Told = {}
+        self._has: Told = {}  # since before this process, or since the tracker was opened
+        self._told: dict[Series, int] = {}  # since then
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run":
             self._run = record
             if record["process"] == 0:
                 self._begin(record, [], -1)
-            return  # the next record of a later process says from where it goes on
+            return  # a later process says next from where it goes on
+        if record["kind"] == "finding":  # which no tracker is told; another's failure may come before that
+            return
         if self._tracker is None and self._run is not None:
             earlier = [old for old in self._journal() if old.get("process", 0) < self._run["process"]]
             from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]
             self._begin(self._run, [*earlier, record], from_iter)
             return
         self._tell(record)
+
+    def reached(self) -> list[Record]:
+        """The last that the tracker was told of each series, by this process or an earlier one."""
+        return [
+            {"kind": kind, "split": split, "closing": closing, "iter": last}
+            for (kind, split, closing), last in {**self._has, **self._told}.items()
+        ]
 
     def replay(self) -> int:
         """Tells what is in the journal now, as far as the tracker does not have it; how many records."""
@@ -55,13 +65,14 @@ class Follower:
     def _begin(self, run: Record, earlier: Sequence[Record], from_iter: int) -> int:
         """Opens the tracker, and tells it what it lacks of `earlier` records."""
         model = run.get("model", {})
+        self._has = told_before(earlier, self._name)  # which holds also if the tracker cannot be opened
         tracked = TrackedRun(
             directory=self._run_dir,
             name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
             project=str(run["config"].get("wandb_project") or PROJECT),
             id=run_id(next((record for record in earlier if record["kind"] == "run"), run)),
             settings={**run["config"], **{f"model.{name}": value for name, value in model.items()}},
-            told=told_before(earlier, self._name),
+            told=self._has,
             from_iter=from_iter,
         )
         self._tracker = self._make()
@@ -77,6 +88,7 @@ class Follower:
         if record["kind"] not in ("step", "eval") or record["iter"] <= self._has.get(series_of(record), -1):
             return False
         self._tracker.take(record)
+        self._told[series_of(record)] = record["iter"]
         return True
 
     def _end(self, record: Record) -> None:
@@ -86,7 +98,8 @@ class Follower:
 
 
 def told_before(records: Iterable[Record], name: str) -> dict[Series, int]:
-    """How far processes that had this tracker told it each series, until they ended or it failed."""
+    """How far processes that had this tracker told it each series. Where it failed, the journal says how far
+    it was: by then the run may have been far ahead."""
     told: dict[Series, int] = {}
     listening = False
     for record in records:
@@ -94,6 +107,7 @@ def told_before(records: Iterable[Record], name: str) -> dict[Series, int]:
             listening = name in trackers_in(record.get("config", {}))
         elif record["kind"] == "finding" and record.get("id") == f"{name}-failed":
             listening = False
+            told = {series_of(last): last["iter"] for last in record.get("told", ())}
         elif listening and record["kind"] in ("step", "eval"):
             series = series_of(record)
             told[series] = max(told.get(series, -1), record["iter"])

@@ -20,7 +20,8 @@ class Trackio:
         self._run = trackio.init(
             project=run.project,
             name=run.name,
-            resume="must" if run.told else "never",
+            # Another run may have this name. One that was told may be gone from there: then it is made anew.
+            resume="allow" if run.told else "never",
             config={**run.settings, "id": run.id},
             embed=False,
             auto_log_gpu=False,

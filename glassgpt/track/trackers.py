@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.track.follower import Follower
@@ -24,7 +23,7 @@ MAKERS: Mapping[str, Callable[[], Tracker]] = {
 }
 
 
-def followers(config: TrainConfig, run_dir: Path) -> dict[str, Listener]:
+def followers(config: TrainConfig, run_dir: Path) -> dict[str, Follower]:
     """For the sink: who is to be told about this run."""
     return {name: follower(name, run_dir) for name in trackers_asked(config)}
 

@@ -82,6 +82,39 @@ def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
     assert rows[-1] == ("70", 9.75)  # not what it was before the resume
 
 
+TRACK = """\
+import sys
+from glassgpt.errors import UserError
+from glassgpt.track import trackers
+
+class Failing:
+    def begin(self, run):
+        raise ValueError("Run 'mine' does not exist\\nand more")
+
+class Refusing:
+    def begin(self, run):
+        raise UserError("wandb has no key here")
+
+trackers.MAKERS = {**trackers.MAKERS, "trackio": Failing, "wandb": Refusing}
+trackers.find_spec = lambda name: object()
+from glassgpt.cli import run
+run()
+"""
+
+
+def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: Path) -> None:
+    write_run(here / "runs/mine", finished_run())
+    words = ["track", "runs/mine", "--to=trackio,wandb,csv"]
+    done = subprocess.run(
+        [sys.executable, "-c", TRACK, *words], capture_output=True, text=True, timeout=55, env=environment()
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: trackio failed: ValueError: Run 'mine' does not exist\nerror: wandb has no key here\n"
+    )
+    assert done.stdout.startswith("csv ")
+
+
 @pytest.mark.parametrize(
     ("words", "problems"),
     [

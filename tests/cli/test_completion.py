@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commands import environment, finished_run, glass, write_run
 
-from glassgpt.cli import commands
+from glassgpt.cli import commands, main
 from glassgpt.cli.command import help_of
 from glassgpt.cli.completion import SHELLS, offers
 from glassgpt.recipe import field_types, parse_flags, preset_names
@@ -49,6 +49,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("glass train gpt2_124m_", ["gpt2_124m_fast"]),
         ("glass train --prof", ["--profile="]),
         ("glass train --tun", ["--tune"]),
+        ("glass train --np", ["--nproc="]),
+        ("glass train --nproc=2 --np", []),
+        ("glass train --nproc ", []),  # a number, not a preset
         ("glass train --track=", ["--track=csv", "--track=tensorboard", "--track=trackio", "--track=wandb"]),
         ("glass train --track=csv,t", ["--track=csv,tensorboard", "--track=csv,trackio"]),
         ("glass train --compile=o", ["--compile=on", "--compile=off"]),
@@ -68,6 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("glass compare runs/mine r", ["runs/mine"]),
         ("glass sample r", ["runs/mine"]),
         ("glass explain --js", ["--json"]),
+        ("glass compare --b", ["--b.config="]),
         ("glass explain --lang=", ["--lang=en", "--lang=hi", "--lang=ar"]),
         ("glass track runs/mine --to=w", ["--to=wandb"]),
         ("glass prepare shakespeare_", ["shakespeare_char"]),
@@ -85,6 +89,16 @@ def test_everything_is_offered() -> None:
     for name, command in commands().items():
         offered = {offer.rstrip("=") for offer in offers(f"glass {name} --")}
         assert offered >= {f"--{field}" for field in field_types(help_of(command).options)} | {"--help"}
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_flag_in_the_help_is_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In what is printed, wherever it stands there."""
+    assert main([name, "--help"]) == 0
+    printed = set(re.findall(r"(?<![\w-])--(\w[\w.]*)", capsys.readouterr().out)) - {"key"}
+    offered = {offer.strip("-=") for offer in offers(f"glass {name} --")}
+    assert printed >= {"help"}
+    assert printed - offered == set()
 
 
 def test_every_flag_offered_is_one_that_the_command_knows(place: Path) -> None:

@@ -214,7 +214,106 @@ def test_a_tracker_that_failed_is_told_the_rest_by_the_next_process(
     assert max(at for at, *_ in notebook.losses()) == 2
     resume(config, max_iters=10)
     after = [at for at, split, _ in notebook.losses() if not split]
-    assert after == [1, 2, *range(4, 11)]  # the third was on its way when it failed
+    assert after == list(range(1, 11))
+
+
+def test_one_that_fails_late_is_told_later_what_it_never_had(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker hears of a record when the run is far ahead: what the journal has is not what it was told."""
+    run_is_ahead = threading.Event()
+
+    def fragile(self: Notebook, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 3:
+            run_is_ahead.wait(20)
+            raise ConnectionError("gone")
+        self.taken.append(record)
+
+    def call(self: sink.Sink, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 7:
+            run_is_ahead.set()
+            for mailbox in self._tracking:
+                mailbox.wait(time.monotonic() + 20)
+        original(self, record)
+
+    original = sink.Sink.__call__
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(sink.Sink, "__call__", call)
+        run = train(config)
+    finding = findings(run.out_dir)["wandb-failed"]
+    assert finding["told"] == [
+        {"kind": "eval", "split": "train", "closing": False, "iter": 0},
+        {"kind": "eval", "split": "val", "closing": False, "iter": 0},
+        {"kind": "step", "split": "", "closing": False, "iter": 2},
+    ]
+    count = Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+    assert count == len(notebook.taken) - 4
+
+
+def test_one_that_could_not_be_opened_is_told_everything_later(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        run = train(config)
+    assert findings(run.out_dir)["wandb-failed"]["told"] == []
+    Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+
+
+def test_one_that_a_later_process_cannot_open_still_has_what_it_was_told(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=4, eval_interval=4, track="wandb")
+    train(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        resume(config, max_iters=8)
+    assert {last["iter"] for last in findings(config.out_dir)["wandb-failed"]["told"]} == {4}
+    resume(config, max_iters=10)
+    assert notebook.losses() == told(config.out_dir)
+
+
+def test_what_was_superseded_is_not_told_if_another_tracker_fails_at_once(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finding then comes before the record that says from where the run goes on."""
+    config = tiny(max_iters=20, eval_interval=4)
+    run_until_crash(config, 11)
+    follower = trackers.follower
+
+    def impatient(name: str, run_dir: Path) -> Any:
+        return follower(name, run_dir) if name == "wandb" else FailsAtTheFirst()
+
+    monkeypatch.setattr(trackers, "follower", impatient)
+    monkeypatch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+    resume(config, track="csv,wandb")
+    kinds = [record["kind"] for record in records(config.out_dir) if record["process"] == 1]
+    assert kinds[:3] == ["run", "finding", "resume"]
+    assert notebook.losses() == told(config.out_dir)
+    assert [opened.from_iter for opened in notebook.opened] == [8]
+
+
+class FailsAtTheFirst:
+    """A listener for a tracker."""
+
+    def __call__(self, record: Record) -> None:
+        raise ConnectionError("gone")
+
+    def reached(self) -> list[Record]:
+        return []
 
 
 def _patiently(call: Callable[..., None]) -> Callable[..., None]:
@@ -482,6 +581,36 @@ def test_trackio_has_each_iteration_once(
     losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses == [(record["iter"], record["loss"]) for record in records(config.out_dir, "step")]
     assert "rackio" not in capfd.readouterr().out
+
+
+@needs("trackio")
+@pytest.mark.parametrize("said_told", [False, True])
+def test_trackio_that_could_not_be_opened_can_be_told_later(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_told: bool
+) -> None:
+    """Also if the journal says that it was told: its folder may be gone."""
+    trackio, storage = import_module("trackio"), import_module("trackio.sqlite_storage")
+    for module in ("trackio.utils", "trackio.sqlite_storage"):
+        monkeypatch.setattr(import_module(module), "TRACKIO_DIR", tmp_path / "trackio")
+
+    def closed(**settings: Any) -> Any:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=3, eval_interval=4, track="trackio", wandb_project="of-tests")
+    with monkeypatch.context() as patch:
+        patch.setattr(trackio, "init", closed)
+        if not said_told:
+            patch.setattr(sink.Sink, "__call__", _patiently(sink.Sink.__call__))
+        else:
+            patch.setattr(trackers, "MAKERS", {"trackio": Notebook})
+        run = train(config)
+    assert ("trackio-failed" in findings(run.out_dir)) != said_told
+    count = Follower("trackio", MAKERS["trackio"], run.out_dir).replay()
+    rows = storage.SQLiteStorage.get_logs("of-tests", "run")
+    losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    expected = [(record["iter"], record["loss"]) for record in records(run.out_dir, "step")]
+    assert losses == ([] if said_told else expected)
+    assert count == (0 if said_told else len(told(run.out_dir)))
 
 
 # --- telling afterwards ---

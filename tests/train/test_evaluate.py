@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -130,17 +129,21 @@ def test_asked_to_stop_it_stops(learner: Learner, val: np.ndarray) -> None:
 def test_time_goes_to_eval_and_the_first_call_to_compile(
     learner: Learner, val: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, ledger = learner.score, Ledger()
+    now = 0.0
+    original, ledger = learner.score, Ledger(lambda: now)
 
     def slow_at_first(*batch: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.2 if learner.is_first("score") else 0.0)
+        nonlocal now
+        now += 20.0 if learner.is_first("score") else 2.0
         return original(*batch)
 
     monkeypatch.setattr(learner, "score", slow_at_first)
-    evaluate(learner, windows_of(learner, val, None, 2), ledger)
+    windows = windows_of(learner, val, None, 2)
+    batches = -(-len(windows) // 2)
+    evaluate(learner, windows, ledger)
     first = ledger.seconds()
-    assert 0.15 < first["compile"] < 0.3
-    assert 0 < first["eval"] < 0.15
+    assert first["compile"] == pytest.approx(20.0 - 2.0)
+    assert first["eval"] == pytest.approx(2.0 * batches)
     evaluate(learner, windows_of(learner, val, None, 2), ledger)
     assert ledger.seconds()["compile"] == first["compile"]
 

@@ -7,6 +7,7 @@ no path is told, because a path may say whose machine it was.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from glassgpt import figures
 from glassgpt.account import flops, journal
 from glassgpt.account.journal import Record
+from glassgpt.data.tokenizers import CharTokenizer, Tokenizer
 from glassgpt.exchange.parcel import Parcel
 from glassgpt.version import VERSION
 
 TRAINING = "training.toml"
 _UNKNOWN = "not recorded"
+_NEW_TOKENS = 100  # that the example writes, if the context holds them
 
 _USE = {
     "hf": """\
@@ -27,8 +30,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 model = AutoModelForCausalLM.from_pretrained("FOLDER")
-start = tokenizer("\\n", return_tensors="pt")
-print(tokenizer.decode(model.generate(**start, max_new_tokens=100, do_sample=True)[0]))
+start = tokenizer(START, return_tensors="pt")
+print(tokenizer.decode(model.generate(**start, max_new_tokens=ROOM, do_sample=True)[0]))
 ```""",
     "glass": """\
 ```python
@@ -63,7 +66,7 @@ def write_card(parcel: Parcel, to: str) -> str:
         _table("Where the time went", _times(whole)),
         _table("Hardware", _hardware(run)),
         _command(parcel),
-        f"## How to load it\n\n{_USE[to]}",
+        f"## How to load it\n\n{_use(parcel, to)}",
         "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -252,6 +255,23 @@ def _hardware(run: Record) -> Rows:
         *rows,
         ("torch, Python, system", ", ".join(str(machine.get(x)) for x in ("torch", "python", "os"))),
     ]
+
+
+def _use(parcel: Parcel, to: str) -> str:
+    """With a text to begin from that this tokenizer knows, and as much more as the context holds."""
+    start = _start(parcel.tokenizer)
+    room = parcel.shape.block_size - len(parcel.tokenizer.encode(start))
+    literal = json.dumps(start, ensure_ascii=False)
+    return _USE[to].replace("START", literal).replace("ROOM", str(max(1, min(_NEW_TOKENS, room))))
+
+
+def _start(tokenizer: Tokenizer) -> str:
+    """A new line, which a text may well begin after; where there is none, the first token."""
+    if tokenizer.name == "ids":
+        return "0"
+    if isinstance(tokenizer, CharTokenizer) and "\n" not in tokenizer.characters:
+        return tokenizer.characters[0]
+    return "\n"
 
 
 def _command(parcel: Parcel) -> str:

@@ -67,9 +67,8 @@ def export(source: str, options: ExportOptions) -> Exported:
 
 
 def _problems(parcel: Parcel, to: str) -> list[str]:
-    if to == "hf":
-        return hf.problems(parcel)
-    return nanogpt_ckpt.problems(parcel) if to == "nanogpt" else []
+    of_layout = {"hf": hf.problems, "nanogpt": nanogpt_ckpt.problems}.get(to)
+    return proof.not_finite(parcel) + (of_layout(parcel) if of_layout else [])
 
 
 def _write(work: Path, parcel: Parcel, to: str) -> Proof:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from some_runs import CONTEXT, LINE, TOKENIZERS, prepared, trained
 from torch import Tensor
 
@@ -188,6 +190,32 @@ def test_an_export_that_computes_something_else_is_not_written(
     with pytest.raises(UserError, match=r"the export is wrong: .* its logits differ by up to .* nothing was"):
         sent(root / "runs" / "char", tmp_path / "a" / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["hf", "glass", "nanogpt"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused_as_such(
+    root: Path, tmp_path: Path, to: str, number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
+    save_file(weights, tmp_path / "whole" / "model.safetensors")
+    assert main(["export", str(tmp_path / "whole"), f"--to={to}", f"--out={tmp_path / 'out'}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not finite (NaN or infinity in 1 tensor, the first is transformer.h.1.mlp.c_fc.weight):" in said
+    assert "the export is wrong" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_logits_that_overflow_are_refused_as_such(root: Path, tmp_path: Path) -> None:
+    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    weights["transformer.ln_f.weight"] += 3e38
+    save_file(weights, tmp_path / "whole" / "model.safetensors")
+    with pytest.raises(UserError, match=r"the logits of .*whole are not finite, nothing was written"):
+        sent(tmp_path / "whole", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_that_reads_differently_is_not_written(
@@ -560,6 +588,7 @@ def test_the_command_says_what_it_did(root: Path, tmp_path: Path, capsys: pytest
         ([], "say which run to export"),
         (["a", "b"], "say which run to export"),
         (["nothing-there"], "nothing-there is neither a run"),
+        (["nope/nope"], "no run or folder nope/nope is here (`glass runs` lists the runs there are), and of"),
         (["a", "--to=onnx"], "--to=onnx is not one of hf, nanogpt, glass"),
         (["a", "--too=hf"], "did you mean --to?"),
     ],
@@ -572,6 +601,7 @@ def test_a_mistake_is_answered_with_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # nothing is asked of a network
     assert main(["export", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,8 @@ no path is told, because a path may say whose machine it was.
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from typing import Any
 from glassgpt import figures
 from glassgpt.account import flops, journal
 from glassgpt.account.journal import Record
+from glassgpt.data.tokenizers import CharTokenizer, Tokenizer
 from glassgpt.exchange.parcel import Parcel
 from glassgpt.version import VERSION
 
 TRAINING = "training.toml"
 _UNKNOWN = "not recorded"
+_NEW_TOKENS = 100  # that the example writes, if the context holds them
 
 _USE = {
     "hf": """\
@@ -26,8 +30,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 model = AutoModelForCausalLM.from_pretrained("FOLDER")
-start = tokenizer("\\n", return_tensors="pt")
-print(tokenizer.decode(model.generate(**start, max_new_tokens=100, do_sample=True)[0]))
+start = tokenizer(START, return_tensors="pt")
+print(tokenizer.decode(model.generate(**start, max_new_tokens=ROOM, do_sample=True)[0]))
 ```""",
     "glass": """\
 ```python
@@ -48,8 +52,9 @@ docs/export.md.""",
 }
 
 
-def write_card(parcel: Parcel, to: str, records: list[Record]) -> str:
-    """`records`: the run's journal, as far as it holds; empty if there is none."""
+def write_card(parcel: Parcel, to: str) -> str:
+    whole = _journal(parcel)
+    records = until_checkpoint(whole, parcel.origin.iter)
     run = next((record for record in reversed(records) if record["kind"] == "run"), {})
     sections = [
         _front(to),
@@ -58,21 +63,34 @@ def write_card(parcel: Parcel, to: str, records: list[Record]) -> str:
         _table("Data", _data(run, parcel)),
         _table("Training", _training(parcel, run, records)),
         _table("Loss", _losses(parcel, records)),
-        _table("Where the time went", _ledger(records)),
+        _table("Where the time went", _times(whole)),
         _table("Hardware", _hardware(run)),
         _command(parcel),
-        f"## How to load it\n\n{_USE[to]}",
+        f"## How to load it\n\n{_use(parcel, to)}",
         "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def run_records(parcel: Parcel) -> list[Record]:
-    """What the journal says up to the checkpoint that is exported."""
+def _journal(parcel: Parcel) -> list[Record]:
+    """Every record there is, also of after the checkpoint; empty if there is no journal."""
     path = parcel.origin.folder / journal.NAME
-    if parcel.origin.kind != "run" or not path.is_file():
-        return []
-    return list(journal.current(journal.read(path)))
+    return list(journal.read(path)) if parcel.origin.kind == "run" and path.is_file() else []
+
+
+def until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
+    """What the journal says up to the checkpoint that is exported, as far as it holds.
+
+    Later processes do not count: one that went on from an older checkpoint would take back what led to this.
+    """
+    savers = [
+        record.get("process")
+        for record in whole
+        if record["kind"] == "checkpoint" and record["iter"] == update
+    ]
+    places = [place for place, record in enumerate(whole) if savers and record.get("process") == savers[-1]]
+    told = whole[: places[-1] + 1] if places else whole
+    return [record for record in journal.current(told) if update is None or record["iter"] <= update]
 
 
 def _front(to: str) -> str:
@@ -138,11 +156,11 @@ def _name(value: object) -> str | None:
 
 
 def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
-    updates = parcel.origin.iter
+    updates, seen = parcel.origin.iter, _tokens_seen(parcel)
     batch = _part(run, "batch").get("tokens")
-    seen = updates * batch if isinstance(batch, int) and updates is not None else None
     of_run, planned = _part(run, "data").get("epochs"), _part(run, "config").get("max_iters")
-    epochs = of_run * updates / planned if of_run is not None and planned and updates is not None else None
+    per_token = of_run / (planned * batch) if of_run is not None and planned and batch else None
+    epochs = None if per_token is None or seen is None else per_token * seen
     speeds = [
         speed for record in records if record["kind"] == "step" and (speed := record.get("tokens_per_s"))
     ]
@@ -151,14 +169,26 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
     return [
         ("checkpoint", _name(parcel.origin.what)),
         ("updates", None if updates is None else f"{updates:,}"),
-        ("tokens per update", None if batch is None else f"{batch:,}"),
+        ("tokens per update", ", then ".join(f"{tokens:,}" for tokens in _batches(records)) or None),
         ("tokens seen", None if seen is None else f"{seen:,}"),
         ("passes over the data", None if epochs is None else f"{epochs:.3g}"),
         ("optimizer", settings.get("optimizer")),
         ("learning rate", settings.get("learning_rate")),
         ("began from", "random weights" if began == "scratch" else _name(began)),
-        ("tokens/s at the end", figures.count(speeds[-1]) if speeds else None),
+        ("tokens/s of the last updates", figures.count(speeds[-1]) if speeds else None),
     ]
+
+
+def _tokens_seen(parcel: Parcel) -> int | None:
+    """As the checkpoint counts them: each process adds its own updates, whose size may differ."""
+    sequences = _part(dict(parcel.origin.state), "progress").get("sequences")
+    return sequences * parcel.shape.block_size if isinstance(sequences, int) else None
+
+
+def _batches(records: list[Record]) -> list[int]:
+    """Tokens per update of the processes that led here, in order; what stayed the same is there once."""
+    sizes = [_part(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
+    return [size for size, _ in itertools.groupby(size for size in sizes if isinstance(size, int))]
 
 
 def _losses(parcel: Parcel, records: list[Record]) -> Rows:
@@ -175,18 +205,40 @@ def _losses(parcel: Parcel, records: list[Record]) -> Rows:
     return list(dict.fromkeys(rows))
 
 
-def _ledger(records: list[Record]) -> Rows:
-    """Over all processes of the run, up to its end: the checkpoint may be of before."""
+def _times(whole: list[Record]) -> Rows:
+    """Over all processes of the run, up to its end: the checkpoint may be of before.
+
+    One that was killed left no ledger, only the times of its records.
+    """
     total: dict[str, float] = {}
-    for record in records:
-        if record["kind"] == "end":
-            for phase, seconds in _part(record, "ledger").items():
-                total[phase] = total.get(phase, 0.0) + seconds
-    whole = sum(total.values())
-    if not whole:
+    spans = []
+    for mine in _by_process(whole):
+        ledgers = [_part(record, "ledger") for record in mine if record["kind"] == "end"]
+        if not any(ledgers):
+            spans.append(max(0.0, mine[-1]["time"] - mine[0]["time"]))
+        for phase, seconds in (item for ledger in ledgers for item in ledger.items()):
+            total[phase] = total.get(phase, 0.0) + seconds
+    took = sum(total.values()) + sum(spans)
+    if not took:
         return []
-    rows: Rows = [(phase, f"{figures.duration(s)} ({s / whole:.1%})") for phase, s in total.items()]
-    return [*rows, ("the whole run", figures.duration(whole))]
+    rows: Rows = [(phase, f"{figures.duration(s)} ({s / took:.1%})") for phase, s in total.items()]
+    if not spans:
+        return [*rows, ("the whole run", figures.duration(took))]
+    those = "1 process" if len(spans) == 1 else f"{len(spans)} processes"
+    known = f"{figures.duration(sum(spans))} ({sum(spans) / took:.1%}), from first to last record"
+    return [
+        *rows,
+        (f"{those} that left no ledger", known),
+        ("the whole run", f"at least {figures.duration(took)}"),
+    ]
+
+
+def _by_process(records: list[Record]) -> list[list[Record]]:
+    """An imported run is one: its last record has the ledger of all."""
+    processes: dict[object, list[Record]] = {}
+    for record in records:
+        processes.setdefault(record.get("imported") or record.get("process"), []).append(record)
+    return list(processes.values())
 
 
 def _hardware(run: Record) -> Rows:
@@ -203,6 +255,23 @@ def _hardware(run: Record) -> Rows:
         *rows,
         ("torch, Python, system", ", ".join(str(machine.get(x)) for x in ("torch", "python", "os"))),
     ]
+
+
+def _use(parcel: Parcel, to: str) -> str:
+    """With a text to begin from that this tokenizer knows, and as much more as the context holds."""
+    start = _start(parcel.tokenizer)
+    room = parcel.shape.block_size - len(parcel.tokenizer.encode(start))
+    literal = json.dumps(start, ensure_ascii=False)
+    return _USE[to].replace("START", literal).replace("ROOM", str(max(1, min(_NEW_TOKENS, room))))
+
+
+def _start(tokenizer: Tokenizer) -> str:
+    """A new line, which a text may well begin after; where there is none, the first token."""
+    if tokenizer.name == "ids":
+        return "0"
+    if isinstance(tokenizer, CharTokenizer) and "\n" not in tokenizer.characters:
+        return tokenizer.characters[0]
+    return "\n"
 
 
 def _command(parcel: Parcel) -> str:

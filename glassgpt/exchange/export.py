@@ -19,7 +19,7 @@ from glassgpt.data.nanogpt import META
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.errors import UserError
 from glassgpt.exchange import glass_folder, hf, nanogpt_ckpt, proof
-from glassgpt.exchange.card import TRAINING, run_records, write_card
+from glassgpt.exchange.card import TRAINING, write_card
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import Parcel, open_parcel
 from glassgpt.exchange.proof import Proof
@@ -54,7 +54,7 @@ def export(source: str, options: ExportOptions) -> Exported:
         raise UserError(problems)
     with staging(out, "--out") as work:
         found = _write(work, parcel, options.to)
-        (work / CARD).write_text(write_card(parcel, options.to, run_records(parcel)), encoding="utf-8")
+        (work / CARD).write_text(write_card(parcel, options.to), encoding="utf-8")
         if parcel.origin.settings:
             (work / TRAINING).write_text(_training_settings(parcel), encoding="utf-8")
         _mark(work, parcel, options.to)
@@ -67,9 +67,8 @@ def export(source: str, options: ExportOptions) -> Exported:
 
 
 def _problems(parcel: Parcel, to: str) -> list[str]:
-    if to == "hf":
-        return hf.problems(parcel)
-    return nanogpt_ckpt.problems(parcel) if to == "nanogpt" else []
+    of_layout = {"hf": hf.problems, "nanogpt": nanogpt_ckpt.problems}.get(to)
+    return proof.not_finite(parcel) + (of_layout(parcel) if of_layout else [])
 
 
 def _write(work: Path, parcel: Parcel, to: str) -> Proof:

@@ -21,6 +21,7 @@ from glassgpt.data.tokenizers import TOKENIZER_JSON, Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import nanogpt_ckpt
 from glassgpt.exchange.parcel import Parcel
+from glassgpt.figures import plural
 from glassgpt.model.gpt import GPT
 from glassgpt.model.pretrained import read_pretrained
 from glassgpt.model.weights import load_weights
@@ -30,6 +31,7 @@ from glassgpt.train.rundir import CKPT
 TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: float32 has seven digits
 _MOST_TOKENS = 1024
 _MOST_IDS = 5000
+_ANOTHER = "export an earlier checkpoint, RUN@UPDATE, or train it again with a lower --learning_rate"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,17 @@ class Proof:
     @property
     def allowed(self) -> float:
         return TOLERANCE * max(1.0, self.largest)
+
+
+def not_finite(parcel: Parcel) -> list[str]:
+    """What is wrong with weights that are NaN or infinite: such a model computes nothing that compares."""
+    bad = [name for name, tensor in parcel.weights.items() if not torch.isfinite(tensor).all()]
+    if not bad:
+        return []
+    return [
+        f"the weights of {parcel.origin.what} are not finite (NaN or infinity in "
+        f"{plural(len(bad), 'tensor')}, the first is {bad[0]}): {_ANOTHER}"
+    ]
 
 
 def check_hf(folder: Path, parcel: Parcel) -> Proof:
@@ -111,6 +124,8 @@ def _compared(parcel: Parcel, theirs: Callable[[Tensor], Tensor], reader: str, i
     length = min(shape.block_size, _MOST_TOKENS)
     tokens = torch.randint(shape.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     expected, found = parcel.model()(tokens), theirs(tokens)
+    if not torch.isfinite(expected).all():
+        raise UserError(f"the logits of {parcel.origin.what} are not finite, nothing was written: {_ANOTHER}")
     if found.shape != expected.shape:
         raise UserError(
             f"the export is wrong: read by {reader} its logits are {tuple(found.shape)}, not "

@@ -102,11 +102,20 @@ def open_origin(spec: str, which: str = "last") -> Origin:
         if folder and (is_run(user_path(folder)) or is_run(RUNS / folder)):
             raise UserError(f"{folder} has no checkpoint yet; `glass runs` lists the runs there are")
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS):
-        return _from_gpt2(find_pretrained(spec), spec)
+        return _from_gpt2(_find_repository(spec), spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
         "`glass runs` lists the runs there are"
     )
+
+
+def _find_repository(spec: str) -> Path:
+    """Whoever mistyped a run or a folder is told of that too, not of Hugging Face alone."""
+    try:
+        return find_pretrained(spec)
+    except UserError as error:
+        nothing = f"no run or folder {spec} is here (`glass runs` lists the runs there are)"
+        raise UserError(f"{nothing}, and of that name on Hugging Face: {error}") from error
 
 
 def find_run(text: str) -> Path | None:

@@ -16,15 +16,15 @@ TOKENIZERS = ("char", "byte", "bpe:300", "gpt2")
 CONTEXT = 12
 
 
-def prepared(folder: Path, tokenizer: str) -> Path:
+def prepared(folder: Path, tokenizer: str, text: str = TEXT) -> Path:
     name = tokenizer.partition(":")[0]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "text.txt").write_text(text, encoding="utf-8")
     files = ""
     if tokenizer == "gpt2":
         files = str(folder / "table")
         Path(files).mkdir()
-        for file, content in train_bpe([TEXT], 290).files.items():
+        for file, content in train_bpe([text], 290).files.items():
             (Path(files) / file).write_bytes(content)
     request = PrepareOptions(
         str(folder / "text.txt"),

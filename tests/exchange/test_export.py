@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from some_runs import CONTEXT, LINE, TOKENIZERS, prepared, trained
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import hf, proof
+from glassgpt.exchange.card import until_checkpoint
 from glassgpt.exchange.export import MARKER, Exported, export
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import open_parcel
@@ -187,6 +190,32 @@ def test_an_export_that_computes_something_else_is_not_written(
     with pytest.raises(UserError, match=r"the export is wrong: .* its logits differ by up to .* nothing was"):
         sent(root / "runs" / "char", tmp_path / "a" / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["hf", "glass", "nanogpt"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused_as_such(
+    root: Path, tmp_path: Path, to: str, number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
+    save_file(weights, tmp_path / "whole" / "model.safetensors")
+    assert main(["export", str(tmp_path / "whole"), f"--to={to}", f"--out={tmp_path / 'out'}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not finite (NaN or infinity in 1 tensor, the first is transformer.h.1.mlp.c_fc.weight):" in said
+    assert "the export is wrong" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_logits_that_overflow_are_refused_as_such(root: Path, tmp_path: Path) -> None:
+    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
+    weights["transformer.ln_f.weight"] += 3e38
+    save_file(weights, tmp_path / "whole" / "model.safetensors")
+    with pytest.raises(UserError, match=r"the logits of .*whole are not finite, nothing was written"):
+        sent(tmp_path / "whole", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_that_reads_differently_is_not_written(
@@ -392,6 +421,68 @@ def test_the_card_has_the_runs_facts_and_no_path(root: Path, tmp_path: Path) -> 
         assert b"somebodys_home" not in path.read_bytes(), path.name
 
 
+def test_the_time_of_killed_processes_is_in_the_card(root: Path, tmp_path: Path) -> None:
+    """Two are killed, after 100 s and 150 s by their records; the third's ledger is all that the run has."""
+    run = shutil.copytree(root / "runs" / "char", tmp_path / "run")
+    path = run / journal.NAME
+    last = [record | {"process": 2} for record in journal.read(path)]
+    ledger = last[-1]["ledger"] = {"startup": 4.0, "train": 46.0}
+    killed = [
+        {"kind": kind, "iter": iter, "time": time, "process": process}
+        for kind, iter, time, process in (
+            ("run", 0, 1000.0, 0), ("step", 90, 1100.0, 0),
+            ("run", 0, 2000.0, 1), ("resume", 0, 2001.0, 1), ("step", 140, 2150.0, 1),
+        )
+    ]  # fmt: skip
+    last.insert(1, {"kind": "resume", "iter": 0, "from_iter": -1, "time": last[0]["time"], "process": 2})
+    path.write_bytes(b"".join(map(journal.encode, killed + last)))
+    card = (sent(run, tmp_path / "out").out / "README.md").read_text()
+    assert f"| train | 46 s ({46 / 300:.1%}) |" in card
+    assert (
+        f"| 2 processes that left no ledger | 4m 10s ({250 / 300:.1%}), from first to last record |" in card
+    )
+    assert "| the whole run | at least 5m 00s |" in card
+    path.write_bytes(b"".join(map(journal.encode, last)))
+    card = (sent(run, tmp_path / "other").out / "README.md").read_text()
+    assert f"| the whole run | {sum(ledger.values()):.0f} s |" in card
+    path.write_bytes(b"".join(map(journal.encode, last[:-1])))
+    assert (
+        "| 1 process that left no ledger |" in (sent(run, tmp_path / "third").out / "README.md").read_text()
+    )
+
+
+def test_tokens_seen_are_those_of_each_process_and_nothing_after_the_checkpoint_is_told(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(root / "runs" / "char", tmp_path / "run")
+    words = [f"--out_dir={run}", "--init_from=resume", "--max_iters=5", "--batch_size=8"]
+    assert main(["train", *words]) == 0
+    runs = [record for record in journal.read(run / journal.NAME) if record["kind"] == "run"]
+    per_pass = runs[0]["data"]["tokens"]["train"]
+    for update, seen, said in (
+        (2, 2 * 4 * CONTEXT, "48"),
+        (3, 3 * 4 * CONTEXT, "48"),  # where the second process began
+        (5, (3 * 4 + 2 * 8) * CONTEXT, "48, then 96"),
+    ):
+        card = (sent(f"{run}@{update}", tmp_path / str(update)).out / "README.md").read_text()
+        assert f"| tokens seen | {seen} |" in card
+        assert f"| tokens per update | {said} |" in card
+        assert f"| passes over the data | {seen / per_pass:.3g} |" in card
+
+
+def test_an_abandoned_branch_is_told_as_it_was() -> None:
+    """Process 1 goes on from update 10, but the checkpoint of update 20 is process 0's."""
+    records = [
+        {"kind": kind, "iter": iter, "process": process, "time": 0.0}
+        for kind, iter, process in (
+            ("run", 0, 0), ("eval", 20, 0), ("step", 21, 0), ("checkpoint", 20, 0), ("step", 25, 0),
+            ("run", 10, 1), ("resume", 10, 1), ("eval", 20, 1), ("checkpoint", 30, 1),
+        )
+    ]  # fmt: skip
+    assert until_checkpoint(records, 20) == [records[0], records[1], records[3]]
+    assert until_checkpoint(records, 30) == [records[0], *records[5:]]
+
+
 def test_an_export_can_be_exported_and_tells_no_path_either(root: Path, tmp_path: Path) -> None:
     sent(root / "runs" / "bpe", root / "handed-over")
     done = sent(root / "handed-over", tmp_path / "out", "glass")
@@ -497,6 +588,7 @@ def test_the_command_says_what_it_did(root: Path, tmp_path: Path, capsys: pytest
         ([], "say which run to export"),
         (["a", "b"], "say which run to export"),
         (["nothing-there"], "nothing-there is neither a run"),
+        (["nope/nope"], "no run or folder nope/nope is here (`glass runs` lists the runs there are), and of"),
         (["a", "--to=onnx"], "--to=onnx is not one of hf, nanogpt, glass"),
         (["a", "--too=hf"], "did you mean --to?"),
     ],
@@ -509,6 +601,7 @@ def test_a_mistake_is_answered_with_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # nothing is asked of a network
     assert main(["export", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from some_runs import prepared, trained
+from some_runs import TEXT, prepared, trained
 
 from glassgpt.exchange.export import export
 from glassgpt.exchange.options import ExportOptions
@@ -64,3 +67,38 @@ def test_the_page_names_every_tensor_and_its_shape(tmp_path: Path) -> None:
             assert tuple(tensor.shape) == tuple(sizes[size] for size in said.split(" x ")), name
         named = {re.sub(r"\.h\.\d+\.", ".h.L.", name) for name in tensors}
         assert rows.keys() - named == (set() if arch == "gpt2" else {"transformer.wpe.weight"})
+
+
+@pytest.fixture(scope="module", params=["char", "char without a new line", "byte", "bpe:300", "ids"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    if request.param == "ids":
+        return trained(folder / "run", ids_alone(folder / "data"))
+    kind, _, without = request.param.partition(" without")
+    return trained(folder / "run", prepared(folder, kind, TEXT.replace("\n", '"') if without else TEXT))
+
+
+def ids_alone(folder: Path) -> Path:
+    """nanoGPT's, whose meta.pkl says how many there are and not what they stand for."""
+    folder.mkdir()
+    ids = np.random.default_rng(0).integers(0, 40, 2000, dtype=np.uint16)
+    for split in ("train", "val"):
+        ids.tofile(folder / f"{split}.bin")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 40}))
+    return folder
+
+
+def test_the_example_of_a_card_writes_a_text(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a start that the tokenizer knows, and no longer than the context, 12 tokens here."""
+    pytest.importorskip("transformers")
+    out = export(str(run), ExportOptions(out=str(tmp_path / "out"))).out
+    card = (out / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", card, re.S | re.M)
+    scope: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(example.replace("FOLDER", str(out)), scope)  # noqa: S102 - as a reader of the card does
+    assert scope["start"]["input_ids"].shape == (1, 1)
+    assert "max_new_tokens=11," in example
+    assert len(capsys.readouterr().out) > 1  # more than the end of a line

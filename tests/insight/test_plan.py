@@ -12,6 +12,8 @@ from glassgpt.account.choices import choose_dtype
 from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import GIB, needed
 from glassgpt.config import TrainConfig
+from glassgpt.data import options
+from glassgpt.data.manifest import Manifest, write_manifest
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.propose import propose
@@ -156,6 +158,32 @@ def test_text_that_is_prepared_is_read(tmp_path: Path) -> None:
     assert (found.train_tokens, found.val_tokens, found.vocab_size) == (5000, 500, 50257)
     (tmp_path / "meta.pkl").write_bytes(b"never opened")
     assert find_text(TrainConfig(data_dir=str(tmp_path))).tokenizer == "char"
+
+
+def test_a_text_in_bulk_is_split_as_prepare_splits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About 20 MB of text are held out, but no less than a two-thousandth."""
+    stories = find_text(TrainConfig(dataset="tinystories"))
+    assert stories.train_tokens == pytest.approx(0.47e9, rel=0.02)
+    assert stories.val_tokens == pytest.approx(4.7e6, rel=0.1)
+    assert stories.val_tokens * stories.bytes_per_token == pytest.approx(20e6, rel=1e-6)
+    web = find_text(TrainConfig(dataset="fineweb_edu"))
+    assert web.val_tokens / (web.train_tokens + web.val_tokens) == pytest.approx(0.0005, rel=1e-6)
+    assert web.source == "not prepared here: about as `glass prepare` makes it"
+    monkeypatch.setattr(options, "_VAL_BYTES", 40_000_000)
+    assert find_text(TrainConfig(dataset="tinystories")).val_tokens == 2 * stories.val_tokens
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype", "each"), [(65_536, "uint16", 2), (65_537, "uint32", 4)])
+def test_text_on_the_card_takes_what_its_ids_take(
+    tmp_path: Path, vocabulary: int, dtype: str, each: int
+) -> None:
+    sums = {"train.bin": "a", "val.bin": "b", "tokenizer.json": "c"}
+    tokens, name = {"train": 5000, "val": 500}, f"bpe:{vocabulary}"
+    write_manifest(
+        tmp_path, Manifest("mine", "here", name, vocabulary, dtype, tokens, {}, sums, None, (), "today")
+    )
+    text = find_text(TrainConfig(data_dir=str(tmp_path)))
+    assert plan(target=H200, text=text).decided.work.data_bytes == 5000 * each
 
 
 # --- the other way round ---

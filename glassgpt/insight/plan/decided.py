@@ -138,6 +138,6 @@ def _sped_up(
 
 
 def _bytes_on_card(config: TrainConfig, text: Text, target: Target) -> int:
-    size = 2 * text.train_tokens
+    size = text.train_bytes
     place = choices.choose_data_place(config.data_place, size, target.traits, target.memory)
     return size if place.value == "on the card" else 0

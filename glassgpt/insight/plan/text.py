@@ -8,7 +8,8 @@ from pathlib import Path
 
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
-from glassgpt.data.manifest import stored_manifest
+from glassgpt.data.manifest import DTYPES, stored_manifest
+from glassgpt.data.options import PrepareOptions, corpus_val_fraction
 from glassgpt.errors import UserError
 
 
@@ -23,16 +24,23 @@ class Text:
     tokenizer: str
     bytes_per_token: float
     source: str
+    dtype: str = "uint16"  # of an id, see data/manifest.py
+
+    @property
+    def train_bytes(self) -> int:
+        """As its tokens lie in memory."""
+        return self.train_tokens * DTYPES[self.dtype].itemsize
 
 
-# As `glass prepare` makes them; web-scale ones as their makers count them.
+# As `glass prepare` makes them; openwebtext as nanoGPT counts it.
 _KNOWN = {
     "shakespeare_char": (1_003_854, 111_540, 65, "char", 1.0),
     "shakespeare": (301_966, 36_059, 50257, "gpt2", 3.3),
     "pylib": (9_400_000, 150_000, 96, "char", 1.0),
     "openwebtext": (9_035_582_198, 4_434_897, 50257, "gpt2", 4.3),
-    "fineweb_edu": (9_800_000_000, 100_000_000, 50257, "gpt2", 4.6),
 }
+# Documents in bulk, about: all tokens of GPT-2's that there are to split, and bytes of text in each.
+_IN_BULK = {"fineweb_edu": (9_900_000_000, 4.6), "tinystories": (475_000_000, 4.0)}
 
 
 def find_text(config: TrainConfig) -> Text:
@@ -44,11 +52,11 @@ def find_text(config: TrainConfig) -> Text:
         if math.isnan(per_token):
             per_token = _usual_bytes(manifest.tokenizer)
         about = (manifest.vocab_size, manifest.tokenizer, per_token, f"prepared in {folder}")
-        return Text(manifest.name, tokens["train"], tokens["val"], *about)
+        return Text(manifest.name, tokens["train"], tokens["val"], *about, dtype=manifest.dtype)
     if _is_nanogpts(folder):
         return _nanogpts(folder)
     name = config.dataset
-    if name in _KNOWN and not config.data_dir:
+    if (name in _KNOWN or name in _IN_BULK) and not config.data_dir:
         return known_text(name)
     return Text(
         name, 10**10, 10**8, 50257, "gpt2", 4.5, "not prepared here: taken for GPT-2's tokens, plenty"
@@ -56,7 +64,17 @@ def find_text(config: TrainConfig) -> Text:
 
 
 def known_text(name: str) -> Text:
+    if name in _IN_BULK:
+        return _bulk_text(name)
     return Text(name, *_KNOWN[name], source="not prepared here: as usually prepared")
+
+
+def _bulk_text(name: str) -> Text:
+    """Split by the share that `glass prepare` holds out of so much text."""
+    tokens, per_token = _IN_BULK[name]
+    val = round(tokens * corpus_val_fraction(PrepareOptions(name), round(tokens * per_token)))
+    source = "not prepared here: about as `glass prepare` makes it"
+    return Text(name, tokens - val, val, 50257, "gpt2", per_token, source)
 
 
 def _usual_bytes(tokenizer: str) -> float:

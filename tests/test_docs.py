@@ -263,7 +263,7 @@ def journals(tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pyte
     def fail(*arguments: Any) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("torch.compile", lambda model: fail)
+    monkeypatch.setattr("torch.compile", lambda hidden, **_: fail)
     train(tiny("eager", max_iters=2, compile="on"))
     monkeypatch.setattr(Learner, "update", fail)
     with pytest.raises(RuntimeError, match="on purpose"):

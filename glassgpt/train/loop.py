@@ -109,7 +109,7 @@ def profiled_update(job: Job) -> None:
     """An update that PyTorch's profiler watches. That slows it, so it does not count for the step time."""
     catch_up(job)
     before = job.ledger.seconds()
-    with job.ledger.phase("log"), job.profiling.watching(job.progress.iter):
+    with job.ledger.phase("log"), job.team.uncounted(), job.profiling.watching(job.progress.iter):
         update(job)
         catch_up(job)
     job.interval.leave_out(before)
@@ -119,6 +119,7 @@ def profiled_update(job: Job) -> None:
 def tell_profile(job: Job, at_the_end: bool = False) -> None:
     with job.ledger.phase("log"):
         tell(job, job.profiling.record(job.progress.iter, at_the_end))
+        job.team.assemble()
 
 
 # --- evaluating ---

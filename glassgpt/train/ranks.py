@@ -125,7 +125,7 @@ class Ranks(Team):
             self._assemble()
 
     def _assemble(self) -> None:
-        """Nobody goes on before everybody is here."""
+        """As `assemble`, in words."""
         self._talks += 1
         name = f"here/{self._talks}"
         self.post(f"{name}/{self.rank}", True)
@@ -233,6 +233,16 @@ class Ranks(Team):
         seconds = self._exchanged_s + of_card
         self._exchanged_s, self._events = 0.0, []
         return seconds
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        seconds, events = self._exchanged_s, len(self._events)
+        yield
+        self._exchanged_s = seconds
+        del self._events[events:]
+
+    def assemble(self) -> None:
+        self.total(np.zeros(1))
 
     def norm_of_parts(self, own: Tensor) -> Tensor:
         square = own.double().square()

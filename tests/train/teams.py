@@ -251,3 +251,40 @@ def be_slow() -> None:
         return original(learner, *batch)
 
     _instead(Learner, "_micro_step", micro_step)
+
+
+def look_slowly() -> None:
+    """The profiler takes long to begin, which is part of the first update that it watches."""
+    from glassgpt.train.profile import Profiling
+
+    def begin(original: Any, profiling: Any, done: int) -> None:
+        time.sleep(1.0)
+        original(profiling, done)
+
+    be_slow()
+    _instead(Profiling, "_begin", begin)
+
+
+def trace_slowly() -> None:
+    """Writing the trace takes long, of which the other processes have none to write."""
+    from glassgpt.train.profile import Profiling
+
+    def record(original: Any, profiling: Any, *when: Any) -> Any:
+        found = original(profiling, *when)
+        time.sleep(1.0 if found else 0.0)
+        return found
+
+    be_slow()
+    _instead(Profiling, "record", record)
+
+
+def copy_slowly() -> None:
+    """What blocks in a save takes long."""
+    from glassgpt.train.checkpoint import Saver
+
+    def snapshot(original: Any, saver: Any, tensors: Any) -> Any:
+        time.sleep(0.2)
+        return original(saver, tensors)
+
+    be_slow()
+    _instead(Saver, "_snapshot", snapshot)

@@ -193,6 +193,19 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert len(records(config.out_dir, "sample")) == 1
 
 
+@pytest.mark.parametrize("sabotage", ["look_slowly", "trace_slowly"])
+def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
+    """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
+    config = tiny(**SHARED, log_interval=4, profile="5:7")
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: sabotage, 1: "be_slow"})
+    steps = records(config.out_dir, "step")
+    assert [step["iter"] for step in steps] == [4, 8, 12]
+    for step in steps:
+        assert step["ranks"]["work_ms"][1] > 35  # two micro-batches of 20 ms
+        assert max(step["ranks"]["exchange_ms"]) < 250
+    assert len(records(config.out_dir, "profile")) == 1
+
+
 def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
     """Read by anybody, whole; and a file that is damaged is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)

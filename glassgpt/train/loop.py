@@ -196,6 +196,7 @@ def save(job: Job) -> None:
         tell(job, job.saver.poll(wait=True))
         tensors, rows = parts_of(job)
         job.saver.save(tensors, state_of(job), started, rows)
+        job.team.assemble()  # the first process may have had all of the work
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
 

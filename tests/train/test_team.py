@@ -206,6 +206,14 @@ def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, s
     assert len(records(config.out_dir, "profile")) == 1
 
 
+def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
+    config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: "copy_slowly", 1: "be_slow"})
+    for step in records(config.out_dir, "step"):
+        assert step["ranks"]["exchange_ms"][1] < 100
+
+
 def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
     """Read by anybody, whole; and a file that is damaged is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)

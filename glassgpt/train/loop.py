@@ -246,9 +246,9 @@ def tell_step(job: Job) -> None:
 
 def tell_setbacks(job: Job) -> None:
     """What was to make the run fast and failed. Ctrl-C reaches the compiler too, and that is no failure."""
-    for what, error in job.learner.setbacks.items():
+    for what, evidence in job.learner.setbacks.items():
         if what not in job.told_setbacks and not job.stop.requested:
-            tell(job, records.setback(job, what, error))
+            tell(job, records.setback(job, what, evidence))
         job.told_setbacks.add(what)
 
 

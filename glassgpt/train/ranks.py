@@ -126,11 +126,13 @@ class Ranks(Team):
 
     def _assemble(self) -> None:
         """As `assemble`, in words."""
+        self.everybodys(True)
+
+    def everybodys(self, own: Plain) -> list[Plain]:
         self._talks += 1
-        name = f"here/{self._talks}"
-        self.post(f"{name}/{self.rank}", True)
-        for rank in range(self.size):
-            self._await(f"{name}/{rank}")
+        name = f"said/{self._talks}"
+        self.post(f"{name}/{self.rank}", own)
+        return [self._await(f"{name}/{rank}") for rank in range(self.size)]
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         self._talks += 1

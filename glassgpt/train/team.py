@@ -104,6 +104,10 @@ class Team:
         """The norm of what is spread over the processes, of which `own` is the norm of this one's part."""
         return own
 
+    def everybodys(self, own: Plain) -> list[Plain]:
+        """What each process has to say, by rank."""
+        return [own]
+
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum over the processes."""
         return values

@@ -288,3 +288,34 @@ def copy_slowly() -> None:
 
     be_slow()
     _instead(Saver, "_snapshot", snapshot)
+
+
+def compile_once() -> None:
+    """What is compiled works, and must not be called a second time: another process could not compile it."""
+    import torch
+
+    def compiled(hidden: Any) -> Any:
+        calls = itertools.count()
+
+        def call(tokens: Any) -> Any:
+            if next(calls):
+                raise ZeroDivisionError("compiled code was called again")
+            return hidden(tokens)
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]
+
+
+def compile_in_vain() -> None:
+    """Fails when it is first called, as torch.compile does, and half-way."""
+    import torch
+
+    def compiled(hidden: Any) -> Any:
+        def call(tokens: Any) -> Any:
+            hidden(tokens)
+            raise RuntimeError("the compiler fell over\nand a long trace")
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]

@@ -57,7 +57,7 @@ def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pyte
     waits = []
 
     def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
-        waits.append(config.shutdown_timeout)
+        waits.append(config.shutdown_timeout or 0)
         return lambda *words: None
 
     monkeypatch.setattr(api, "elastic_launch", elastic_launch)

@@ -287,6 +287,33 @@ def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfi
         assert not Path(config.out_dir).exists()
 
 
+def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_path: Path) -> None:
+    settings = SHARED | {"max_iters": 4}
+    train(tiny("one", **settings))
+    config = tiny("team", compile="on", **settings)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    teams.together(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert_same_course(tiny("one").out_dir, config.out_dir)
+    (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
+    assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
+
+
+def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """Computing it again, that one would wait for weights that the others do not send again."""
+    config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    first, second = teams.start(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert (first.wait(), second.wait()) == (1, 2)
+    said = (
+        "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
+    )
+    assert f"error: {said}" in second.said
+    assert f"error: rank 1 has ended: UserError: {said}" in first.said
+    assert "try --compile=off" in first.said
+
+
 def test_differences_name_rank_and_setting() -> None:
     assert differences({"--seed": 1, "torch": "2"}, {"--seed": 1, "torch": "2"}, 3) == []
     (said,) = differences({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)

@@ -319,3 +319,25 @@ def compile_in_vain() -> None:
         return call
 
     torch.compile = compiled  # type: ignore[assignment]
+
+
+def read_slowly() -> None:
+    """The text takes longer to read than anybody may wait while training."""
+    from glassgpt.train.stream import Stream
+
+    def make(original: Any, *arguments: Any) -> None:
+        time.sleep(5.0)
+        original(*arguments)
+
+    _instead(Stream, "__init__", make)
+
+
+def write_slowly() -> None:
+    """A checkpoint takes longer to write than anybody may wait while training."""
+    from glassgpt.train.checkpoint import Saver
+
+    def write_files(original: Any, *arguments: Any) -> Any:
+        time.sleep(5.0)
+        return original(*arguments)
+
+    _instead(Saver, "_write_files", write_files)

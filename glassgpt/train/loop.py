@@ -292,12 +292,13 @@ def write_sample(job: Job, sampling: Sampling) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
     tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
+        model = whole_model(job)
+        if tokenizer is None:
+            return
         # Most tokenizers have a token for "here a text begins"; characters have not.
         beginning = int(job.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = generate(
-            whole_model(job), start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed
-        )
+        tokens = generate(model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
         text = tokenizer.decode([*start, *tokens])
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 

@@ -341,3 +341,14 @@ def write_slowly() -> None:
         return original(*arguments)
 
     _instead(Saver, "_write_files", write_files)
+
+
+def lack_the_table() -> None:
+    """Of the tokenizer, as a machine may on which the text was not prepared."""
+    from glassgpt.errors import UserError
+    from glassgpt.train import setup
+
+    def tokenizer_of(original: Any, dataset: Any) -> Any:
+        raise UserError("no table here")
+
+    _instead(setup, "tokenizer_of", tokenizer_of)

@@ -237,6 +237,17 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
         load_last(Path(config.out_dir))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_decides_whether_there_is_a_sample(
+    tiny: MakeConfig, tmp_path: Path, rank: int
+) -> None:
+    """A spread model is put together for it by all of them, or by none."""
+    config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
+    teams.together(2, tmp_path, teams.command(config), sabotage={rank: "lack_the_table"})
+    assert len(records(config.out_dir, "sample")) == rank
+    assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
+
+
 @pytest.mark.parametrize(("rows", "ranks"), [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)])
 def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
     parts = list(torch.arange(rows).chunk(ranks))
@@ -306,9 +317,7 @@ def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
     first, second = teams.start(2, tmp_path, teams.command(config), sabotage=sabotage)
     assert (first.wait(), second.wait()) == (1, 2)
-    said = (
-        "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
-    )
+    said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
     assert f"error: {said}" in second.said
     assert f"error: rank 1 has ended: UserError: {said}" in first.said
     assert "try --compile=off" in first.said

@@ -51,7 +51,7 @@ class Progress:
 class Sampling:
     """What writes the sample at the end of a run: `start` are the tokens it goes on from, if any were set."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: another process of the team writes it
     start: list[int]
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 from glassgpt.account.machine import usable_cores
 
+_STOPPING_S = 7 * 24 * 3600  # torch's own 30 s would kill processes that still finish an update and save
+
 
 def launch(processes: int, words: Sequence[str]) -> int:
     """Runs `glass WORDS` so many times at once; returns when all have ended."""
@@ -26,6 +28,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     if processes > 1:  # or each would take all cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_S))  # older versions know none
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.recording import Recording
 from glassgpt.train.batching import BatchPlan
@@ -68,7 +69,8 @@ class Learner:
         self.model, self.config, self.placement = model, config, placement
         self._team = team or Team()
         self._plan, self._stream, self._ledger = plan, stream, ledger
-        self.setbacks: dict[str, Exception] = {}  # `compile`, `kernels`, `graph`: why it goes on without
+        self._own_setbacks: dict[str, str] = {}  # `compile`, `kernels`, `graph`: why it goes on without
+        self.setbacks: dict[str, str] = {}  # of all processes of the team
         self.optimizers = make_optimizers(model, config, DTYPES[placement.dtype])
         self.scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.dtype == "float16")
         self.finite = Finite(placement.device)
@@ -125,7 +127,8 @@ class Learner:
             with self._ledger.phase("compile"):
                 work.record(*inputs)
             if work.failure:
-                self.setbacks["graph"] = work.failure
+                self._own_setbacks["graph"] = _in_a_line(work.failure)
+            self._share_setbacks()
         return work(*inputs)[0]
 
     def first_bad_update(self, done: int) -> int | None:
@@ -231,15 +234,45 @@ class Learner:
         except Exception as error:
             if what in self._tried or not (self.model.kernels or self.model.is_compiled):
                 raise
-            self.setbacks["kernels" if self.model.kernels else "compile"] = error
-            self.model.set_kernels(False)
-            self.model.set_float8(False)  # which is made of them
-            self.model.set_compiled(False)
+            broken = "kernels" if self.model.kernels else "compile"
+            self._own_setbacks[broken] = _in_a_line(error)
+            if self.placement.shard:
+                raise UserError(self._why_not_without(broken)) from error
+            self._do_without()
             self.model.zero_grad(set_to_none=True)  # whatever the broken attempt left behind
             self._seed_dropout()
             result = call()
-        self._tried.add(what)
+        if what not in self._tried:
+            self._tried.add(what)
+            self._share_setbacks()
         return result
+
+    def _why_not_without(self, broken: str) -> str:
+        flag = "--kernels=plain" if broken == "kernels" else "--compile=off"
+        return (
+            f"rank {self._team.rank} could not build code for the model ({self._own_setbacks[broken]}), and "
+            f"with --shard it cannot compute alone once more; try {flag}"
+        )
+
+    def _do_without(self) -> None:
+        self.model.set_kernels(False)
+        self.model.set_float8(False)  # which is made of them
+        self.model.set_compiled(False)
+
+    def _share_setbacks(self) -> None:
+        """All processes come here at the same call. What one of them has to do without, all do without; but a
+        recording computes the same as what it records."""
+        everybodys = self._team.everybodys(self._own_setbacks)
+        for what in ("kernels", "compile", "graph"):
+            if ranks := [rank for rank, theirs in enumerate(everybodys) if what in theirs]:
+                whose = f"rank {', '.join(map(str, ranks))}: " if self._team.size > 1 else ""
+                self.setbacks.setdefault(what, f"{whose}{everybodys[ranks[0]][what]}")
+        if "kernels" in self.setbacks or "compile" in self.setbacks:
+            self._do_without()
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _as_it_is(work: T) -> T:

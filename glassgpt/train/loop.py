@@ -109,7 +109,7 @@ def profiled_update(job: Job) -> None:
     """An update that PyTorch's profiler watches. That slows it, so it does not count for the step time."""
     catch_up(job)
     before = job.ledger.seconds()
-    with job.ledger.phase("log"), job.profiling.watching(job.progress.iter):
+    with job.ledger.phase("log"), job.team.uncounted(), job.profiling.watching(job.progress.iter):
         update(job)
         catch_up(job)
     job.interval.leave_out(before)
@@ -119,6 +119,7 @@ def profiled_update(job: Job) -> None:
 def tell_profile(job: Job, at_the_end: bool = False) -> None:
     with job.ledger.phase("log"):
         tell(job, job.profiling.record(job.progress.iter, at_the_end))
+        job.team.assemble()
 
 
 # --- evaluating ---
@@ -195,6 +196,7 @@ def save(job: Job) -> None:
         tell(job, job.saver.poll(wait=True))
         tensors, rows = parts_of(job)
         job.saver.save(tensors, state_of(job), started, rows)
+        job.team.assemble()  # the first process may have had all of the work
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
 
@@ -244,9 +246,9 @@ def tell_step(job: Job) -> None:
 
 def tell_setbacks(job: Job) -> None:
     """What was to make the run fast and failed. Ctrl-C reaches the compiler too, and that is no failure."""
-    for what, error in job.learner.setbacks.items():
+    for what, evidence in job.learner.setbacks.items():
         if what not in job.told_setbacks and not job.stop.requested:
-            tell(job, records.setback(job, what, error))
+            tell(job, records.setback(job, what, evidence))
         job.told_setbacks.add(what)
 
 
@@ -290,12 +292,13 @@ def write_sample(job: Job, sampling: Sampling) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
     tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
+        model = whole_model(job)
+        if tokenizer is None:
+            return
         # Most tokenizers have a token for "here a text begins"; characters have not.
         beginning = int(job.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = generate(
-            whole_model(job), start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed
-        )
+        tokens = generate(model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
         text = tokenizer.decode([*start, *tokens])
     tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
 

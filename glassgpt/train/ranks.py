@@ -35,7 +35,7 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.team import Plain, RankLost, Team
 from glassgpt.train.watch import Watch
 
-_STARTUP_TIMEOUT_S = 1800.0  # some read gigabytes first; the dead are noticed at once all the same
+_STARTUP_TIMEOUT_S = 1800.0  # some read gigabytes first, some save them last; the dead are noticed at once
 _POLL_S = 0.02
 _OTHERS_MISTAKES_S = 1.0  # how long a mistake waits for those that the others find
 _BLAME_S = 4.0  # how long an error of ours waits for the loss that it may come from
@@ -53,6 +53,7 @@ class Ranks(Team):
         self._talks = 0  # numbered, so that all mean the same one
         self._all_know = False  # of the mistake that this process ends by
         self._watch = Watch(self._store, rank, size, _STARTUP_TIMEOUT_S)
+        self._rank_timeout_s = 0.0  # while training
         self._device = torch.device("cpu")
         self._question: tuple[dist.Work, Tensor] | None = None
         self._exchanged_s, self._events = 0.0, []  # type: tuple[float, list[tuple[Any, Any]]]
@@ -125,12 +126,14 @@ class Ranks(Team):
             self._assemble()
 
     def _assemble(self) -> None:
-        """Nobody goes on before everybody is here."""
+        """As `assemble`, in words."""
+        self.everybodys(True)
+
+    def everybodys(self, own: Plain) -> list[Plain]:
         self._talks += 1
-        name = f"here/{self._talks}"
-        self.post(f"{name}/{self.rank}", True)
-        for rank in range(self.size):
-            self._await(f"{name}/{rank}")
+        name = f"said/{self._talks}"
+        self.post(f"{name}/{self.rank}", own)
+        return [self._await(f"{name}/{rank}") for rank in range(self.size)]
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         self._talks += 1
@@ -165,6 +168,8 @@ class Ranks(Team):
         name, reason = choose_backend(config.backend, device.type)
         # Hosts always talk by gloo: a card need not be waited for to ask whether to go on.
         backends = f"cpu:gloo,{device.type}:{name}" if device.type != "cpu" else name
+        self._rank_timeout_s = config.rank_timeout
+        self._be_patient()
         with self._watch.meet():
             dist.init_process_group(
                 backends,
@@ -172,10 +177,9 @@ class Ranks(Team):
                 rank=self.rank,
                 world_size=self.size,
                 # Later than our own, which names who is missing.
-                timeout=timedelta(seconds=config.rank_timeout + 60),
+                timeout=timedelta(seconds=self._watch.timeout_s + 60),
             )
         self._device = device
-        self._watch.timeout_s = config.rank_timeout
         machines = -(-self.size // self.local_size)
         on = f" on {machines} machines" if machines > 1 else ""
         how = "its part of the weights, gathered as needed" if config.shard else "all of the weights"
@@ -183,6 +187,10 @@ class Ranks(Team):
             Choice("ranks", self.size, f"processes{on}, as the launcher says; each holds {how}"),
             Choice("backend", name, reason),
         ]
+
+    def _be_patient(self) -> None:
+        """Before and after training one may have much to read or to write while the others wait."""
+        self._watch.timeout_s = max(_STARTUP_TIMEOUT_S, self._rank_timeout_s)
 
     # --- while training: in tensors ---
 
@@ -194,7 +202,10 @@ class Ranks(Team):
 
     def heed(self, stop: Stop) -> None:
         """Asked at one update and answered at the next, so that nobody waits for the answer."""
-        if self._question is not None:
+        if self._question is None:  # training begins, when all are there
+            self.assemble()
+            self._watch.timeout_s = self._rank_timeout_s
+        else:
             work, answer = self._question
             with self._watch.meet():
                 work.wait()
@@ -233,6 +244,16 @@ class Ranks(Team):
         seconds = self._exchanged_s + of_card
         self._exchanged_s, self._events = 0.0, []
         return seconds
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        seconds, events = self._exchanged_s, len(self._events)
+        yield
+        self._exchanged_s = seconds
+        del self._events[events:]
+
+    def assemble(self) -> None:
+        self.total(np.zeros(1))
 
     def norm_of_parts(self, own: Tensor) -> Tensor:
         square = own.double().square()
@@ -276,6 +297,7 @@ class Ranks(Team):
     def leave(self, error: BaseException | None = None) -> None:
         """A process whose own error it is not leaves in order: it is not the one to be named."""
         if error is None:
+            self._be_patient()
             if self._question is not None:
                 self._question[0].wait()
             self._assemble()  # the launcher ends everybody when one ends, and the first has most to finish

@@ -208,21 +208,20 @@ def _bytes_per_token(job: Job, split: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def setback(job: Job, what: str, error: Exception) -> Record:
+def setback(job: Job, what: str, evidence: str) -> Record:
     """`what` is `compile`, `kernels` or `graph`."""
     doing, explanation = {
         "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
         "kernels": ("building kernels", "Triton could not build GlassGPT's own here. Only speed is lost."),
         "graph": ("recording", "An update could not be recorded as a CUDA graph. Only speed is lost."),
     }[what]
-    first_line = (str(error).strip().splitlines() or [""])[0]
     return {
         "kind": "finding",
         "iter": job.progress.iter,
         "id": f"{what}-failed",
         "severity": "warning",
         "title": f"{doing} failed; the run goes on without it",
-        "evidence": f"{type(error).__name__}: {first_line}",
+        "evidence": evidence,
         "explanation": explanation,
         "advice": f"--{what}={'plain' if what == 'kernels' else 'off'} skips the attempt",
     }

@@ -62,7 +62,7 @@ def set_up(
     if config.optimizer == "muon":
         choices.append(Choice("optimizer", "muon", describe_rates(config)))
     choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
-    sampling, sample_choices = _choose_sampling(config, dataset)
+    sampling, sample_choices = _sampling_from(team, config, dataset)
     passages, passage_choices = _choose_passages(config, dataset, splits["train"])
     choices += sample_choices + passage_choices
 
@@ -156,6 +156,13 @@ def _choose_passages(
     passages = Passages(tokens, dataset.end_of_text, config.block_size)
     share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"
     return passages, [Choice("documents", "apart", share)]
+
+
+def _sampling_from(team: Team, config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:
+    """The first process decides for all, and writes; another machine may not have the tokenizer's table."""
+    sampling, choices = _choose_sampling(config, dataset) if team.is_first else (None, [])
+    there_is_one = team.from_first(lambda: sampling is not None)
+    return (sampling or Sampling(None, [])) if there_is_one else None, choices
 
 
 def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:

@@ -92,9 +92,21 @@ class Team:
         """Seconds that averaging took since last asked. On a card: only after a synchronize."""
         return 0.0
 
+    def uncounted(self) -> AbstractContextManager[None]:
+        """What is averaged inside does not enter `exchanged_s`."""
+        return nullcontext()
+
+    def assemble(self) -> None:
+        """Nobody goes on before everybody is here: work that only one of them has is waited for where it is
+        done, and not where results are exchanged next."""
+
     def norm_of_parts(self, own: Tensor) -> Tensor:
         """The norm of what is spread over the processes, of which `own` is the norm of this one's part."""
         return own
+
+    def everybodys(self, own: Plain) -> list[Plain]:
+        """What each process has to say, by rank."""
+        return [own]
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum over the processes."""

@@ -251,3 +251,104 @@ def be_slow() -> None:
         return original(learner, *batch)
 
     _instead(Learner, "_micro_step", micro_step)
+
+
+def look_slowly() -> None:
+    """The profiler takes long to begin, which is part of the first update that it watches."""
+    from glassgpt.train.profile import Profiling
+
+    def begin(original: Any, profiling: Any, done: int) -> None:
+        time.sleep(1.0)
+        original(profiling, done)
+
+    be_slow()
+    _instead(Profiling, "_begin", begin)
+
+
+def trace_slowly() -> None:
+    """Writing the trace takes long, of which the other processes have none to write."""
+    from glassgpt.train.profile import Profiling
+
+    def record(original: Any, profiling: Any, *when: Any) -> Any:
+        found = original(profiling, *when)
+        time.sleep(1.0 if found else 0.0)
+        return found
+
+    be_slow()
+    _instead(Profiling, "record", record)
+
+
+def copy_slowly() -> None:
+    """What blocks in a save takes long."""
+    from glassgpt.train.checkpoint import Saver
+
+    def snapshot(original: Any, saver: Any, tensors: Any) -> Any:
+        time.sleep(0.2)
+        return original(saver, tensors)
+
+    be_slow()
+    _instead(Saver, "_snapshot", snapshot)
+
+
+def compile_once() -> None:
+    """What is compiled works, and must not be called a second time: another process could not compile it."""
+    import torch
+
+    def compiled(hidden: Any) -> Any:
+        calls = itertools.count()
+
+        def call(tokens: Any) -> Any:
+            if next(calls):
+                raise ZeroDivisionError("compiled code was called again")
+            return hidden(tokens)
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]
+
+
+def compile_in_vain() -> None:
+    """Fails when it is first called, as torch.compile does, and half-way."""
+    import torch
+
+    def compiled(hidden: Any) -> Any:
+        def call(tokens: Any) -> Any:
+            hidden(tokens)
+            raise RuntimeError("the compiler fell over\nand a long trace")
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]
+
+
+def read_slowly() -> None:
+    """The text takes longer to read than anybody may wait while training."""
+    from glassgpt.train.stream import Stream
+
+    def make(original: Any, *arguments: Any) -> None:
+        time.sleep(5.0)
+        original(*arguments)
+
+    _instead(Stream, "__init__", make)
+
+
+def write_slowly() -> None:
+    """A checkpoint takes longer to write than anybody may wait while training."""
+    from glassgpt.train.checkpoint import Saver
+
+    def write_files(original: Any, *arguments: Any) -> Any:
+        time.sleep(5.0)
+        return original(*arguments)
+
+    _instead(Saver, "_write_files", write_files)
+
+
+def lack_the_table() -> None:
+    """Of the tokenizer, as a machine may on which the text was not prepared."""
+    from glassgpt.errors import UserError
+    from glassgpt.train import setup
+
+    def tokenizer_of(original: Any, dataset: Any) -> Any:
+        raise UserError("no table here")
+
+    _instead(setup, "tokenizer_of", tokenizer_of)

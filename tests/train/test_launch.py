@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import teams
 from tiny import MakeConfig, records, run_losses
 
 from glassgpt.cli.train import _without_nproc
-from glassgpt.train.launch import _exit_code
+from glassgpt.train.launch import _exit_code, launch
 from glassgpt.train.session import train
 
 GLASS = [sys.executable, "-m", "glassgpt"]
@@ -43,6 +44,28 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     end = records(forever.out_dir)[-1]
     assert end["reason"] == "interrupted"
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
+
+
+def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long updates and a checkpoint take more than the 30 s after which torch kills."""
+    from torch.distributed.launcher import api
+
+    if "shutdown_timeout" not in api.LaunchConfig.__dataclass_fields__:
+        pytest.skip("this version of torch always waits 30 s")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # so that it is as before afterwards
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    waits = []
+
+    def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
+        waits.append(config.shutdown_timeout or 0)
+        return lambda *words: None
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    assert launch(2, ["train"]) == 0
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    assert launch(2, ["train"]) == 0
+    assert waits[0] == 1  # somebody knows better
+    assert waits[1] >= 24 * 3600
 
 
 def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) -> None:

@@ -78,6 +78,16 @@ def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp
     assert records(config.out_dir)[-1]["error"] == said
 
 
+@pytest.mark.parametrize(("rank", "how"), [(0, "read_slowly"), (1, "read_slowly"), (0, "write_slowly")])
+def test_before_and_after_training_a_rank_may_take_its_time(
+    tiny: MakeConfig, tmp_path: Path, rank: int, how: str
+) -> None:
+    """Reading text and writing the last checkpoint take what they take; rank_timeout is for updates."""
+    config = tiny(**SHARED | {"max_iters": 2, "checkpoint_interval": None}, rank_timeout=2)
+    teams.together(2, tmp_path, teams.command(config), sabotage={rank: how})
+    assert records(config.out_dir)[-1]["reason"] == "finished"
+
+
 def test_a_rank_that_crashes_says_why_and_the_others_say_who(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED)
     first, second = start(config, tmp_path, sabotage={1: "crash_in_update_5"})

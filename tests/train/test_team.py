@@ -193,6 +193,27 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert len(records(config.out_dir, "sample")) == 1
 
 
+@pytest.mark.parametrize("sabotage", ["look_slowly", "trace_slowly"])
+def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
+    """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
+    config = tiny(**SHARED, log_interval=4, profile="5:7")
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: sabotage, 1: "be_slow"})
+    steps = records(config.out_dir, "step")
+    assert [step["iter"] for step in steps] == [4, 8, 12]
+    for step in steps:
+        assert step["ranks"]["work_ms"][1] > 35  # two micro-batches of 20 ms
+        assert max(step["ranks"]["exchange_ms"]) < 250
+    assert len(records(config.out_dir, "profile")) == 1
+
+
+def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
+    config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: "copy_slowly", 1: "be_slow"})
+    for step in records(config.out_dir, "step"):
+        assert step["ranks"]["exchange_ms"][1] < 100
+
+
 def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
     """Read by anybody, whole; and a file that is damaged is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)
@@ -214,6 +235,17 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
     broken.write_bytes(broken.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"optimizer-00003-of-00004\.safetensors is damaged"):
         load_last(Path(config.out_dir))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_decides_whether_there_is_a_sample(
+    tiny: MakeConfig, tmp_path: Path, rank: int
+) -> None:
+    """A spread model is put together for it by all of them, or by none."""
+    config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
+    teams.together(2, tmp_path, teams.command(config), sabotage={rank: "lack_the_table"})
+    assert len(records(config.out_dir, "sample")) == rank
+    assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)])
@@ -264,6 +296,31 @@ def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfi
         assert first.said.count("error") == 1
         assert second.said == ""
         assert not Path(config.out_dir).exists()
+
+
+def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_path: Path) -> None:
+    settings = SHARED | {"max_iters": 4}
+    train(tiny("one", **settings))
+    config = tiny("team", compile="on", **settings)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    teams.together(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert_same_course(tiny("one").out_dir, config.out_dir)
+    (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
+    assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
+
+
+def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """Computing it again, that one would wait for weights that the others do not send again."""
+    config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    first, second = teams.start(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert (first.wait(), second.wait()) == (1, 2)
+    said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
+    assert f"error: {said}" in second.said
+    assert f"error: rank 1 has ended: UserError: {said}" in first.said
+    assert "try --compile=off" in first.said
 
 
 def test_differences_name_rank_and_setting() -> None:

@@ -47,8 +47,8 @@ def try_out(stage: Stage, setting: Setting, sequences: int, micro_steps: int, se
     del updates
     clear()
     if setbacks:
-        what, failure = next(iter(setbacks.items()))
-        return Trial(outcome="impossible", why=f"{what} failed: {_first_line(failure)}")
+        what, why = next(iter(setbacks.items()))
+        return Trial(outcome="impossible", why=f"{what} failed: {why}"[:200])
     return Trial(
         outcome="ran",
         update_s=tuple(update_seconds(marks, sequences // setting.micro_batch)),
@@ -81,11 +81,6 @@ def clear() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 # --- updates ---

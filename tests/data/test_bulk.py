@@ -355,6 +355,16 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
         assert f"a.jsonl, {complaint}" in failing(tmp_path, tmp_path / "a.jsonl", workers=workers)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_parcels_without_a_text_are_passed_over(tmp_path: Path, first: bool) -> None:
+    """Seven rows are a parcel, and what the disk is asked for is foreseen from the first."""
+    empty: list[str | None] = [None, ""] * 7
+    fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
+    dataset = made(tmp_path / "a.parquet", tmp_path / "out")
+    assert texts_in(dataset, "train") == [text for text in TEXTS if not is_held_out(text)]
+    assert "left out 14 empty documents" in dataset.manifest.notes
+
+
 def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()

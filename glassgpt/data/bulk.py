@@ -23,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
-from glassgpt.data.dataset import user_path
+from glassgpt.data.dataset import read_manifest, user_path
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
-from glassgpt.data.options import PrepareOptions, corpus_val_fraction, dataset_name, keep_scripts
+from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import tokenizing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seen import Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
-from glassgpt.data.unfinished import KEYS, Mark, forget_mark, unfinished, write_mark
+from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unfinished, write_mark
 from glassgpt.data.workers import Encoded, Encoder, cores, encode_all
 from glassgpt.errors import UserError
 from glassgpt.figures import count, plural, size
@@ -68,20 +68,37 @@ def prepare_corpus(
     corpus, ranks = _find_inputs(options)
     order = _Order(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
     with unfinished(out, order.request, options.overwrite) as (work, begun):
-        if begun is None:
-            encoder, mark = _begin(order, ranks, work, say)
-            _check_room(corpus, encoder, out, say)
-            write_mark(work, mark)
+        if begun is None or not begun.complete:
+            _write_all(order, ranks, work, out, begun, say, progress)
         else:
-            encoder, mark = Encoder(made_tokenizer(options, work), options.text_column), begun
-            say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
-        sha256 = _encode(order, encoder, work, mark, say, progress)
-        manifest = _manifest(order, encoder, mark, sha256)
-        write_manifest(work, manifest)
+            say("all was written when it was stopped")
+        manifest = read_manifest(work)
+        check_place(options, out)  # hours may have passed, and somebody may have put something there
         keep_scripts(out, work)
-        forget_mark(work)  # last: who is killed before goes on from it, and only writes the end again
         move_into_place(work, out)
+        forget_mark(out)
     return manifest
+
+
+def _write_all(
+    order: _Order,
+    ranks: Ranks | None,
+    work: Path,
+    out: Path,
+    begun: Mark | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> None:
+    if begun is None:
+        encoder, mark = _begin(order, ranks, work, say)
+        _check_room(order.corpus, encoder, out, say)
+        write_mark(work, mark)
+    else:
+        encoder, mark = Encoder(made_tokenizer(order.options, work), order.options.text_column), begun
+        say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
+    sha256 = _encode(order, encoder, work, mark, say, progress)
+    write_manifest(work, _manifest(order, encoder, mark, sha256))
+    mark_complete(work, mark)  # last: who is killed before goes on from the last shard
 
 
 def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:

@@ -262,7 +262,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
 
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
-    for step in ("write_manifest", "keep_scripts", "forget_mark"):
+    for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
         with monkeypatch.context() as patch:
 
             def stop(*arguments: Any) -> None:
@@ -274,6 +274,33 @@ def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pyte
     made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
     made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_killed_before_the_renaming_only_that_is_left_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments: Any) -> None:
+            raise _Stopped
+
+        patch.setattr(bulk, "move_into_place", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        patch.setattr(bulk, "_encode", stop)
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        # Killed right after it: a mark is left in the dataset, and is in nobody's way.
+        patch.setattr(bulk, "forget_mark", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert (tmp_path / "out" / "unfinished.json").exists()
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "whole"]
 
 
 class _Stopped(Exception):
@@ -326,6 +353,38 @@ def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(bulk, "_save", another)
     made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    move = bulk.move_into_place
+
+    def another(work: Path, out: Path) -> None:
+        with pytest.raises(UserError, match="another process is preparing"):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+        move(work, out)
+
+    monkeypatch.setattr(bulk, "move_into_place", another)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    made(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
+    write = bulk.write_manifest
+
+    def meanwhile(work: Path, manifest: Any) -> None:
+        write(work, manifest)
+        (tmp_path / "other").rename(tmp_path / "out")
+
+    monkeypatch.setattr(bulk, "write_manifest", meanwhile)
+    with pytest.raises(UserError, match="holds a dataset already: add --overwrite"):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    assert open_dataset(tmp_path / "out").manifest.tokenizer == "byte"
+    # What was done is not lost.
+    monkeypatch.setattr(bulk, "_encode", None)
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert dataset.manifest.tokenizer == "bpe:300"
 
 
 # --- what can go wrong ---

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
 import pytest
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
@@ -488,6 +490,32 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.txt").write_text("x" * 20_000)
     assert "b.txt is one document of more than 0 MB" in failing(tmp_path, f"{tmp_path}/b*.txt")
+
+
+def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "MOST_BYTES", 10_000)
+    fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
+    assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("text", ["equal", "different"])
+def test_long_rows_of_parquet_are_not_in_memory_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.undo()
+    texts = [("x" if text == "equal" else str(i)) * 500_000 for i in range(100, 300)]
+    path = fineweb_parquet(tmp_path / "a.parquet", texts, rows=200)
+    # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
+    tracemalloc.start()
+    most = read = 0
+    for parcel in parcels.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
+        most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read == 197
+    assert peak < 20e6
+    if text == "equal":  # a page of long texts is read as a whole, however it is handed out
+        assert most < 60e6
 
 
 def test_too_few_documents_to_split(tmp_path: Path) -> None:

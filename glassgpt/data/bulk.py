@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -42,6 +43,7 @@ from glassgpt.figures import count, plural, size
 _ALONE_BYTES = 4_000_000
 # Pieces whose beginning is encoded to foresee how many tokens there will be.
 _PROBED_PIECES = 8
+_MOST_SHARDS = 10_000  # more are a burden to every file system, and five digits number them
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _write_all(
 ) -> None:
     if begun is None:
         encoder, mark = _begin(order, ranks, work, say)
-        _check_room(order.corpus, encoder, out, say)
+        _check_room(order, encoder, out, say)
         write_mark(work, mark)
     else:
         encoder, mark = Encoder(made_tokenizer(order.options, work), order.options.text_column), begun
@@ -139,15 +141,21 @@ def _begin(
     return Encoder(tokenizer, order.options.text_column), mark
 
 
-def _check_room(corpus: Corpus, encoder: Encoder, out: Path, say: Callable[[str], None]) -> None:
+def _check_room(order: _Order, encoder: Encoder, out: Path, say: Callable[[str], None]) -> None:
     """Foresees the tokens from the beginnings of a few files, and compares with the disk."""
-    read_bytes = tokens = 0
+    corpus, read_bytes, tokens = order.corpus, 0, 0
     for piece in spread(corpus.pieces, _PROBED_PIECES):
         parcel = next(iter(piece.parcels()), None)
         if parcel is not None:
             read_bytes += parcel.disk_bytes
             tokens += len(encoder(parcel).ids)
     expected = tokens * corpus.size_bytes / max(1, read_bytes)
+    if expected / order.options.shard_tokens > _MOST_SHARDS:
+        raise UserError(
+            f"--shard_tokens {order.options.shard_tokens:,} would make about "
+            f"{expected / order.options.shard_tokens:,.0f} files of about {count(expected)} tokens: "
+            f"use at least {math.ceil(expected / _MOST_SHARDS):,}; as a rule it is left at 100,000,000"
+        )
     needed = expected * encoder.dtype.itemsize
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(nearest).free

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
-from glassgpt.data.shards import Shards
+from glassgpt.data.shards import MappedFiles, Shards
 from glassgpt.errors import UserError
 
 __all__ = [
@@ -63,8 +63,10 @@ class Dataset:
         Several files are `Shards`, which read like an array as far as training needs it.
         """
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
-        parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
-        return parts[0] if len(parts) == 1 else cast("NDArray[Any]", Shards(parts))
+        paths = [self.directory / name for name in names]
+        if len(paths) == 1:
+            return np.memmap(paths[0], dtype=dtype, mode="r")
+        return cast("NDArray[Any]", Shards(MappedFiles(paths, dtype)))
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -105,6 +107,38 @@ def test_going_on_cuts_back_what_came_after_the_mark(tmp_path: Path) -> None:
     again = ShardWriter(tmp_path, "train", 10, np.dtype("<u2"), {}, 0)
     again.append(NUMBERS[:25])
     assert list(names.values()) == list(again.finish().values())
+
+
+def test_more_shards_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", documents(300))
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=25)
+    expected = np.concatenate(
+        [np.fromfile(tmp_path / "out" / name, "<u2") for name in dataset.manifest.files("train")]
+    )
+    assert len(dataset.manifest.files("train")) > 300
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 150, hard))
+    try:
+        tokens = dataset.tokens("train")
+        assert np.array_equal(tokens[:], expected)
+        assert np.array_equal(np.asarray(tokens), expected)
+        places = np.random.default_rng(0).integers(0, len(expected) - 60, 400)
+        assert np.array_equal(tokens[places], expected[places])
+        rows = gather(tokens, places, 60)
+        assert np.array_equal(rows, gather(expected, places, 60))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_many_shards_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.data.bulk._MOST_SHARDS", 100)
+    json_lines(tmp_path / "a.jsonl", documents(300))
+    with pytest.raises(
+        UserError, match=r"--shard_tokens 10 would make about [0-9,]+ files .* at least [0-9]
+    ):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -107,17 +108,25 @@ def open_dataset(directory: Path) -> Dataset:
         missing = [path for path in paths if not path.is_file()]
         problems += [f"{path} is missing: {_AGAIN}" for path in missing]
         expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        actual = sum(path.stat().st_size for path in paths if path not in missing)
-        if not missing and actual != expected:
+        sizes = [path.stat().st_size for path in paths if path not in missing]
+        actual = sum(sizes)
+        if not missing and (actual != expected or not _evenly_cut(sizes)):
             # Which of several it is, only their hashes tell.
             wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
             has = (
                 f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
             )
-            problems.append(f"{has} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}")
+            lengths = "other lengths than" if actual == expected else f"{actual:,} bytes where"
+            its = "they were written with" if actual == expected else f"its manifest says {expected:,}"
+            problems.append(f"{has} {lengths} {its}: {_AGAIN}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
+
+
+def _evenly_cut(sizes: Sequence[int]) -> bool:
+    """All shards but the last are equally long, and that is not longer."""
+    return len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0]
 
 
 def verify(dataset: Dataset) -> None:

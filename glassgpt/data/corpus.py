@@ -10,6 +10,7 @@ What is small enough to be read several times (a text, a folder of texts) goes a
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import json
@@ -100,10 +101,27 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
     `download=False`: only see whether they could be had.
     """
     name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
+    if name is not None and source and user_path(source).is_dir():
+        return _brought(user_path(source), name, column)
     if source or is_pattern(dataset) or name is None:
         return _local(source or dataset, column)
     paths, about = hub.fetch(name, download)
     return _of_documents(paths, column, f"{name} on Hugging Face, {about}")
+
+
+def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
+    """A dataset of Hugging Face in a folder: the files that would have been downloaded."""
+    there = [path for path in _visible(folder) if holds_documents(path.name)]
+    if not there:
+        return _local(str(folder), column)
+    paths = hub.chosen_in(folder, name)
+    if not paths:
+        raise UserError(
+            f"none of the {plural(len(there), 'file')} of documents in {folder} is for training, going by "
+            f"their names and the dataset's card: give the files themselves, --source '{folder}/*'"
+        )
+    corpus = _of_documents(paths, column, f"folder {folder}")
+    return dataclasses.replace(corpus, notes=_skipped(len(there) - len(paths), "file of documents"))
 
 
 def _local(where: str, column: str) -> Corpus:

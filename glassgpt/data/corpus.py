@@ -29,9 +29,9 @@ from glassgpt.data.parcels import (
     TextFiles,
     column_problem,
     holds_documents,
+    is_binary,
     is_parquet,
 )
-from glassgpt.data.sources import looks_binary
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
 
@@ -138,8 +138,10 @@ def _local(where: str, column: str) -> Corpus:
         raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
     if _is_mostly_documents(paths):
         return _of_documents(paths, column, description)
-    texts = [file for file in paths if not looks_binary(file)]
+    texts = [file for file in paths if not is_binary(file)]
     notes = _skipped(len(paths) - len(texts), "binary file")
+    if not texts:
+        raise UserError(f"{where} has no text files ({notes[0]}): give files of text, parquet or JSON lines")
     size = sum(file.stat().st_size for file in texts)
     description = f"{description}, {plural(len(texts), 'text')}"
     return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)

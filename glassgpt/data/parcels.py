@@ -115,6 +115,12 @@ def _whole_file(path: Path) -> bytes:
     return content
 
 
+def is_binary(path: Path) -> bool:
+    """Git's test, on what is in the file if it is compressed: text has no NUL byte near its beginning."""
+    with _Unpacked(path) as file:
+        return b"\0" in file.read(8192)
+
+
 # --- lines of JSON ---
 
 

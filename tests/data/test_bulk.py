@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
+import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
@@ -441,6 +444,21 @@ def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     (folder / "picture.txt").write_bytes(b"\0\1\2")
     notes = made(f"{folder}/[p1]*.txt", tmp_path / "some", val_fraction=0.5).manifest.notes
     assert "skipped 1 binary file" in notes
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz", "zst"])
+def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
+    """Whatever bytes they have on the disk. A picture is none, packed or not."""
+    pack: dict[str, Any] = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i, text in enumerate(TEXTS[:40]):
+        (folder / f"{i:02}.txt.{suffix}").write_bytes(pack[suffix](text.encode()))
+    (folder / f"picture.png.{suffix}").write_bytes(pack[suffix](b"png\0" * 10))
+    dataset = made(f"{folder}/*", tmp_path / "out")
+    assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
+    assert "skipped 1 binary file" in dataset.manifest.notes
+    assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

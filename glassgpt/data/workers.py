@@ -6,6 +6,7 @@ order: the number of workers changes how long it takes and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -147,7 +149,8 @@ def encode_all(
     waiting: deque[tuple[int, Parcel, Future[Encoded]]] = deque()
     try:
         for number, parcel in parcels:
-            waiting.append((number, parcel, pool.submit(_encode, parcel)))
+            with _uninterrupted():  # a worker may be started here
+                waiting.append((number, parcel, pool.submit(_encode, parcel)))
             if len(waiting) >= workers * _WAITING:
                 yield _first(waiting)
         while waiting:
@@ -159,6 +162,20 @@ def encode_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after this, here; and never to a process that is started within, which would complain."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows goes without
+        yield
+        return
+    resource_tracker.ensure_running()  # else it is started within, and lets Ctrl-C through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _first(waiting: deque[tuple[int, Parcel, Future[Encoded]]]) -> tuple[int, Parcel, Encoded]:

@@ -27,6 +27,7 @@ from glassgpt.data import bulk, learning, parcels
 from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
+from glassgpt.data.workers import encode_all
 from glassgpt.errors import UserError
 
 TEXTS = documents(200)
@@ -265,6 +266,22 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     verify(open_dataset(out))
 
 
+class TellsMask:
+    """In place of an encoder: whether its process could be interrupted."""
+
+    def __call__(self, parcel: parcels.Parcel) -> bool:
+        return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_no_worker_is_interrupted_while_it_starts() -> None:
+    numbered = [(i, parcels.Parcel(Path("a"), i, "text", [], 0)) for i in range(4)]
+    encoder: Any = TellsMask()
+    assert encoder(numbered[0][1])
+    told = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
+    assert told == [False] * 4
+    assert encoder(numbered[0][1])  # and here all is as before
+
+
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
     for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
@@ -455,7 +472,7 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     for i, text in enumerate(TEXTS[:40]):
         (folder / f"{i:02}.txt.{suffix}").write_bytes(pack[suffix](text.encode()))
     (folder / f"picture.png.{suffix}").write_bytes(pack[suffix](b"png\0" * 10))
-    dataset = made(f"{folder}/*", tmp_path / "out")
+    dataset = made(f"{folder}/*", tmp_path / "made")
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
     assert "skipped 1 binary file" in dataset.manifest.notes
     assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")

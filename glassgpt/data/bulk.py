@@ -30,7 +30,7 @@ from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import tokenizing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
-from glassgpt.data.seen import Seen
+from glassgpt.data.seen import BYTES_PER_KEY, Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
@@ -69,7 +69,7 @@ def prepare_corpus(
     """Write the dataset, or finish one that was begun, and return its manifest."""
     corpus, ranks = _find_inputs(options)
     order = _Order(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
-    with unfinished(out, order.request, options.overwrite) as (work, begun):
+    with unfinished(out, order.request, options.overwrite, say) as (work, begun):
         if begun is None or not begun.complete:
             _write_all(order, ranks, work, out, begun, say, progress)
         else:
@@ -215,8 +215,10 @@ def _save(work: Path, mark: Mark, writers: Mapping[str, ShardWriter], seen: Seen
     for split, writer in writers.items():
         writer.flush()
         mark.closed[split] = dict(writer.closed)
+        mark.lengths |= writer.lengths()
     if seen is not None:
         mark.keys = seen.save()
+        mark.lengths[KEYS] = mark.keys * BYTES_PER_KEY
     write_mark(work, mark)
 
 

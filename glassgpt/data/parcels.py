@@ -219,8 +219,8 @@ def _rows_at_a_time(group: Any, column: str) -> int:
     """As many rows of a row group as are a few megabytes."""
     columns = (group.column(i) for i in range(group.num_columns))
     chunk = next(chunk for chunk in columns if chunk.path_in_schema == column)
-    stored = max(1, chunk.total_uncompressed_size)
-    rows = _ROWS_BYTES * group.num_rows // stored
+    stored: int = max(1, chunk.total_uncompressed_size)
+    rows: int = _ROWS_BYTES * group.num_rows // stored
     if chunk.has_dictionary_page:  # equal texts are stored once, so each may be as long as all that is stored
         rows = min(rows, max(_FEW_ROWS, _ROWS_BYTES // stored))
     return max(1, min(_ROWS, rows))

@@ -114,6 +114,7 @@ class ShardWriter:
     ) -> None:
         """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
         self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self._itemsize = dtype.itemsize
         self.closed, self.tokens = dict(closed), tokens  # name and SHA-256 of each full shard; all tokens
         begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
         self._begin("r+b" if begun_bytes else "wb")
@@ -132,6 +133,11 @@ class ShardWriter:
             if self.tokens % self._shard_tokens == 0:
                 self._close_shard()
                 self._begin()
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes of every shard, the one that is begun too."""
+        full = dict.fromkeys(self.closed, self._shard_tokens * self._itemsize)
+        return {**full, self._path.name: self.tokens % self._shard_tokens * self._itemsize}
 
     def flush(self) -> None:
         """Waits until what is written is on the disk."""

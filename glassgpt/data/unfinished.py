@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Mark:
     tokens: dict[str, int] = field(default_factory=_none_yet)
     # SHA-256 of the shards that are full.
     closed: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
+    # Bytes of each file that it goes on with.
+    lengths: dict[str, int] = field(default_factory=dict)
     # Keys of documents, in a file of their own, if copies are to be left out.
     keys: int = 0
     notes: list[str] = field(default_factory=list)
@@ -55,7 +57,9 @@ class Mark:
 
 
 @contextlib.contextmanager
-def unfinished(out: Path, request: str, overwrite: bool) -> Iterator[tuple[Path, Mark | None]]:
+def unfinished(
+    out: Path, request: str, overwrite: bool, say: Callable[[str], None]
+) -> Iterator[tuple[Path, Mark | None]]:
     """The folder to work in, and the mark of an earlier attempt at the same, if there is one.
 
     The caller holds the lock on `out`. When something goes wrong, it is left as it is if a shard is done.
@@ -63,6 +67,8 @@ def unfinished(out: Path, request: str, overwrite: bool) -> Iterator[tuple[Path,
     work = out.parent / f".{out.name}.unfinished"
     work.mkdir(parents=True, exist_ok=True)
     mark = _read_mark(work)
+    if mark is None and (work / MARK).exists():
+        say(f"{work} lost a part of what it held since it was stopped: beginning anew")
     if mark is not None and mark.request != request:
         if mark.shards() and not overwrite:
             raise UserError(
@@ -95,8 +101,9 @@ def mark_complete(work: Path, mark: Mark) -> None:
     mark.complete = True
     write_mark(work, mark)
     for path in work.iterdir():
-        # A mark that was being written when the process was killed has a hidden name.
-        if path.name == KEYS or path.name.startswith("."):
+        # A mark that was being written when the process was killed has a hidden name; before the lock lay
+        # beside the folder, it lay in it.
+        if path.name in (KEYS, "lock") or path.name.startswith("."):
             path.unlink()
 
 
@@ -107,15 +114,15 @@ def forget_mark(out: Path) -> None:
 
 
 def _read_mark(work: Path) -> Mark | None:
-    """None if there is none, or if something it speaks of is gone."""
+    """None if there is none, or if something it speaks of is gone or cut off: then it must begin anew."""
     try:
         mark = Mark(**json.loads((work / MARK).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
     if mark.complete:
         return mark if _is_dataset(work) else None
-    names = [name for closed in mark.closed.values() for name in closed]
-    return mark if all((work / name).is_file() for name in names) else None
+    found = {path.name: path.stat().st_size for path in work.iterdir()}
+    return mark if all(found.get(name, -1) >= length for name, length in mark.lengths.items()) else None
 
 
 def _is_dataset(work: Path) -> bool:

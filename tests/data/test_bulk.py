@@ -23,7 +23,7 @@ import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import bulk, learning, parcels
+from glassgpt.data import bulk, learning, manifest, parcels, staging
 from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -277,7 +277,7 @@ def test_no_worker_is_interrupted_while_it_starts() -> None:
     numbered = [(i, parcels.Parcel(Path("a"), i, "text", [], 0)) for i in range(4)]
     encoder: Any = TellsMask()
     assert encoder(numbered[0][1])
-    told = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
+    told: list[Any] = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
     assert told == [False] * 4
     assert encoder(numbered[0][1])  # and here all is as before
 
@@ -352,15 +352,35 @@ def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / ".out.unfinished").exists()
 
 
-def test_a_shard_that_is_gone_means_beginning_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", ["train-00001.bin", "val-00000.bin", "begun", "seen.bin"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, gone: bool
+) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
     with monkeypatch.context() as patch:
         stop_after_shards(patch, 3)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    (tmp_path / ".out.unfinished" / "train-00001.bin").unlink()
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+    work = tmp_path / ".out.unfinished"
+    path = max(work.glob("train-*.bin")) if file == "begun" else work / file
+    assert path.stat().st_size > 2
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    said: list[str] = []
+    options = PrepareOptions(
+        str(tmp_path / "a.jsonl"),
+        out_dir=str(tmp_path / "out"),
+        tokenizer="bpe:300",
+        val_fraction=0.2,
+        shard_tokens=400,
+        dedup=True,
+    )
+    prepare(options, said.append, progress=False)
+    assert f"{work} lost a part of what it held since it was stopped: beginning anew" in said
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
@@ -379,7 +399,7 @@ def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
-    move = bulk.move_into_place
+    move = staging.move_into_place
 
     def another(work: Path, out: Path) -> None:
         with pytest.raises(UserError, match="another process is preparing"):
@@ -393,10 +413,10 @@ def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
     made(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
-    write = bulk.write_manifest
+    write = manifest.write_manifest
 
-    def meanwhile(work: Path, manifest: Any) -> None:
-        write(work, manifest)
+    def meanwhile(work: Path, content: Any) -> None:
+        write(work, content)
         (tmp_path / "other").rename(tmp_path / "out")
 
     monkeypatch.setattr(bulk, "write_manifest", meanwhile)

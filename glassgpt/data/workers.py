@@ -171,11 +171,28 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # else it is started within, and lets Ctrl-C through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _deferred():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit that
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _deferred() -> Iterator[None]:
+    """Ctrl-C comes after this, whichever thread it is handed to: a library's own does not block it."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
+        yield
+        return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _first(waiting: deque[tuple[int, Parcel, Future[Encoded]]]) -> tuple[int, Parcel, Encoded]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -23,7 +24,7 @@ import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import bulk, learning, manifest, parcels, staging
+from glassgpt.data import bulk, learning, manifest, parcels, staging, workers
 from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -280,6 +281,30 @@ def test_no_worker_is_interrupted_while_it_starts() -> None:
     told: list[Any] = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
     assert told == [False] * 4
     assert encoder(numbered[0][1])  # and here all is as before
+
+
+def test_starting_a_worker_is_finished_before_ctrl_c_counts() -> None:
+    """Also if another thread gets the signal, one that does not block it."""
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    done: list[str] = []
+
+    def start_worker() -> None:
+        with workers._uninterrupted():
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            thread.join()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start_worker()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -23,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
-from glassgpt.data.dataset import user_path
+from glassgpt.data.dataset import read_manifest, user_path
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
-from glassgpt.data.options import PrepareOptions, corpus_val_fraction, dataset_name, keep_scripts
+from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import tokenizing
 from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
-from glassgpt.data.seen import Seen
+from glassgpt.data.seen import BYTES_PER_KEY, Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
-from glassgpt.data.unfinished import KEYS, Mark, forget_mark, unfinished, write_mark
+from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unfinished, write_mark
 from glassgpt.data.workers import Encoded, Encoder, cores, encode_all
 from glassgpt.errors import UserError
 from glassgpt.figures import count, plural, size
@@ -42,6 +43,7 @@ from glassgpt.figures import count, plural, size
 _ALONE_BYTES = 4_000_000
 # Pieces whose beginning is encoded to foresee how many tokens there will be.
 _PROBED_PIECES = 8
+_MOST_SHARDS = 10_000  # more are a burden to every file system, and five digits number them
 
 
 @dataclass(frozen=True)
@@ -67,21 +69,38 @@ def prepare_corpus(
     """Write the dataset, or finish one that was begun, and return its manifest."""
     corpus, ranks = _find_inputs(options)
     order = _Order(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
-    with unfinished(out, order.request, options.overwrite) as (work, begun):
-        if begun is None:
-            encoder, mark = _begin(order, ranks, work, say)
-            _check_room(corpus, encoder, out, say)
-            write_mark(work, mark)
+    with unfinished(out, order.request, options.overwrite, say) as (work, begun):
+        if begun is None or not begun.complete:
+            _write_all(order, ranks, work, out, begun, say, progress)
         else:
-            encoder, mark = Encoder(made_tokenizer(options, work), options.text_column), begun
-            say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
-        sha256 = _encode(order, encoder, work, mark, say, progress)
-        manifest = _manifest(order, encoder, mark, sha256)
-        write_manifest(work, manifest)
+            say("all was written when it was stopped")
+        manifest = read_manifest(work)
+        check_place(options, out)  # hours may have passed, and somebody may have put something there
         keep_scripts(out, work)
-        forget_mark(work)  # last: who is killed before goes on from it, and only writes the end again
         move_into_place(work, out)
+        forget_mark(out)
     return manifest
+
+
+def _write_all(
+    order: _Order,
+    ranks: Ranks | None,
+    work: Path,
+    out: Path,
+    begun: Mark | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> None:
+    if begun is None:
+        encoder, mark = _begin(order, ranks, work, say)
+        _check_room(order, encoder, out, say)
+        write_mark(work, mark)
+    else:
+        encoder, mark = Encoder(made_tokenizer(order.options, work), order.options.text_column), begun
+        say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
+    sha256 = _encode(order, encoder, work, mark, say, progress)
+    write_manifest(work, _manifest(order, encoder, mark, sha256))
+    mark_complete(work, mark)  # last: who is killed before goes on from the last shard
 
 
 def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
@@ -122,15 +141,21 @@ def _begin(
     return Encoder(tokenizer, order.options.text_column), mark
 
 
-def _check_room(corpus: Corpus, encoder: Encoder, out: Path, say: Callable[[str], None]) -> None:
+def _check_room(order: _Order, encoder: Encoder, out: Path, say: Callable[[str], None]) -> None:
     """Foresees the tokens from the beginnings of a few files, and compares with the disk."""
-    read_bytes = tokens = 0
+    corpus, read_bytes, tokens = order.corpus, 0, 0
     for piece in spread(corpus.pieces, _PROBED_PIECES):
         parcel = next(iter(piece.parcels()), None)
         if parcel is not None:
             read_bytes += parcel.disk_bytes
             tokens += len(encoder(parcel).ids)
     expected = tokens * corpus.size_bytes / max(1, read_bytes)
+    if expected / order.options.shard_tokens > _MOST_SHARDS:
+        raise UserError(
+            f"--shard_tokens {order.options.shard_tokens:,} would make about "
+            f"{expected / order.options.shard_tokens:,.0f} files of about {count(expected)} tokens: "
+            f"use at least {math.ceil(expected / _MOST_SHARDS):,}; as a rule it is left at 100,000,000"
+        )
     needed = expected * encoder.dtype.itemsize
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(nearest).free
@@ -190,8 +215,10 @@ def _save(work: Path, mark: Mark, writers: Mapping[str, ShardWriter], seen: Seen
     for split, writer in writers.items():
         writer.flush()
         mark.closed[split] = dict(writer.closed)
+        mark.lengths |= writer.lengths()
     if seen is not None:
         mark.keys = seen.save()
+        mark.lengths[KEYS] = mark.keys * BYTES_PER_KEY
     write_mark(work, mark)
 
 

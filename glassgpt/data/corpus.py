@@ -10,6 +10,7 @@ What is small enough to be read several times (a text, a folder of texts) goes a
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import json
@@ -28,9 +29,9 @@ from glassgpt.data.parcels import (
     TextFiles,
     column_problem,
     holds_documents,
+    is_binary,
     is_parquet,
 )
-from glassgpt.data.sources import looks_binary
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
 
@@ -100,10 +101,27 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
     `download=False`: only see whether they could be had.
     """
     name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
+    if name is not None and source and user_path(source).is_dir():
+        return _brought(user_path(source), name, column)
     if source or is_pattern(dataset) or name is None:
         return _local(source or dataset, column)
     paths, about = hub.fetch(name, download)
     return _of_documents(paths, column, f"{name} on Hugging Face, {about}")
+
+
+def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
+    """A dataset of Hugging Face in a folder: the files that would have been downloaded."""
+    there = [path for path in _visible(folder) if holds_documents(path.name)]
+    if not there:
+        return _local(str(folder), column)
+    paths = hub.chosen_in(folder, name)
+    if not paths:
+        raise UserError(
+            f"none of the {plural(len(there), 'file')} of documents in {folder} is for training, going by "
+            f"their names and the dataset's card: give the files themselves, --source '{folder}/*'"
+        )
+    corpus = _of_documents(paths, column, f"folder {folder}")
+    return dataclasses.replace(corpus, notes=_skipped(len(there) - len(paths), "file of documents"))
 
 
 def _local(where: str, column: str) -> Corpus:
@@ -120,8 +138,10 @@ def _local(where: str, column: str) -> Corpus:
         raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
     if _is_mostly_documents(paths):
         return _of_documents(paths, column, description)
-    texts = [file for file in paths if not looks_binary(file)]
+    texts = [file for file in paths if not is_binary(file)]
     notes = _skipped(len(paths) - len(texts), "binary file")
+    if not texts:
+        raise UserError(f"{where} has no text files ({notes[0]}): give files of text, parquet or JSON lines")
     size = sum(file.stat().st_size for file in texts)
     description = f"{description}, {plural(len(texts), 'text')}"
     return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
-from glassgpt.data.shards import Shards
+from glassgpt.data.shards import MappedFiles, Shards
 from glassgpt.errors import UserError
 
 __all__ = [
@@ -63,8 +64,10 @@ class Dataset:
         Several files are `Shards`, which read like an array as far as training needs it.
         """
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
-        parts = [np.memmap(self.directory / name, dtype=dtype, mode="r") for name in names]
-        return parts[0] if len(parts) == 1 else cast("NDArray[Any]", Shards(parts))
+        paths = [self.directory / name for name in names]
+        if len(paths) == 1:
+            return np.memmap(paths[0], dtype=dtype, mode="r")
+        return cast("NDArray[Any]", Shards(MappedFiles(paths, dtype)))
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
@@ -105,17 +108,25 @@ def open_dataset(directory: Path) -> Dataset:
         missing = [path for path in paths if not path.is_file()]
         problems += [f"{path} is missing: {_AGAIN}" for path in missing]
         expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        actual = sum(path.stat().st_size for path in paths if path not in missing)
-        if not missing and actual != expected:
+        sizes = [path.stat().st_size for path in paths if path not in missing]
+        actual = sum(sizes)
+        if not missing and (actual != expected or not _evenly_cut(sizes)):
             # Which of several it is, only their hashes tell.
             wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
             has = (
                 f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
             )
-            problems.append(f"{has} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}")
+            lengths = "other lengths than" if actual == expected else f"{actual:,} bytes where"
+            its = "they were written with" if actual == expected else f"its manifest says {expected:,}"
+            problems.append(f"{has} {lengths} {its}: {_AGAIN}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
+
+
+def _evenly_cut(sizes: Sequence[int]) -> bool:
+    """All shards but the last are equally long, and that is not longer."""
+    return len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0]
 
 
 def verify(dataset: Dataset) -> None:

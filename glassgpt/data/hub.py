@@ -10,6 +10,7 @@ huggingface_hub does the downloading: its cache (HF_HOME), its resuming of what 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -67,15 +68,19 @@ class Listing:
 def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     """The training files, downloaded or from the cache, and what to say about them."""
     try:
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
-        raise UserError(f"{name} is on Hugging Face, which needs huggingface_hub: {_EXTRA}") from error
+        raise UserError(f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {_EXTRA}") from error
     # Whatever library it uses for the network: that one's own errors are among these.
     unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
         listing, files = _look_up(name)
         _check_room(name, listing, files)
         folder = _download(name, listing.branch, files if download else [])
+    except HFValidationError as error:
+        raise UserError(
+            f"{_not_here(name)}it cannot be a name on Hugging Face either: check how it is written"
+        ) from error
     except unreachable as error:
         return _from_cache(name, error)
     return [folder / file for file in files if download], f"revision {listing.commit[:12]}"
@@ -135,19 +140,44 @@ def _download(name: HubName, branch: str, files: Sequence[str]) -> Path:
 
 def _from_cache(name: HubName, error: Exception) -> tuple[list[Path], str]:
     """What an earlier download left in huggingface_hub's cache, when the network is not there."""
-    from huggingface_hub import metadata_load
-
     for branch in ("main", _CONVERTED):
         folder = _cached_folder(name, branch)
         if folder is None:
             continue
-        card = metadata_load(folder / "README.md") if (folder / "README.md").is_file() else None
-        sizes = {path.relative_to(folder).as_posix(): 0 for path in folder.rglob("*") if path.is_file()}
-        files = chosen(Listing(branch, folder.name, sizes, (card or {}).get("configs") or ()), name)
+        files = chosen(_listing_of(folder, branch), name)
         if files:
             about = "from the cache: Hugging Face could not be asked if that is all"
             return [folder / file for file in files], f"revision {folder.name[:12]}, {about}"
     raise UserError(offline(name, error)) from error
+
+
+def chosen_in(folder: Path, name: HubName) -> list[Path]:
+    """The training files of a dataset that somebody brought here: all of its folder, or only what matters."""
+    listing = _listing_of(folder, "main")
+    files = chosen(listing, name)
+    if not files and not listing.configurations:
+        files = chosen(listing, HubName(name.repository))  # they lie in `folder` without their own folder
+    return [folder / file for file in files]
+
+
+def _listing_of(folder: Path, branch: str) -> Listing:
+    """As the hub would tell it. Hidden files are huggingface_hub's own."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    sizes = {path.as_posix(): 0 for path in paths if not any(part.startswith(".") for part in path.parts)}
+    return Listing(branch, folder.name, sizes, _card(folder).get("configs") or ())
+
+
+def _card(folder: Path) -> Mapping[str, Any]:
+    path = folder / "README.md"
+    if not path.is_file() or not path.read_bytes().startswith(b"---"):
+        return {}
+    try:
+        from huggingface_hub import metadata_load
+    except ImportError as error:
+        raise UserError(
+            f"{path} says which files are for training, and needs huggingface_hub: {_EXTRA}"
+        ) from error
+    return metadata_load(path) or {}
 
 
 def _cached_folder(name: HubName, branch: str) -> Path | None:
@@ -169,10 +199,15 @@ def offline(name: HubName, error: Exception) -> str:
     include = f' --include "{name.part}/*"' if name.part else ""
     reason = re.split(r"\. |\n", str(error))[0] or type(error).__name__
     return (
-        f"{name} could not be read from Hugging Face ({reason}): where there is a network, run  hf download "
-        f"{name.repository} --repo-type dataset{include} --local-dir FOLDER, "
+        f"{_not_here(name)}{name} could not be read from Hugging Face ({reason}): where there is a "
+        f"network, run  hf download {name.repository} --repo-type dataset{include} --local-dir FOLDER, "
         f"bring FOLDER here, and run  glass prepare {known} --source FOLDER"
     )
+
+
+def _not_here(name: HubName) -> str:
+    """Whoever mistyped a path should hear that first."""
+    return "" if name in KNOWN.values() else f"there is no file or folder {name} here, and "
 
 
 def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
@@ -206,9 +241,7 @@ def chosen(listing: Listing, name: HubName) -> list[str]:
         return _by_card(files, listing.configurations, name)
     if name.part:
         files = in_folder or [file for file in files if fnmatchcase(file, name.part)]
-    files = [file for file in files if not _HELD_OUT.search(file.lower())]
-    # The same text is often there in two formats.
-    return [file for file in files if file.endswith(PARQUET)] or files
+    return _for_training(files)
 
 
 def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], name: HubName) -> list[str]:
@@ -222,19 +255,37 @@ def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], 
         shown = ", ".join(list(by_name)[:20]) + (", ..." if len(by_name) > 20 else "")
         what = f"has no {name.part!r}; there are" if name.part else "has several configurations:"
         raise UserError(f"{name.repository} {what} {shown}: name one, {name.repository}:NAME")
-    patterns = _train_patterns(config.get("data_files", "**"))
-    return [file for file in files if any(_matches(file, pattern) for pattern in patterns)]
+    folder = str(config.get("data_dir") or "")
+    by_split = _patterns(config.get("data_files") or "**")
+    named = [file for file in files if _matches(file, folder, by_split.get("train", []))]
+    unnamed = [file for file in files if _matches(file, folder, by_split.get(None, []))]
+    return sorted({*named, *_for_training(unnamed)})
 
 
-def _train_patterns(data_files: Any) -> list[str]:
-    """Of a card's data_files, which may be a pattern, a list of them, or one or more for each split."""
+def _for_training(files: Sequence[str]) -> list[str]:
+    """Where nobody says which split a file is of, its name does."""
+    files = [file for file in files if not _HELD_OUT.search(file.lower())]
+    # The same text is often there in two formats.
+    return [file for file in files if file.endswith(PARQUET)] or files
+
+
+def _patterns(data_files: Any) -> dict[str | None, list[str]]:
+    """Of a card's data_files, by split; None where it names none.
+
+    They may be a pattern, a list of them, or one or more for each split, as a mapping or as a list.
+    """
     if isinstance(data_files, str):
-        return [data_files]
-    if all(isinstance(item, str) for item in data_files):
-        return list(data_files)
-    paths = [item["path"] for item in data_files if item.get("split", "train") == "train"]
-    return [pattern for path in paths for pattern in ([path] if isinstance(path, str) else path)]
+        return {None: [data_files]}
+    if isinstance(data_files, Mapping):
+        data_files = [{"split": split, "path": path} for split, path in data_files.items()]
+    result: dict[str | None, list[str]] = {}
+    for item in data_files:
+        split, path = (None, item) if isinstance(item, str) else (item.get("split"), item["path"])
+        result.setdefault(split, []).extend([path] if isinstance(path, str) else path)
+    return result
 
 
-def _matches(file: str, pattern: str) -> bool:
-    return fnmatchcase(file, pattern) or fnmatchcase(file, pattern.replace("**/", ""))
+def _matches(file: str, folder: str, patterns: Sequence[str]) -> bool:
+    """Patterns are relative to the folder."""
+    full = [posixpath.normpath(posixpath.join(folder, pattern)) for pattern in patterns]
+    return any(fnmatchcase(file, one) or fnmatchcase(file, one.replace("**/", "")) for one in full)

@@ -20,6 +20,7 @@ from glassgpt.data.parcels import holds_documents
 from glassgpt.data.sources import dataset_problem, is_kept_download
 from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
+from glassgpt.data.unfinished import MARK
 from glassgpt.errors import UserError
 
 _VAL_BYTES = 20_000_000
@@ -114,6 +115,12 @@ def check_options(options: PrepareOptions, out: Path) -> None:
         raise UserError(found)
 
 
+def check_place(options: PrepareOptions, out: Path) -> None:
+    """Once more, right before something goes there."""
+    if problem := _place_problem(options, out):
+        raise UserError(problem)
+
+
 def _text_problems(options: PrepareOptions) -> list[str]:
     problems = []
     if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
@@ -179,6 +186,8 @@ def _place_problem(options: PrepareOptions, out: Path) -> str | None:
         )
     ours = {MANIFEST, *TOKENIZER_FILES, *filter(split_of, names)} if MANIFEST in names else set()
     ours |= NANOGPT_SCRIPTS
+    if MANIFEST in names:
+        ours.add(MARK)  # of a preparation that was killed right after it gave the folder its name
     if foreign := [name for name in names if name not in ours and not is_kept_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
     if MANIFEST in names and not options.overwrite:

@@ -21,7 +21,9 @@ PARCEL_BYTES = 2**20
 BLOCK_BYTES = 2**20
 # Of one document. The text and its tokens are in memory at once, in every worker.
 MOST_BYTES = 2**28
-_ROWS = 256  # of a parquet file at a time
+_ROWS = 256  # of a parquet file at a time, at most
+_ROWS_BYTES = 2**24  # and fewer where they are long: about this much text
+_FEW_ROWS = 4  # take hardly longer each than many do
 
 COMPRESSED = (".gz", ".xz", ".zst")
 LINES = (".jsonl", ".ndjson")
@@ -113,6 +115,12 @@ def _whole_file(path: Path) -> bytes:
     return content
 
 
+def is_binary(path: Path) -> bool:
+    """Git's test, on what is in the file if it is compressed: text has no NUL byte near its beginning."""
+    with _Unpacked(path) as file:
+        return b"\0" in file.read(8192)
+
+
 # --- lines of JSON ---
 
 
@@ -168,34 +176,54 @@ class Parquet:
 
     def parcels(self, skip: int = 0) -> Iterator[Parcel]:
         with open_parquet(self.path) as file:
-            rows = max(1, file.metadata.num_rows)
-            first = 0
-            for group in range(file.num_row_groups):
-                after = first + file.metadata.row_group(group).num_rows
-                if after <= skip:
-                    first = after
-                    continue
-                for items in self._items(file, group):
-                    for start, stop in _by_size(items):
-                        here = first + start
-                        kept = items[max(start, skip - first) : stop]
-                        if kept:
-                            share = round(self.size_bytes * len(kept) / rows)
-                            yield Parcel(self.path, max(here, skip), "text", kept, share)
-                    first += len(items)
+            bytes_per_row = self.size_bytes / max(1, file.metadata.num_rows)
+            items: list[bytes] = []
+            first, size = skip, 0
+            for text in self._texts(file, skip):
+                if len(text) > MOST_BYTES:
+                    raise UserError(
+                        f"{self.path}, document {first + len(items) + 1:,} is longer than "
+                        f"{MOST_BYTES / 1e6:,.0f} MB: cut it into documents"
+                    )
+                items.append(text)
+                size += len(text)
+                if size >= PARCEL_BYTES or len(items) >= _ROWS:
+                    yield Parcel(self.path, first, "text", items, round(len(items) * bytes_per_row))
+                    items, first, size = [], first + len(items), 0
+            if items:
+                yield Parcel(self.path, first, "text", items, round(len(items) * bytes_per_row))
 
-    def _items(self, file: Any, group: int) -> Iterator[list[bytes]]:
-        """The texts of a row group, some rows at a time. A null is an empty text."""
+    def _texts(self, file: Any, skip: int) -> Iterator[bytes]:
+        """All but the first `skip`, a few rows in memory at a time. A null is an empty text."""
         import pyarrow as pa
 
+        first = 0
         try:
-            for batch in file.iter_batches(_ROWS, [group], [self.column], use_threads=False):
-                texts = batch.column(0)
-                if pa.types.is_dictionary(texts.type):
-                    texts = texts.dictionary_decode()
-                yield [text or b"" for text in texts.cast(pa.large_binary()).to_pylist()]
+            for group in range(file.num_row_groups):
+                after = first + file.metadata.row_group(group).num_rows
+                rows = _rows_at_a_time(file.metadata.row_group(group), self.column)
+                batches = file.iter_batches(rows, [group], [self.column], use_threads=False)
+                for batch in batches if after > skip else ():
+                    texts = batch.column(0)
+                    if pa.types.is_dictionary(texts.type):
+                        texts = texts.dictionary_decode()
+                    for text in texts.slice(max(0, skip - first)).cast(pa.large_binary()):
+                        yield text.as_py() or b""
+                    first += batch.num_rows
+                first = after
         except (pa.ArrowException, OSError) as error:
             raise UserError(damaged(self.path, error)) from error
+
+
+def _rows_at_a_time(group: Any, column: str) -> int:
+    """As many rows of a row group as are a few megabytes."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    chunk = next(chunk for chunk in columns if chunk.path_in_schema == column)
+    stored: int = max(1, chunk.total_uncompressed_size)
+    rows: int = _ROWS_BYTES * group.num_rows // stored
+    if chunk.has_dictionary_page:  # equal texts are stored once, so each may be as long as all that is stored
+        rows = min(rows, max(_FEW_ROWS, _ROWS_BYTES // stored))
+    return max(1, min(_ROWS, rows))
 
 
 def open_parquet(path: Path) -> Any:
@@ -233,16 +261,6 @@ def _is_text(pa: Any, kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
-
-def _by_size(items: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Where to cut a list into parcels."""
-    start = size = 0
-    for stop, item in enumerate(items, 1):
-        size += len(item)
-        if size >= PARCEL_BYTES or stop == len(items):
-            yield start, stop
-            start, size = stop, 0
 
 
 # --- compression ---

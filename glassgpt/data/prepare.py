@@ -28,6 +28,7 @@ from glassgpt.data.options import (
     PrepareOptions,
     asked_tokenizer,
     check_options,
+    check_place,
     keep_scripts,
     out_directory,
     val_fraction,
@@ -37,7 +38,7 @@ from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
 from glassgpt.data.seams import cut_safely
 from glassgpt.data.sources import Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
-from glassgpt.data.staging import move_into_place, staging
+from glassgpt.data.staging import alone, move_into_place, staging
 from glassgpt.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -65,10 +66,11 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
         options = dataclasses.replace(options, dataset=name)
     out = out_directory(options)
     check_options(options, out)
-    if is_corpus(options.dataset, options.dedup):
-        manifest = prepare_corpus(options, out, say, progress)
-    else:
-        manifest = _prepare_text(options, out, notes, say, progress)
+    with alone(out):
+        if is_corpus(options.dataset, options.dedup):
+            manifest = prepare_corpus(options, out, say, progress)
+        else:
+            manifest = _prepare_text(options, out, notes, say, progress)
     say(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
         f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
@@ -106,6 +108,7 @@ def _prepare_text(
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
+        check_place(options, out)  # somebody may have put something there meanwhile
         keep_scripts(out, work)
         move_into_place(work, out)
     return manifest

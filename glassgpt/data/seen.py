@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from glassgpt.data.staging import sync_to_disk
 
+BYTES_PER_KEY = 8
 _RECENT = 2**20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +14,38 @@ from numpy.typing import NDArray
 from glassgpt.data.manifest import shard_name
 from glassgpt.data.staging import sync_to_disk
 
+# Each takes one of the files that a process may have open, often 1024 in all and sometimes 256.
+_MAPPED_AT_ONCE = 64
+
+
+class MappedFiles:
+    """Files of ids, each mapped when it is asked for; those asked for last stay mapped."""
+
+    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+        self._paths, self.dtype = paths, dtype
+        self.lengths = [path.stat().st_size // dtype.itemsize for path in paths]
+        self._map = functools.lru_cache(_MAPPED_AT_ONCE)(self._map_file)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        return self._map(number)
+
+    def _map_file(self, number: int) -> NDArray[Any]:
+        # A memmap is slow to slice, what it maps is not.
+        return np.asarray(np.memmap(self._paths[number], dtype=self.dtype, mode="r"))
+
 
 class Shards:
     """The tokens of several files under one numbering. Reads like an array: by number, slice and window."""
 
-    def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
-        self._parts = [np.asarray(part) for part in parts]  # a memmap is slow to slice, what it maps is not
-        self._ends = np.cumsum([len(part) for part in self._parts])
+    def __init__(self, parts: Sequence[NDArray[Any]] | MappedFiles) -> None:
+        self._parts: list[NDArray[Any]] | MappedFiles
+        if isinstance(parts, MappedFiles):
+            self._parts, lengths, self.dtype = parts, parts.lengths, parts.dtype
+        else:
+            self._parts = [np.asarray(part) for part in parts]
+            lengths, self.dtype = [len(part) for part in self._parts], self._parts[0].dtype
+        self._ends = np.cumsum(lengths)
         self._begins = [0, *self._ends[:-1].tolist()]
-        self.dtype = self._parts[0].dtype
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -31,7 +55,7 @@ class Shards:
         return len(self) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)
+        return self._run(0, len(self)).astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, where: slice | NDArray[np.int64]) -> NDArray[Any]:
         if isinstance(where, slice):
@@ -58,14 +82,18 @@ class Shards:
         return result
 
     def _run(self, start: int, length: int) -> NDArray[Any]:
-        pieces = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
-        while length > 0:
-            offset = start - self._begins[shard]
-            pieces.append(self._parts[shard][offset : offset + length])
-            start, length = start + len(pieces[-1]), length - len(pieces[-1])
+        if length and start + length <= self._ends[shard]:
+            return self._parts[shard][start - self._begins[shard] :][:length]
+        result = np.empty(length, dtype=self.dtype)
+        done = 0
+        while done < length:
+            offset = start + done - self._begins[shard]
+            piece = self._parts[shard][offset : offset + length - done]
+            result[done : done + len(piece)] = piece
+            done += len(piece)
             shard += 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, self.dtype)])
+        return result
 
 
 # What training reads: one file, or several.
@@ -86,6 +114,7 @@ class ShardWriter:
     ) -> None:
         """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
         self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self._itemsize = dtype.itemsize
         self.closed, self.tokens = dict(closed), tokens  # name and SHA-256 of each full shard; all tokens
         begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
         self._begin("r+b" if begun_bytes else "wb")
@@ -104,6 +133,11 @@ class ShardWriter:
             if self.tokens % self._shard_tokens == 0:
                 self._close_shard()
                 self._begin()
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes of every shard, the one that is begun too."""
+        full = dict.fromkeys(self.closed, self._shard_tokens * self._itemsize)
+        return {**full, self._path.name: self.tokens % self._shard_tokens * self._itemsize}
 
     def flush(self) -> None:
         """Waits until what is written is on the disk."""

@@ -29,6 +29,42 @@ def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
                 parent.rmdir()
 
 
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else makes `out` meanwhile. The lock lies beside it, and so outlives what is renamed."""
+    path = out.parent / f".{out.name}.lock"
+    made = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(path)
+    except OSError as error:
+        raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
+    if descriptor is None:
+        raise UserError(f"another process is preparing {out} right now: let it end first")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):  # Windows removes nothing that is open
+            path.unlink(missing_ok=True)  # while it is locked: who waits for this file sees that it is gone
+        os.close(descriptor)
+        for parent in made:  # innermost first; stops at the first that holds something
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def _locked(path: Path) -> int | None:
+    """An open file that is locked and still has this name, or None if somebody else has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # its owner removed it between our opening and our locking
+
+
 def move_into_place(work: Path, out: Path) -> None:
     """Rename the finished folder to its name; a folder it replaces is removed last.
 
@@ -37,7 +73,7 @@ def move_into_place(work: Path, out: Path) -> None:
     """
     for path in (*work.iterdir(), work):
         sync_to_disk(path)
-    old = work.with_suffix(".old")
+    old = out.parent / f".{out.name}.{secrets.token_hex(4)}.old"  # one from an earlier time may be there
     if out.exists():
         out.rename(old)
     try:

@@ -173,6 +173,8 @@ class BytePairTokenizer:
 
         tiktoken never merges across a special token, so each is encoded as if it were alone.
         """
+        if not texts:
+            return np.empty(0, dtype=np.uint32)
         joined = END_OF_TEXT.join(texts) + END_OF_TEXT
         if joined.count(END_OF_TEXT) != len(texts) or has_long_blanks(joined):
             end = np.array([self.eot])

@@ -6,6 +6,7 @@ order: the number of workers changes how long it takes and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -147,7 +149,8 @@ def encode_all(
     waiting: deque[tuple[int, Parcel, Future[Encoded]]] = deque()
     try:
         for number, parcel in parcels:
-            waiting.append((number, parcel, pool.submit(_encode, parcel)))
+            with _uninterrupted():  # a worker may be started here
+                waiting.append((number, parcel, pool.submit(_encode, parcel)))
             if len(waiting) >= workers * _WAITING:
                 yield _first(waiting)
         while waiting:
@@ -159,6 +162,37 @@ def encode_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after this, here; and never to a process that is started within, which would complain."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows goes without
+        yield
+        return
+    resource_tracker.ensure_running()  # else it is started within, and lets Ctrl-C through again
+    with _deferred():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit that
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _deferred() -> Iterator[None]:
+    """Ctrl-C comes after this, whichever thread it is handed to: a library's own does not block it."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
+        yield
+        return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _first(waiting: deque[tuple[int, Parcel, Future[Encoded]]]) -> tuple[int, Parcel, Encoded]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
 import pytest
+import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import bulk, learning, parcels
+from glassgpt.data import bulk, learning, manifest, parcels, staging, workers
 from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
+from glassgpt.data.workers import encode_all
 from glassgpt.errors import UserError
 
 TEXTS = documents(200)
@@ -260,9 +267,49 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     verify(open_dataset(out))
 
 
+class TellsMask:
+    """In place of an encoder: whether its process could be interrupted."""
+
+    def __call__(self, parcel: parcels.Parcel) -> bool:
+        return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_no_worker_is_interrupted_while_it_starts() -> None:
+    numbered = [(i, parcels.Parcel(Path("a"), i, "text", [], 0)) for i in range(4)]
+    encoder: Any = TellsMask()
+    assert encoder(numbered[0][1])
+    told: list[Any] = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
+    assert told == [False] * 4
+    assert encoder(numbered[0][1])  # and here all is as before
+
+
+def test_starting_a_worker_is_finished_before_ctrl_c_counts() -> None:
+    """Also if another thread gets the signal, one that does not block it."""
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    done: list[str] = []
+
+    def start_worker() -> None:
+        with workers._uninterrupted():
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            thread.join()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start_worker()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
-    for step in ("write_manifest", "keep_scripts", "forget_mark"):
+    for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
         with monkeypatch.context() as patch:
 
             def stop(*arguments: Any) -> None:
@@ -274,6 +321,33 @@ def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pyte
     made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
     made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_killed_before_the_renaming_only_that_is_left_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments: Any) -> None:
+            raise _Stopped
+
+        patch.setattr(bulk, "move_into_place", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        patch.setattr(bulk, "_encode", stop)
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        # Killed right after it: a mark is left in the dataset, and is in nobody's way.
+        patch.setattr(bulk, "forget_mark", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert (tmp_path / "out" / "unfinished.json").exists()
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "whole"]
 
 
 class _Stopped(Exception):
@@ -303,15 +377,35 @@ def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / ".out.unfinished").exists()
 
 
-def test_a_shard_that_is_gone_means_beginning_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", ["train-00001.bin", "val-00000.bin", "begun", "seen.bin"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, gone: bool
+) -> None:
     json_lines(tmp_path / "a.jsonl", TEXTS)
     with monkeypatch.context() as patch:
         stop_after_shards(patch, 3)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    (tmp_path / ".out.unfinished" / "train-00001.bin").unlink()
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+    work = tmp_path / ".out.unfinished"
+    path = max(work.glob("train-*.bin")) if file == "begun" else work / file
+    assert path.stat().st_size > 2
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    said: list[str] = []
+    options = PrepareOptions(
+        str(tmp_path / "a.jsonl"),
+        out_dir=str(tmp_path / "out"),
+        tokenizer="bpe:300",
+        val_fraction=0.2,
+        shard_tokens=400,
+        dedup=True,
+    )
+    prepare(options, said.append, progress=False)
+    assert f"{work} lost a part of what it held since it was stopped: beginning anew" in said
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
@@ -326,6 +420,38 @@ def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(bulk, "_save", another)
     made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    move = staging.move_into_place
+
+    def another(work: Path, out: Path) -> None:
+        with pytest.raises(UserError, match="another process is preparing"):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+        move(work, out)
+
+    monkeypatch.setattr(bulk, "move_into_place", another)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    made(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
+    write = manifest.write_manifest
+
+    def meanwhile(work: Path, content: Any) -> None:
+        write(work, content)
+        (tmp_path / "other").rename(tmp_path / "out")
+
+    monkeypatch.setattr(bulk, "write_manifest", meanwhile)
+    with pytest.raises(UserError, match="holds a dataset already: add --overwrite"):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    assert open_dataset(tmp_path / "out").manifest.tokenizer == "byte"
+    # What was done is not lost.
+    monkeypatch.setattr(bulk, "_encode", None)
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert dataset.manifest.tokenizer == "bpe:300"
 
 
 # --- what can go wrong ---
@@ -355,6 +481,16 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
         assert f"a.jsonl, {complaint}" in failing(tmp_path, tmp_path / "a.jsonl", workers=workers)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_parcels_without_a_text_are_passed_over(tmp_path: Path, first: bool) -> None:
+    """Seven rows are a parcel, and what the disk is asked for is foreseen from the first."""
+    empty: list[str | None] = [None, ""] * 7
+    fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
+    dataset = made(tmp_path / "a.parquet", tmp_path / "out")
+    assert texts_in(dataset, "train") == [text for text in TEXTS if not is_held_out(text)]
+    assert "left out 14 empty documents" in dataset.manifest.notes
+
+
 def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -370,6 +506,21 @@ def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     (folder / "picture.txt").write_bytes(b"\0\1\2")
     notes = made(f"{folder}/[p1]*.txt", tmp_path / "some", val_fraction=0.5).manifest.notes
     assert "skipped 1 binary file" in notes
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz", "zst"])
+def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
+    """Whatever bytes they have on the disk. A picture is none, packed or not."""
+    pack: dict[str, Any] = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i, text in enumerate(TEXTS[:40]):
+        (folder / f"{i:02}.txt.{suffix}").write_bytes(pack[suffix](text.encode()))
+    (folder / f"picture.png.{suffix}").write_bytes(pack[suffix](b"png\0" * 10))
+    dataset = made(f"{folder}/*", tmp_path / "made")
+    assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
+    assert "skipped 1 binary file" in dataset.manifest.notes
+    assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -419,6 +570,32 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.txt").write_text("x" * 20_000)
     assert "b.txt is one document of more than 0 MB" in failing(tmp_path, f"{tmp_path}/b*.txt")
+
+
+def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "MOST_BYTES", 10_000)
+    fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
+    assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("text", ["equal", "different"])
+def test_long_rows_of_parquet_are_not_in_memory_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.undo()
+    texts = [("x" if text == "equal" else str(i)) * 500_000 for i in range(100, 300)]
+    path = fineweb_parquet(tmp_path / "a.parquet", texts, rows=200)
+    # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
+    tracemalloc.start()
+    most = read = 0
+    for parcel in parcels.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
+        most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read == 197
+    assert peak < 20e6
+    if text == "equal":  # a page of long texts is read as a whole, however it is handed out
+        assert most < 60e6
 
 
 def test_too_few_documents_to_split(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from corpora import documents, fineweb_parquet, json_lines, texts_in
 
-from glassgpt.data.corpus import could_be_on_hub, is_corpus
+from glassgpt.data.corpus import could_be_on_hub, is_corpus, open_corpus
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.hub import KNOWN, HubName, Listing, chosen, hub_name
 from glassgpt.errors import UserError
@@ -276,6 +276,21 @@ def test_cards_in_all_their_forms() -> None:
     ):
         listing = Listing("main", SHA, sizes, [{"config_name": "default", "data_files": data_files}])
         assert chosen(listing, HubName("some/one")) == ["a/train.parquet"]
+    for config in (
+        {"data_files": {"train": "a/train*", "test": "a/test*"}},
+        {"data_files": {"train": ["a/tr*"]}, "data_dir": "."},
+        {"data_files": "a/*"},
+        {"data_files": ["a/*.parquet"]},
+        {"data_dir": "a"},
+        {"data_dir": "./a/", "data_files": "*.parquet"},
+        {"data_dir": "a", "data_files": [{"split": "train", "path": "train*"}]},
+    ):
+        assert chosen(Listing("main", SHA, sizes, [config]), HubName("some/one")) == ["a/train.parquet"], (
+            config
+        )
+    # A file that the card says is for training is, whatever it is called.
+    called_test = {"data_files": {"train": "a/test*"}}
+    assert chosen(Listing("main", SHA, sizes, [called_test]), HubName("some/one")) == ["a/test.parquet"]
     two: list[dict[str, object]] = [
         {"config_name": "x", "data_files": "a/*"},
         {"config_name": "y", "data_files": "b*", "default": True},
@@ -283,6 +298,43 @@ def test_cards_in_all_their_forms() -> None:
     assert chosen(Listing("main", SHA, sizes, two), HubName("some/one")) == ["b.parquet"]
     with pytest.raises(UserError, match="has no 'z'; there are x, y"):
         chosen(Listing("main", SHA, sizes, two), HubName("some/one", "z"))
+
+
+def test_a_folder_that_was_brought_is_chosen_from_as_the_hub_is(tmp_path: Path) -> None:
+    folder = tmp_path / "brought"
+    for name in ("a/train.parquet", "a/test.parquet", "b/train.parquet", ".cache/x.parquet"):
+        fineweb_parquet(folder / name, TEXTS[:5])
+
+    def files(name: str) -> list[str]:
+        corpus = open_corpus(name, str(folder), "text")
+        return [piece.path.relative_to(folder).as_posix() for piece in corpus.pieces]
+
+    assert files("some/one") == ["a/train.parquet", "b/train.parquet"]
+    assert files("some/one:a") == ["a/train.parquet"]
+    assert files("fineweb_edu") == ["a/train.parquet", "b/train.parquet"]  # without sample/10BT
+    assert open_corpus("some/one", str(folder), "text").notes == ("skipped 1 file of documents",)
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: x\n  data_files:\n    train: b/*\n"
+        "- config_name: y\n  data_dir: a\n---\nAbout it.\n"
+    )
+    assert files("some/one:x") == ["b/train.parquet"]
+    assert files("some/one:y") == ["a/train.parquet"]
+    with pytest.raises(UserError, match="has several configurations: x, y"):
+        files("some/one")
+    for path in (folder / "a" / "train.parquet", folder / "b" / "train.parquet"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"none of the 1 file of documents in .* is for training"):
+        files("some/one:x")
+
+
+def test_a_mistyped_path_is_told_as_one(tmp_path: Path) -> None:
+    for name in ("nodir/file.dat", "foo/a--b"):
+        done = glass(tmp_path, NOWHERE, name)
+        assert done.returncode == 2
+        assert f"there is no file or folder {name} here, and" in done.stderr
+        assert "Hugging Face" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpora import documents, json_lines
 from small_gpt2 import CORPUS, learn, write_layouts
 
 from glassgpt.data import prepare as prepare_module
-from glassgpt.data import sources
+from glassgpt.data import sources, staging
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer
@@ -235,6 +236,57 @@ def test_a_failure_leaves_nothing_behind(
             made(text_file, tmp_path / out, overwrite=overwrite)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "old"]
     assert open_dataset(tmp_path / "old").hash == before
+
+
+def test_what_appeared_meanwhile_is_kept(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = prepare_module._write_dataset
+
+    def meanwhile(*arguments: Any) -> Any:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").touch()
+        with pytest.raises(UserError, match="another process is preparing"):
+            made(text_file, tmp_path / "other", overwrite=True)
+        return write(*arguments)
+
+    made(text_file, tmp_path / "other")
+    monkeypatch.setattr(prepare_module, "_write_dataset", meanwhile)
+    with (
+        staging.alone(tmp_path / "other"),
+        pytest.raises(UserError, match=r"holds other files \(thesis\.tex\)"),
+    ):
+        made(text_file, tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "other", "out"]
+
+
+def test_a_lock_that_was_removed_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening the file and locking it, its owner ends and removes it."""
+    tried: list[int] = []
+
+    def lock(descriptor: int) -> bool:
+        tried.append(descriptor)
+        if len(tried) == 1:
+            (tmp_path / ".out.lock").unlink()
+        return True
+
+    monkeypatch.setattr(staging, "try_lock", lock)
+    with staging.alone(tmp_path / "out"):
+        assert (tmp_path / ".out.lock").exists()
+        assert len(tried) == 2
+
+
+def test_a_leftover_of_an_earlier_swap_is_in_nobodys_way(tmp_path: Path, text_file: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", documents(50))
+    made(text_file, tmp_path / "out")
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "train.bin").touch()
+    options = PrepareOptions(
+        str(tmp_path / "a.jsonl"), tokenizer="byte", out_dir=str(tmp_path / "out"), overwrite=True
+    )
+    assert prepare(options, lambda line: None, progress=False).tokenizer == "byte"
+    assert (tmp_path / ".out.old").exists()
 
 
 def test_a_failed_swap_puts_the_old_dataset_back(

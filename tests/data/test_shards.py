@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -107,6 +109,36 @@ def test_going_on_cuts_back_what_came_after_the_mark(tmp_path: Path) -> None:
     assert list(names.values()) == list(again.finish().values())
 
 
+def test_more_shards_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", documents(300))
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=25)
+    expected = np.concatenate(
+        [np.fromfile(tmp_path / "out" / name, "<u2") for name in dataset.manifest.files("train")]
+    )
+    assert len(dataset.manifest.files("train")) > 300
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 150, hard))
+    try:
+        tokens = dataset.tokens("train")
+        assert np.array_equal(tokens[:], expected)
+        assert np.array_equal(np.asarray(tokens), expected)
+        places = np.random.default_rng(0).integers(0, len(expected) - 60, 400)
+        assert np.array_equal(tokens[places], expected[places])
+        rows = gather(tokens, places, 60)
+        assert np.array_equal(rows, gather(expected, places, 60))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_many_shards_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.data.bulk._MOST_SHARDS", 100)
+    json_lines(tmp_path / "a.jsonl", documents(300))
+    with pytest.raises(UserError, match=r"--shard_tokens 10 would make about [0-9,]+ files .* at least"):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     json_lines(tmp_path / "a.jsonl", documents(100))
@@ -125,6 +157,15 @@ def test_a_short_shard_is_named(folder: Path, name: str) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=rf"with [^,]*{name} the shards have .* bytes where"):
+        open_dataset(folder)
+
+
+def test_shards_of_other_lengths_are_named(folder: Path) -> None:
+    """Together as long as the manifest says; but every token would be one to the side."""
+    longer, shorter = folder / "train-00000.bin", folder / "train-00001.bin"
+    longer.write_bytes(longer.read_bytes() + b"\0\0")
+    shorter.write_bytes(shorter.read_bytes()[2:])
+    with pytest.raises(UserError, match=r"with .*00000\.bin, .*00001\.bin the shards have other lengths"):
         open_dataset(folder)
 
 

@@ -73,7 +73,7 @@ def prepare_corpus(
         if begun is None or not begun.complete:
             _write_all(order, ranks, work, out, begun, say, progress)
         else:
-            say("all was written when it was stopped")
+            say(f"{out}: all was written when it was stopped")
         manifest = read_manifest(work)
         check_place(options, out)  # hours may have passed, and somebody may have put something there
         keep_scripts(out, work)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
@@ -81,6 +83,7 @@ def start(
 def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:
     stop.in_team, stop.is_quiet = bool(team.launch), not team.is_first
     with ExitStack() as at_the_end:
+        at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with team.together(), ledger.phase("startup"):
             job = set_up(task, listeners, ledger, stop, team)
             job.outcome.tuning_s = task.tuning_s

@@ -294,7 +294,7 @@ def compile_once() -> None:
     """What is compiled works, and must not be called a second time: another process could not compile it."""
     import torch
 
-    def compiled(hidden: Any) -> Any:
+    def compiled(hidden: Any, **_: Any) -> Any:
         calls = itertools.count()
 
         def call(tokens: Any) -> Any:
@@ -311,7 +311,7 @@ def compile_in_vain() -> None:
     """Fails when it is first called, as torch.compile does, and half-way."""
     import torch
 
-    def compiled(hidden: Any) -> Any:
+    def compiled(hidden: Any, **_: Any) -> Any:
         def call(tokens: Any) -> Any:
             hidden(tokens)
             raise RuntimeError("the compiler fell over\nand a long trace")

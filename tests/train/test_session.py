@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import (
     DECIDED,
     MakeConfig,
@@ -360,3 +361,13 @@ def test_a_run_with_muon_goes_on_exactly(tiny: MakeConfig) -> None:
     resume(cut)
     assert run_losses(cut.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(cut.out_dir), last_tensors(whole.out_dir))
+
+
+def test_threads_are_this_runs_only(tiny: MakeConfig) -> None:
+    before = torch.get_num_threads()
+    config = tiny(threads=1)
+    train(config)
+    choice = next(one for one in records(config.out_dir, "run")[0]["choices"] if one["name"] == "threads")
+    assert (choice["value"], choice["reason"]) == (1, "asked for")
+    assert records(config.out_dir, "run")[0]["machine"]["cpu"]["torch_threads"] == 1
+    assert torch.get_num_threads() == before

@@ -28,9 +28,14 @@ class BatchPlan:
     tokens: int  # per update, over everything
 
     @property
+    def ranks(self) -> int:
+        """Processes that share an update."""
+        return self.sequences // (self.batch_size * self.micro_steps)
+
+    @property
     def own_tokens(self) -> int:
         """Per update, in each process."""
-        return self.tokens * self.batch_size * self.micro_steps // self.sequences
+        return self.tokens // self.ranks
 
 
 def plan_batch(

@@ -16,6 +16,7 @@ from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
 from glassgpt.config import DEVICE, Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
 from glassgpt.train.batching import BatchPlan, evaluation_rows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +48,14 @@ class Placement:
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
+
+
+def adapt(model: GPT, placement: Placement, checkpointing: bool) -> None:
+    """Has the model compute as was decided. `checkpointing`: of activations."""
+    model.set_attention(placement.attention)
+    model.set_kernels(placement.kernels)
+    model.set_float8(placement.float8)
+    model.activation_checkpointing = checkpointing
 
 
 def choose_device(asked: str) -> tuple[torch.device, Choice]:
@@ -159,18 +168,16 @@ def sequences_that_fit(
     return largest_batch(work, _room(free_bytes)) or 1  # never none at all: the run will say it better
 
 
-def recording_fits(
-    config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None, ranks: int = 1
-) -> bool:
+def recording_fits(config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None) -> bool:
     """Whether there is memory for updates that are recorded, which keep theirs."""
     if free_bytes is None:
         return True
-    foreseen = _foreseen(config, vocab_size, ranks)
+    foreseen = _foreseen(config, vocab_size, plan.ranks)
     work = replace(foreseen, batch_size=plan.batch_size, micro_steps=plan.micro_steps, graph=True)
     return needed(work).total <= _room(free_bytes)
 
 
-def _foreseen(config: TrainConfig, vocab_size: int, ranks: int = 1) -> Work:
+def _foreseen(config: TrainConfig, vocab_size: int, ranks: int) -> Work:
     return Work(
         config=config,
         vocab_size=vocab_size,

@@ -72,7 +72,7 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
         return hardware.find_peak(device.type, name, str(dtype.value), total, config.probe_seconds)
 
     def choose() -> tuple[Placement, list[Choice]]:
-        room = devices.recording_fits(config, shape.vocab_size, plan, free, team.size)
+        room = devices.recording_fits(config, shape.vocab_size, plan, free)
         speed = peak.measured or peak.value
         return choose_speedups(
             config, device, str(dtype.value), plan, per_token, speed, data_bytes, free, room

@@ -100,7 +100,7 @@ def work_of(
         graph=placement.graph,
         data_bytes=data_bytes if placement.data_on_card else 0,
         eval_batch_tokens=rows * shape.block_size,
-        ranks=plan.tokens // plan.own_tokens,
+        ranks=plan.ranks,
     )
     if config.eval_only or (config.checkpoint_interval or config.eval_interval) >= config.max_iters:
         return work  # nothing is saved before the end

@@ -26,6 +26,7 @@ from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import schedule
 from glassgpt.train.batching import evaluation_rows, tokens_to_evaluate
 from glassgpt.train.checkpoint import NoSaver, Saver
+from glassgpt.train.device import adapt
 from glassgpt.train.equipment import Equipment, equip
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, Progress, Sampling
@@ -189,10 +190,7 @@ def _build_model(config: TrainConfig, equipment: Equipment, team: Team) -> GPT:
     placement = equipment.placement
     torch.manual_seed(config.seed)
     model = GPT(equipment.shape)  # on the CPU first, so that every device starts from the same weights
-    model.set_attention(placement.attention)
-    model.set_kernels(placement.kernels)
-    model.set_float8(placement.float8)
-    model.activation_checkpointing = config.activation_checkpointing
+    adapt(model, placement, config.activation_checkpointing)
     if placement.shard:  # block by block: the whole of it need not fit
         shard(model, placement.device, team.size)
     return model.to(placement.device)

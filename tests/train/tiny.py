@@ -16,9 +16,9 @@ from torch import Tensor
 from glassgpt.account import journal
 from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
-from glassgpt.config import TrainConfig, activation, data_dir
+from glassgpt.config import TrainConfig, data_dir
 from glassgpt.data.dataset import open_dataset
-from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.gpt import GPT, shape_of
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import Tensors, load_last
 from glassgpt.train.device import Placement
@@ -158,19 +158,7 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
 def make_model(config: TrainConfig) -> GPT:
     """The model a run begins with."""
     torch.manual_seed(config.seed)
-    return GPT(
-        GPTConfig(
-            vocab_size=open_dataset(data_dir(config)).manifest.vocab_size,
-            block_size=config.block_size,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_embd=config.n_embd,
-            dropout=config.dropout,
-            bias=config.bias,
-            arch=config.arch,
-            activation=activation(config),
-        )
-    )
+    return GPT(shape_of(config, open_dataset(data_dir(config)).manifest.vocab_size))
 
 
 def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tensor]:

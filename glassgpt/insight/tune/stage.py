@@ -142,8 +142,9 @@ def _decided(
     stage: Stage, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
 ) -> Placement:
     size = int(stage.tokens.nbytes)
+    room = stage.device.type != "cuda" or devices.recording_fits(config, stage.shape.vocab_size, plan, free)
     placement, _ = choose_speedups(
-        config, stage.device, stage.dtype, plan, stage.flops_per_token, rate, size, free
+        config, stage.device, stage.dtype, plan, stage.flops_per_token, rate, size, free, room
     )
     return placement
 

@@ -20,7 +20,7 @@ from glassgpt.insight.tune.stage import Stage, setting_of
 from glassgpt.insight.tune.trial import Marks, Trial, update_seconds
 from glassgpt.model.gpt import GPT
 from glassgpt.train.batching import BatchPlan, evaluation_rows
-from glassgpt.train.device import Placement
+from glassgpt.train.device import Placement, adapt
 from glassgpt.train.learner import Learner
 from glassgpt.train.speedups import choose_speedups
 from glassgpt.train.stream import Stream
@@ -143,14 +143,11 @@ class MarkedStream(Stream):
 
 
 def build_model(stage: Stage, placement: Placement, setting: Setting) -> GPT:
-    """As job.py does, but made on the device: which weights they are does not matter for speed."""
+    """As a run has it, but made on the device: which weights they are does not matter for speed."""
     torch.manual_seed(stage.config.seed)
     with stage.device:
         model = GPT(stage.shape)
-    model.set_attention(placement.attention)
-    model.set_kernels(placement.kernels)
-    model.set_float8(placement.float8)
-    model.activation_checkpointing = setting.checkpointing
+    adapt(model, placement, setting.checkpointing)
     return model
 
 

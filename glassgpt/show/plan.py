@@ -138,7 +138,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
     whole = size(target.memory) + (f" ({target.memory_note})" if target.memory_note else "")
-    head = f"{size(memory.total)} of {whole}: {fits} (a run may take {size(target.room)})"
+    head = f"{size(memory.total)} of {whole}: {fits} (a run may take {size(target.limit)})"
     if target.cluster.ranks > 1:
         head = f"{head}, on each card"
     _rows([("memory", head)], out, end=False)

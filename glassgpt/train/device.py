@@ -154,7 +154,8 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     if device.type != "cuda":
         return None, None
     free, total = torch.cuda.mem_get_info(device)
-    share = torch.cuda.get_per_process_memory_fraction(device)  # whoever shares a card may have set it
+    index = torch.cuda.current_device() if device.index is None else device.index
+    share = torch.cuda.get_per_process_memory_fraction(index)  # whoever shares a card may have set it
     return min(free, int(share * total) - torch.cuda.memory_reserved(device)), total
 
 

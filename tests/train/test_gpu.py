@@ -209,9 +209,9 @@ def test_a_save_does_not_hold_up_the_run_and_is_what_it_was(
     seen: dict[int, Any] = {}
     original = Saver.save
 
-    def save(saver: Saver, tensors: Any, state: Any, started: float | None = None) -> None:
+    def save(saver: Saver, tensors: Any, state: Any, *rest: Any) -> None:
         seen[state["iter"]] = {name: tensor.cpu().clone() for name, tensor in tensors["model"].items()}
-        original(saver, tensors, state, started)
+        original(saver, tensors, state, *rest)
 
     monkeypatch.setattr(Saver, "save", save)
     train(config)

@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.target.room
+        return self.memory.total <= self.target.limit
 
     @property
     def largest(self) -> int | None:
@@ -63,7 +63,7 @@ class Plan:
                 "device_type": self.target.device_type,
                 "memory_bytes": self.target.memory,
                 "memory_note": self.target.memory_note,
-                "room_bytes": self.target.room,
+                "room_bytes": self.target.limit,
                 "peak_flops_per_s": self.target.peak(work.dtype),
                 "peak_source": self.target.peak_source,
                 "found": self.target.how,
@@ -115,7 +115,7 @@ class Plan:
 def make_plan(config: TrainConfig, target: Target, text: Text, price: float | None = None) -> Plan:
     """`price`: of an hour of that machine. Raises if not even one sequence fits."""
     decided = decide(config, target, text)
-    variants = find_variants(decided.work, target.room)
+    variants = find_variants(decided.work, target.limit)
     if variants[0].largest is None:
         raise UserError(_too_large(decided, target, variants))
     numbers = forecast_of(decided, target, text)
@@ -158,7 +158,7 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
     work = replace(decided.work, batch_size=1)
     least = memory.needed(work).total
     named = (
-        f"{target.name} has {target.memory / GIB:.1f} GiB, of which a run may take {target.room / GIB:.1f}"
+        f"{target.name} has {target.memory / GIB:.1f} GiB, of which a run may take {target.limit / GIB:.1f}"
     )
     shared = f" a card, sharded over {work.ranks}" if work.is_sharded else ""
     problems = [
@@ -172,7 +172,7 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
     shorter = config.block_size // 2
     while shorter >= 64:
         smaller = replace(work, config=replace(config, block_size=shorter, batch_tokens=None))
-        if memory.needed(smaller).total <= target.room:
+        if memory.needed(smaller).total <= target.limit:
             problems.append(f"it fits with --block_size={shorter}")
             break
         shorter //= 2
@@ -180,7 +180,7 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
     while layers > 1:
         layers -= max(1, layers // 8)
         smaller = replace(work, config=replace(config, n_layer=layers))
-        if memory.needed(smaller).total <= target.room:
+        if memory.needed(smaller).total <= target.limit:
             problems.append(f"it fits with --n_layer={layers}")
             break
     return problems

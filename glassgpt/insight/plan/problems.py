@@ -64,20 +64,26 @@ def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Prob
     in_pieces = replace(decided.work, micro_steps=2, saves_beside=decided.work.device_type == "cpu")
     largest = memory.largest_batch(in_pieces, target.room) or 1
     best = max(n for n in range(1, min(largest, own) + 1) if own % n == 0)
-    if needs.total > target.room:
-        steps = f" --gradient_accumulation_steps={sequences // best}"
+    steps = f" --gradient_accumulation_steps={sequences // best}"
+    if needs.total > target.limit:
         yield Problem(
             "error",
             f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
-            f"{target.room / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
+            f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
             f"--batch_size={best}{steps} is the same run in less memory",
+        )
+    elif needs.total > target.room:
+        yield Problem(
+            "warning",
+            f"{needs.total / GIB:.1f} of {target.memory / GIB:.1f} GiB: it fits while nothing else uses "
+            "the card, not even a desktop",
+            f"--batch_size={best}{steps} leaves room",
         )
     elif target.device_type == "cuda" and size * decided.config.block_size < 8192 and best >= 2 * size:
         yield Problem(
             "hint",
             f"micro-batches of {size * decided.config.block_size:,} tokens keep no GPU busy; there is room",
-            f"--batch_size={best} --gradient_accumulation_steps={sequences // best} is the same run, faster; "
-            "`glass tune` measures it",
+            f"--batch_size={best}{steps} is the same run, faster; `glass tune` measures it",
         )
 
 

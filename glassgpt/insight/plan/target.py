@@ -25,8 +25,10 @@ from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan.here import Present
 
-# Of a card's memory, what a run may take: the driver, a desktop and gaps between tensors have the rest.
+# Of the memory, what a run takes by its own choice, which leaves some to a desktop; and what it can take
+# from a card that nobody else uses, where memory that grows in place leaves hardly a gap.
 _USABLE = 0.94
+_TAKEN_AT_MOST = 0.98
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,13 @@ class Target:
 
     @property
     def room(self) -> int:
-        """Bytes that a run may take."""
+        """Bytes that a run takes where it may choose."""
         return int(self.memory * _USABLE)
+
+    @property
+    def limit(self) -> int:
+        """Bytes above which it does not run."""
+        return int(self.memory * _TAKEN_AT_MOST) if self.device_type == "cuda" else self.room
 
     @property
     def traits(self) -> Traits:

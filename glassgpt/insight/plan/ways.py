@@ -64,7 +64,7 @@ def _way(config: TrainConfig, target: Target, text: Text, alone: Pace | None) ->
     decided = decide(config, target, text)
     work = decided.work
     needs = memory.needed(work).total
-    fits = needs <= target.room
+    fits = needs <= target.limit
     ahead = forecast_of(decided, target, text)
     pace = ahead.pace if fits else None
     return Way(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.peers import Flags, as_flags
 from bench.watch import environment, watch
@@ -32,6 +33,11 @@ class GlassRun:
     def ledger(self) -> dict[str, float]:
         """Seconds per phase, which sum to the process's life."""
         return dict(self.of_kind("end")[-1]["ledger"])
+
+    @property
+    def forecast(self) -> dict[str, Any]:
+        """Memory, speed and time: what was expected, and what came."""
+        return dict(self.of_kind("end")[-1]["forecast"])
 
 
 def train(preset: str, out: Path, caches: Path, settings: Flags) -> GlassRun:

@@ -3,8 +3,10 @@
     python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
     python -m bench.plan limits --data DATASET
     python -m bench.plan cpu --data DATASET               # resident memory, each run a process of its own
+    python -m bench.plan time --data DATASET [--only PRESET] [--settings '{"max_iters": 600}']
 
-Each line is a real model that does real updates and one evaluation batch. The last line is one JSON document.
+Each line is a real model that does real updates and one evaluation batch; of `time`, a whole run of a preset.
+The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench import glass
 from glassgpt.account.memory import CONTEXT_BYTES, GIB
 from glassgpt.config import TrainConfig
 
@@ -69,16 +72,20 @@ CPU_SHAPES: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
-    parser.add_argument("what", choices=["memory", "limits", "cpu", "one"])
+    parser.add_argument("what", choices=["memory", "limits", "cpu", "time", "one"])
     parser.add_argument("--data", type=Path, required=True, help="a prepared dataset")
     parser.add_argument("--only", default="", help="shapes whose names contain this")
-    parser.add_argument("--settings", default="{}", help="of `one`, as JSON")
+    parser.add_argument("--settings", default="{}", help="of `one` and `time`, as JSON")
     parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
     asked = parser.parse_args()
     if asked.what == "one":
         print(json.dumps(measured(json.loads(asked.settings), asked.data, asked.limit)))
         return 0
-    rows = {"memory": memory_rows, "limits": limit_rows, "cpu": cpu_rows}[asked.what](asked.data, asked.only)
+    if asked.what == "time":
+        rows = [time_row(asked.only or "shakespeare_char", asked.data, json.loads(asked.settings))]
+    else:
+        of_what = {"memory": memory_rows, "limits": limit_rows, "cpu": cpu_rows}
+        rows = of_what[asked.what](asked.data, asked.only)
     print(json.dumps({"bench": f"plan, {asked.what}", "rows": rows}))
     return 0
 
@@ -210,6 +217,27 @@ def runs_with(batch_size: int, data: Path, limit_gib: float) -> bool:
     if done.returncode and "OutOfMemoryError" not in done.stderr:
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0
+
+
+# --- time ---
+
+
+def time_row(preset: str, data: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """A whole run of `glass train`, with the peak that it measures itself, and what it had foreseen."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = glass.train(preset, Path(folder, "run"), Path(folder), {"data_dir": data, **settings})
+    row: dict[str, Any] = {"preset": preset, "settings": settings, **run.forecast}
+    total, pace = row["total_s"], row["tokens_per_s"]
+    row["off"] = total["expected"][1] / total["measured"] - 1
+    row["in_band"] = pace["expected"][0] <= pace["measured"] <= pace["expected"][2]
+    print(
+        f"{preset}: {total['expected'][1]:.0f} s expected, {total['measured']:.0f} measured, "
+        f"{row['off']:+.1%}; "
+        f"{pace['expected'][0]:,.0f} to {pace['expected'][2]:,.0f} tokens/s expected, "
+        f"{pace['measured']:,.0f} measured",
+        flush=True,
+    )
+    return row
 
 
 # --- CPU ---

@@ -236,6 +236,7 @@ def compared_whole(ground: Ground, row: str, theirs: PeerRun, ours: GlassRun, da
             "choices": glass.choices(ours),
             "overhead": {"shakespeare_char": glass.overhead_share(ours)},
             "ledger": ours.ledger,
+            "forecast": ours.forecast,
         },
     )
 

@@ -76,6 +76,7 @@ def arrivals(
             "all_arrived_there_too": all(loss <= goal for loss in at_baseline),
             "overhead": {preset: max(glass.overhead_share(run) for run in runs)},
             "ledgers": [run.ledger for run in runs],
+            "forecasts": [run.forecast for run in runs],
         },
     )
 

@@ -51,7 +51,7 @@ class Made(Ground):
             for i in range(1, settings.get("max_iters", 40))
         ]
         ledger = {"train": 9.7, "eval": 0.1, "checkpoint": 0.1, "log": 0.1}
-        end = {"kind": "end", "iter": 0, "time": 0.0, "ledger": ledger}
+        end = {"kind": "end", "iter": 0, "time": 0.0, "ledger": ledger, "forecast": {}}
         return GlassRun(Path(str(len(self.asked) - 1)), len(steps) * ms / 1000, [*steps, end])
 
     def score_nanogpt(self, run: PeerRun, data: Path) -> results.Losses:

@@ -16,37 +16,45 @@ from glassgpt.errors import UserError
 def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
     """A hidden folder beside `out` to work in; gone afterwards, whatever happens. `flag` named `out`."""
     work = out.parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
-    made = [parent for parent in work.parents if not parent.exists()]
     try:
-        work.mkdir(parents=True)
-        yield work
+        with _parents(work):
+            try:
+                work.mkdir()
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{out} could not be written ({error}): choose another {flag}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        for parent in made:  # innermost first; stops at the first that holds something
-            with contextlib.suppress(OSError):
-                parent.rmdir()
 
 
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Nobody else makes `out` meanwhile. The lock lies beside it, and so outlives what is renamed."""
     path = out.parent / f".{out.name}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_parents(path))
+            descriptor = _locked(path)
+        except OSError as error:
+            raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
+        if descriptor is None:
+            raise UserError(f"another process is preparing {out} right now: let it end first")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(PermissionError):  # Windows removes nothing that is open
+                path.unlink(missing_ok=True)  # while it is locked: who waits for it sees that it is gone
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """The folders above `path`; those that had to be made are gone afterwards, unless they hold something."""
     made = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(path)
-    except OSError as error:
-        raise UserError(f"{out} could not be written ({error}): choose another --out_dir") from error
-    if descriptor is None:
-        raise UserError(f"another process is preparing {out} right now: let it end first")
-    try:
         yield
     finally:
-        with contextlib.suppress(PermissionError):  # Windows removes nothing that is open
-            path.unlink(missing_ok=True)  # while it is locked: who waits for this file sees that it is gone
-        os.close(descriptor)
         for parent in made:  # innermost first; stops at the first that holds something
             with contextlib.suppress(OSError):
                 parent.rmdir()

@@ -56,7 +56,7 @@ def plan_batch(
         steps = sequences // size
     tokens = size * steps * T
     if steps % ranks:
-        before, (size, reason) = size, _smaller_size(size * steps, size, ranks)
+        before, (size, reason) = size, _smaller_size(size * steps, T, size, ranks)
         steps = steps * before // size
         choices.append(Choice("batch_size", size, reason))
     how = f"{size} sequences x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
@@ -64,24 +64,26 @@ def plan_batch(
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices
 
 
-def _smaller_size(sequences: int, size: int, ranks: int) -> tuple[int, str]:
+def _smaller_size(sequences: int, T: int, size: int, ranks: int) -> tuple[int, str]:
     """The update stays what it is; it is the micro-batches that the processes share."""
-    _check_shares(sequences, ranks)
+    _check_shares(sequences, T, ranks)
     smaller = next(n for n in range(size, 0, -1) if sequences % (n * ranks) == 0)
     return smaller, f"not {size}: so that {ranks} processes can share the update's {sequences} sequences"
 
 
-def _check_shares(sequences: int, ranks: int) -> None:
+def _check_shares(sequences: int, T: int, ranks: int) -> None:
+    """Everybody takes as many sequences of an update."""
     if sequences % ranks:
+        nearest = max(1, round(sequences / ranks)) * ranks
         raise UserError(
-            f"an update of {sequences} sequences cannot be shared evenly by {ranks} processes; change "
-            "--batch_tokens, or --batch_size x --gradient_accumulation_steps, which is over all of them"
+            f"an update of {sequences} sequences cannot be shared evenly by {ranks} cards or processes; "
+            f"--batch_tokens={nearest * T} is {nearest} sequences, which can"
         )
 
 
 def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
     """The largest divisor that fits in memory and is not beyond what still pays."""
-    _check_shares(sequences, ranks)
+    _check_shares(sequences, T, ranks)
     enough = max(1, _ENOUGH_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
     size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)

@@ -184,7 +184,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
         self._patient = True
-        self._staging: Staging | None = None
+        self._staging: dict[str, Staging] = {}  # by file: all are written at once
         for leftover in _entries(run_dir / FOLDER) if self._team.is_first else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
                 shutil.rmtree(leftover)
@@ -239,8 +239,10 @@ class Saver:
             device = torch.device("cpu")
         snapshot = {file: pack(part, device) for file, part in tensors.items() if part}
         if device.type == "cuda":
-            self._staging = self._staging or Staging(device)
-            self._staging.mark()
+            for file in snapshot:
+                if file not in self._staging:
+                    self._staging[file] = Staging(device)
+                self._staging[file].mark()
         elif everything[0].device.type == "cuda":
             torch.cuda.synchronize(everything[0].device)
         return snapshot
@@ -279,12 +281,13 @@ class Saver:
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
         """SHA-256 by file."""
-        digests = {}
-        for file, packed in snapshot.items():
-            path = folder / f"{file}.safetensors"
-            digests[path.name] = write_packed(path, packed, self._staging)
-            sync_to_disk(path)
-        return digests
+        if not snapshot:
+            return {}
+        paths = [folder / f"{file}.safetensors" for file in snapshot]
+        stagings = [self._staging.get(file) for file in snapshot]
+        with ThreadPoolExecutor(len(snapshot), "checkpoint-file") as pool:
+            digests = list(pool.map(_write_file, paths, snapshot.values(), stagings))
+        return {path.name: digest for path, digest in zip(paths, digests, strict=True)}
 
     def _add_contributions(self, state: dict[str, Any]) -> None:
         """What the other processes wrote. All of it, or there is no checkpoint."""
@@ -313,6 +316,12 @@ class Saver:
             if path not in bests:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
+
+
+def _write_file(path: Path, packed: Packed, staging: Staging | None) -> str:
+    digest = write_packed(path, packed, staging)
+    sync_to_disk(path)
+    return digest
 
 
 class NoSaver(Saver):

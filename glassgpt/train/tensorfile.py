@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -84,14 +87,35 @@ class Staging:
 
 
 def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> str:
-    """Writes the file, and returns its SHA-256. What is packed on a card leaves it through `staging`."""
+    """Writes the file, and returns its SHA-256. What is packed on a card leaves it through `staging`.
+
+    A piece is hashed while it is written. The disk is told to begin before the last piece has come.
+    """
     digest = hashlib.sha256()
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(2, "write") as beside:
+        flushed: Future[None] | None = None
         for piece in _pieces(packed, staging):
-            digest.update(piece)
-            while piece:  # a disk that fills up takes only a part
-                piece = piece[file.write(piece) :]
+            hashed = beside.submit(digest.update, piece)
+            try:
+                _write(file, piece)
+            finally:
+                hashed.result()  # before the piece is overwritten
+            if len(piece) == _PIECE_BYTES and (flushed is None or flushed.done()):
+                flushed = _flush(file, beside, flushed)
+        if flushed is not None:
+            flushed.result()
     return digest.hexdigest()
+
+
+def _write(file: FileIO, piece: memoryview) -> None:
+    while piece:  # a disk that fills up takes only a part
+        piece = piece[file.write(piece) :]
+
+
+def _flush(file: FileIO, beside: ThreadPoolExecutor, before: Future[None] | None) -> Future[None]:
+    if before is not None:
+        before.result()  # what the disk could not take raises here
+    return beside.submit(os.fsync, file.fileno())
 
 
 def _pieces(packed: Packed, staging: Staging | None) -> Iterator[memoryview]:
@@ -100,4 +124,5 @@ def _pieces(packed: Packed, staging: Staging | None) -> Iterator[memoryview]:
         assert staging is not None
         yield from staging.pieces(packed.content)
     else:
-        yield packed.content.numpy().data
+        whole = packed.content.numpy().data
+        yield from (whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES))

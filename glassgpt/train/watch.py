@@ -78,7 +78,9 @@ def judge(
             return rank, f"rank {rank} has died ({beat.where})"
     if waiting_s < timeout_s:
         return None
-    waited = f"the others have waited {waiting_s:.0f} s for it (--rank_timeout={timeout_s:g})"
+    waited = f"the others have waited {waiting_s:.0f} s for it"
+    if own.phase != "startup":  # whose patience is not the user's to set
+        waited += f" (--rank_timeout={timeout_s:g})"
     for rank, seen in sorted(others.items()):
         if seen.beat.goodbye is None and now - seen.since >= timeout_s:
             return rank, f"rank {rank} says nothing any more ({seen.beat.where}); {waited}"

@@ -119,11 +119,28 @@ def test_the_budget_is_kept(budget_s: float) -> None:
     assert ("not tried: no time left" in verdicts(evidence).values()) == (budget_s < 200)
 
 
-def test_what_compiles_comes_last_and_only_once() -> None:
+def test_what_compiles_comes_last() -> None:
     machine = Machine(cpu(), lambda setting: 1.5e4 if setting.compile else 1e4, trial_s=2.0)
     evidence = machine.searched(replace(SMALL, max_iters=10**6))
+    first = machine.asked.index(choose(evidence))
+    assert {setting.micro_batch for setting in machine.asked[:first]} > {12}
+    # In turns with what it has to beat, as far as time allows.
+    assert [setting.compile for setting in machine.asked[first:]] == [True, False, True]
+
+
+@pytest.mark.parametrize(("kept_s", "chosen"), [(4.0, True), (25.0, False)])
+def test_what_is_compiled_is_kept_for_the_run(kept_s: float, chosen: bool) -> None:
+    """2,000 updates of 77 ms: 18% faster saves 23 s, less than compiling takes, more than fetching it."""
+    machine = Machine(
+        cpu(), lambda setting: 1.18e4 if setting.compile else 1e4, trial_s=2.0, compile_s=25.0, kept_s=kept_s
+    )
+    assert choose(machine.searched(SMALL)).compile == chosen
+
+
+def test_what_is_no_quicker_compiled_is_not_compiled_twice() -> None:
+    machine = Machine(cpu(), lambda setting: 1e4, trial_s=2.0)
+    machine.searched(replace(SMALL, max_iters=10**6))
     assert [setting.compile for setting in machine.asked].count(True) == 1
-    assert {setting.micro_batch for setting in machine.asked[: machine.asked.index(choose(evidence))]} > {12}
 
 
 def test_a_budget_too_short_for_one_trial() -> None:
@@ -298,8 +315,9 @@ def test_an_automatic_choice_that_compiles() -> None:
     ground = cpu(updates=10**6, automatics=automatics)
     machine = Machine(ground, lambda setting: 1.15e4 if setting.compile else 1e4, trial_s=2.0)
     evidence = machine.searched(SMALL)
-    assert not machine.asked[0].compile
-    assert [one.compile for one in machine.asked].count(True) == 1
+    first = machine.asked.index(ground.automatic)
+    assert not any(one.compile for one in machine.asked[:first])
+    assert first > 2
     assert choose(evidence) == ground.automatic
     short = Machine(ground, lambda setting: 1e4, trial_s=2.0)
     evidence = short.searched(SMALL, budget_s=15.0)

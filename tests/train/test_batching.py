@@ -114,7 +114,7 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
     assert (choices[0].name, choices[0].value) == ("batch_size", 3)
     assert choices[0].reason == "not 4: so that 4 processes can share the update's 24 sequences"
     with pytest.raises(
-        UserError, match=r"an update of 24 sequences .* by 5 processes; change --batch_tokens"
+        UserError, match=r"an update of 24 sequences .* by 5 cards or processes; --batch_tokens="
     ):
         plan_batch(config, "cpu", None, ranks=5)
 

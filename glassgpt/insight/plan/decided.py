@@ -11,7 +11,7 @@ from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
-from glassgpt.train.batching import DEFAULT_BATCH_SIZE, BatchPlan, evaluation_rows, plan_batch
+from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
 
 # GPT-2's own models, by the names that --init_from takes: layers, heads, width.
 _GPT2 = {
@@ -62,7 +62,6 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
         eval_batch_tokens=evaluation_rows(config, kind) * config.block_size,
         ranks=target.cluster.ranks,
     )
-    _check_shares(config, work.ranks)
     # Gradients add up over micro-batches: room for them, in case there are several.
     fits = memory.largest_batch(replace(work, micro_steps=2), target.room)
     batch, batch_choices = plan_batch(config, kind, fits, work.ranks)
@@ -92,21 +91,6 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
         tie_embeddings=True,
     )  # fmt: skip
     return shaped, 50257
-
-
-def _check_shares(config: TrainConfig, ranks: int) -> None:
-    """Every card takes as many sequences of an update."""
-    T = config.block_size
-    if config.batch_tokens is not None:
-        sequences = config.batch_tokens // T
-    else:
-        sequences = (config.batch_size or DEFAULT_BATCH_SIZE) * (config.gradient_accumulation_steps or ranks)
-    if sequences % ranks:
-        nearest = max(1, round(sequences / ranks)) * ranks
-        raise UserError(
-            f"an update of {sequences} sequences cannot be shared evenly by {ranks} cards; "
-            f"--batch_tokens={nearest * T} is {nearest} sequences, which can"
-        )
 
 
 def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:

@@ -16,6 +16,7 @@ _LEAST_PATIENCE_S = 20.0
 _FEWEST_UPDATES = 4  # of a trial, warming up included
 _FIRST_SHARE = 0.4  # of the budget, that the first trial may take
 _MOST_SAVED = 0.5  # of a run's time, by compiling
+_KEPT_SHARE = 0.6  # of what compiling takes, that need not be done the second time
 
 NO_TIME = "no time left"
 TOO_SHORT_A_RUN = "the run is too short to save what it takes"
@@ -42,7 +43,9 @@ class Foresight:
         """0 for the first of all: nothing is known of it, and it is needed."""
         found, kind = self._evidence.found, self._ground.device_type
         if setting in found:
-            return _MARGIN * found[setting][-1].wall_s
+            last = found[setting][-1]
+            kept_s = _KEPT_SHARE * last.first_s if setting.compile and len(found[setting]) == 1 else 0.0
+            return _MARGIN * (last.wall_s - kept_s)
         alike, others = self._starts(setting.compile), self._starts(not setting.compile)
         if alike:
             expected = median(alike)

@@ -23,6 +23,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
+            self._idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         elif sys.platform == "linux":
             _forget_resident_peak()
 
@@ -31,7 +32,7 @@ class PeakMemory:
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
             torch.cuda.empty_cache()
-            return max(peak, torch.cuda.memory_reserved(self._device))
+            return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held since before
         if self._device.type == "mps":
             return memory_now("mps")["reserved"]
         return _resident_peak()

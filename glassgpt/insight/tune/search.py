@@ -25,6 +25,7 @@ _STEEP = 0.03  # a micro-batch that gained so much lets hope for more
 _CLOSE = 0.04  # to the best: measured again before it is ruled out
 _FINALISTS = 3
 _ROUNDS = 6
+_COMPILED_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,19 @@ class Search:
         there = candidates.compiled(best)
         if self._foresight.compiling_pays(best):
             self._try(there)
+            self._try_kept(there, best)
         else:
             self.evidence.left_out[there] = TOO_SHORT_A_RUN
+
+    def _try_kept(self, compiled: Setting, best: Setting) -> None:
+        """What is compiled once is kept, and the run to come starts with it: so it is measured once more,
+        in turns with the best, where it may win."""
+        for _ in range(_COMPILED_ROUNDS):
+            round_s = self._foresight.seconds(best) + self._foresight.seconds(compiled)
+            if round_s > self._left() or not self.evidence.is_quicker_at_work(compiled, best):
+                return
+            self._do(best)
+            self._do(compiled)
 
     # --- the winners again ---
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Literal
 
 Outcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]
@@ -34,23 +34,20 @@ def update_seconds(updates: Sequence[Marks], micro_steps: int) -> list[float]:
     """How long each update takes with `micro_steps` micro-batches, of which it may have done fewer.
 
     A micro-batch in the middle is the usual one: the first also finds no gradients to add to, the last is
-    followed by the optimizer. As many of those as are missing are added.
+    followed by the optimizer. As many of those as are missing are added. One that was held up counts in its
+    update's mean, as it would in a whole update's time.
     """
     done = len(updates[0]) - 2
     missing = micro_steps - done
     if missing <= 0:
         return [marks[-1] - marks[0] for marks in updates]
-    usual = median(_middle(updates))
+    usual = median(mean(_middle(marks)) for marks in updates)
     return [marks[-1] - marks[0] + missing * usual for marks in updates]
 
 
-def _middle(updates: Sequence[Marks]) -> list[float]:
-    gaps = []
-    for marks in updates:
-        starts = marks[1:-1]
-        pairs = list(itertools.pairwise(starts))
-        gaps += [after - before for before, after in (pairs[1:] or pairs)]
-    return gaps
+def _middle(marks: Marks) -> list[float]:
+    pairs = list(itertools.pairwise(marks[1:-1]))
+    return [after - before for before, after in (pairs[1:] or pairs)]
 
 
 FEW_MICRO_STEPS = 4

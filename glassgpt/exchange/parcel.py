@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import model_of
 from glassgpt.sample.writer import find_tokenizer
 from glassgpt.train.origin import Origin, open_origin
 
@@ -34,9 +34,7 @@ class Parcel:
         return re.sub(r"[^\w.-]+", "-", name).strip("-") or "model"
 
     def model(self) -> GPT:
-        model = GPT(self.shape).eval()
-        load_weights(model, self.weights, self.origin.what)
-        return model
+        return model_of(self.shape, self.weights, self.origin.what).eval()
 
 
 def open_parcel(source: str, data_dir: str = "") -> Parcel:

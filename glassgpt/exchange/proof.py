@@ -22,9 +22,8 @@ from glassgpt.errors import UserError
 from glassgpt.exchange import nanogpt_ckpt
 from glassgpt.exchange.parcel import Parcel
 from glassgpt.figures import plural
-from glassgpt.model.gpt import GPT
 from glassgpt.model.pretrained import read_pretrained
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import model_of
 from glassgpt.train.ckpt import read_ckpt
 from glassgpt.train.rundir import CKPT
 
@@ -93,8 +92,7 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
 def check_own_format(folder: Path, parcel: Parcel) -> Proof:
     """Of a folder with config.json and model.safetensors, of either kind."""
     shape, weights = read_pretrained(folder)
-    model = GPT(shape).eval()
-    load_weights(model, weights, str(folder))
+    model = model_of(shape, weights, str(folder)).eval()
     reader = "GlassGPT, from the files"
     content = (folder / TOKENIZER_JSON).read_bytes()
     if not same_tokens(parse_tokenizer(content), parcel.tokenizer):
@@ -113,8 +111,7 @@ def check_own_format(folder: Path, parcel: Parcel) -> Proof:
 def check_nanogpt(folder: Path, parcel: Parcel) -> Proof:
     """With the exact GELU, as nanoGPT's model.py has it."""
     ckpt = read_ckpt(folder / CKPT)
-    model = GPT(ckpt.shape).eval()
-    load_weights(model, ckpt.weights, str(folder / CKPT))
+    model = model_of(ckpt.shape, ckpt.weights, str(folder / CKPT)).eval()
     return _compared(nanogpt_ckpt.exact_gelu(parcel), model, "GlassGPT, from the file", 0)
 
 

@@ -66,6 +66,20 @@ def shape_of(config: TrainConfig, vocab_size: int) -> GPTConfig:
     )
 
 
+class Linear(nn.Linear):
+    """PyTorch's, but for weights that it would draw, for seconds, before GPT draws its own."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """The same."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Norm(nn.Module):
     """LayerNorm whose bias can be left out; for `modern`, RMSNorm with a gain.
 
@@ -77,8 +91,8 @@ class Norm(nn.Module):
         super().__init__()
         self.rms = config.arch == "modern"
         self.kernels = False  # see GPT.set_kernels
-        self.weight = nn.Parameter(torch.ones(config.n_embd))
-        self.bias = nn.Parameter(torch.zeros(config.n_embd)) if config.bias and not self.rms else None
+        self.weight = nn.Parameter(torch.empty(config.n_embd))
+        self.bias = nn.Parameter(torch.empty(config.n_embd)) if config.bias and not self.rms else None
 
     def forward(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """The stream with `added`, and that normed."""
@@ -94,8 +108,8 @@ class Attention(nn.Module):
         self.n_head, self.dropout = config.n_head, config.dropout
         self.kernels = self.float8 = False
         self.attention = "sdpa"  # see GPT.set_attention
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=bias)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, bias=bias)
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
@@ -146,8 +160,8 @@ class MLP(nn.Module):
         self.dropout = config.dropout
         self.activation = config.activation
         self.kernels = self.float8 = False
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=bias)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = fused.activate(fused.linear(self.c_fc, x, self.float8), self.activation, self.kernels)
@@ -180,8 +194,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.arch == "gpt2" else None
+        self.wte = Embedding(config.vocab_size, config.n_embd)
+        self.wpe = Embedding(config.block_size, config.n_embd) if config.arch == "gpt2" else None
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = Norm(config)
 
@@ -192,21 +206,23 @@ class GPT(nn.Module):
     rotary_cos: Tensor
     rotary_sin: Tensor
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, empty: bool = False) -> None:
+        """`empty`: the weights come from elsewhere, and need not be drawn."""
         super().__init__()
         self.config = config
         self.activation_checkpointing = False
         self.kernels = self.float8 = False
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
         self.transformer = Transformer(config)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.transformer.wte.weight  # one matrix reads and writes tokens
         if config.arch == "modern":
             cos, sin = _rotary(config.block_size, config.n_embd // config.n_head)
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
-        self._init_weights()
+        if not empty:
+            self._init_weights()
 
     def _init_weights(self) -> None:
         """GPT-2's: N(0, 0.02), and smaller where a layer adds to the residual stream."""
@@ -218,6 +234,8 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+            else:
+                nn.init.ones_(parameter)  # a norm's gain
         if self.config.arch == "modern":
             self._init_modern()
 

@@ -71,6 +71,13 @@ def crop_block_size(
     return dataclasses.replace(config, block_size=block_size), cropped
 
 
+def model_of(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT:
+    """A model with these weights."""
+    model = GPT(config, empty=True)
+    load_weights(model, state, origin)
+    return model
+
+
 def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
     """Copies `state` into the model; every difference in names or shapes is reported at once."""
     own = model.state_dict()

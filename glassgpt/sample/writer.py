@@ -26,7 +26,7 @@ from glassgpt.data.tokenizers import (
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import model_of
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.device import Placement, choose_device, choose_dtype
@@ -105,8 +105,7 @@ def open_writer(run: str, options: SampleOptions) -> Writer:
     device, device_choice = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     tokenizer = find_tokenizer(origin, options.data_dir)
-    model = GPT(origin.shape)
-    load_weights(model, origin.weights, origin.what)
+    model = model_of(origin.shape, origin.weights, origin.what)
     graph = _choose_graph(options.compile, device)
     choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":

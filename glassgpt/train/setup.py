@@ -68,7 +68,7 @@ def set_up(
     choices += sample_choices + passage_choices
 
     placement, plan, device = equipment.placement, equipment.plan, equipment.device
-    model = _build_model(config, equipment, team)
+    model = _build_model(task, equipment, team)
     train_text, on_card = splits["train"], placement.data_on_card
     stream = Stream(train_text, config.block_size, plan, config.seed, device, on_card, passages)
     learner = Learner(model, config, placement, plan, stream, ledger, team)
@@ -186,11 +186,12 @@ def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | 
 # --- the model ---
 
 
-def _build_model(config: TrainConfig, equipment: Equipment, team: Team) -> GPT:
+def _build_model(task: Task, equipment: Equipment, team: Team) -> GPT:
+    """On the CPU first, so that every device starts from the same weights."""
     placement = equipment.placement
-    torch.manual_seed(config.seed)
-    model = GPT(equipment.shape)  # on the CPU first, so that every device starts from the same weights
-    adapt(model, placement, config.activation_checkpointing)
+    torch.manual_seed(task.config.seed)
+    model = GPT(equipment.shape, empty=task.origin is not None)
+    adapt(model, placement, task.config.activation_checkpointing)
     if placement.shard:  # block by block: the whole of it need not fit
         shard(model, placement.device, team.size)
     return model.to(placement.device)

@@ -11,7 +11,7 @@ import torch
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import crop_block_size, load_weights
+from glassgpt.model.weights import crop_block_size, load_weights, model_of
 from glassgpt.recipe import field_types
 from glassgpt.train import records
 from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_aside
@@ -74,9 +74,7 @@ def whole_model(job: Job) -> GPT:
     weights = {
         name: put_together(own_part(tensor), tensor).cpu() for name, tensor in job.model.state_dict().items()
     }
-    model = GPT(job.model.config)
-    load_weights(model, weights, "the run")
-    return model
+    return model_of(job.model.config, weights, "the run")
 
 
 def state_of(job: Job) -> dict[str, Any]:

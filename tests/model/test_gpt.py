@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,6 +78,24 @@ def test_the_embedding_is_the_head(arch: str) -> None:
     model = little_gpt(arch=arch)
     assert model.lm_head.weight is model.transformer.wte.weight
     assert set(dict(model.named_parameters())) | {"lm_head.weight"} == set(model.state_dict())
+
+
+@pytest.fixture
+def memory_that_is_nan() -> Iterator[None]:
+    """Until somebody writes to it."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize(("arch", "bias"), [("gpt2", True), ("gpt2", False), ("modern", False)])
+@pytest.mark.usefixtures("memory_that_is_nan")
+def test_every_weight_is_drawn(arch: str, bias: bool, tie: bool) -> None:
+    config = little_config(arch=arch, bias=bias, tie_embeddings=tie)
+    assert not any(weight.isfinite().any() for weight in GPT(config, empty=True).parameters())
+    assert all(weight.isfinite().all() for weight in GPT(config).parameters())
 
 
 def test_weights_start_as_gpt2s_do() -> None:

@@ -291,7 +291,8 @@ def _profile_problems(config: TrainConfig) -> list[str]:
         return [f"{said} ends before it begins; try --profile={stop}:{start}" if start > stop else
                 f"{said} is no update; try --profile={start}:{start + 1}"]  # fmt: skip
     if start == 0:
-        return [f"{said} has the first update in it, which compiles and warms up; try --profile=1:{stop + 1}"]
+        instead = f"--profile=1:{max(2, stop)}"
+        return [f"{said} has the first update in it, which compiles and warms up; try {instead}"]
     if stop > config.max_iters:
         return [f"{said} goes past --max_iters={config.max_iters}"]
     if stop - start > LONGEST_PROFILE:

@@ -2,8 +2,8 @@
 
 The journal is written in the loop's own thread, so that a record is safe before the loop goes on. Listeners
 (console, trackers) each have a thread and a queue of their own: one that fails is dropped and named, one that
-is slow or hangs only falls behind, and beyond a limit misses records, which are counted. Neither can stop,
-slow or corrupt a run.
+is slow or hangs only falls behind, and beyond a limit misses records, which are counted: a tracker all that
+come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Sink:
             for mailbox in mailboxes:
                 mailbox.wait(deadline)
         for mailbox in self._tracking:
-            mailbox.warn_of_its_end()
+            mailbox.warn_of_its_end(self._path.parent)
         if missed := sum(mailbox.missed for mailbox in self._listening):
             _say(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
@@ -135,7 +135,8 @@ class _Mailbox:
     def post(self, record: Record) -> None:
         if not self._thread.is_alive():
             return
-        if self._records.qsize() < WAITING or record["kind"] == "end":
+        lacks_some = self.name and self.missed  # a tracker that was told later ones could not be told those
+        if record["kind"] == "end" or (self._records.qsize() < WAITING and not lacks_some):
             self._records.put(record)
         else:
             self.missed += 1
@@ -146,13 +147,15 @@ class _Mailbox:
     def wait(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def warn_of_its_end(self) -> None:
+    def warn_of_its_end(self, run_dir: Path) -> None:
         """What became known too late for the journal."""
+        later = f"`glass track {run_dir} --to={self.name}` tells it the rest"
         if self._thread.is_alive():
             left = self._records.qsize()  # with the one that it is at, without the mark of the end
-            _say(f"warning: {self.name} did not finish in {TRACKERS_PATIENCE_S:.0f} s; {left:,} records left")
+            seconds = f"{TRACKERS_PATIENCE_S:.0f} s"
+            _say(f"warning: {self.name} did not finish in {seconds}; {left:,} records left; {later}")
         elif self.failure is not None and not self.told:
-            _say(f"warning: {self.name} failed at the end: {first_line(self.failure)}")
+            _say(f"warning: {self.name} failed at the end: {first_line(self.failure)}; {later}")
 
     def _deliver(self) -> None:
         while (record := self._records.get()) is not None:
@@ -194,7 +197,8 @@ def _behind(name: str, missed: int, done: int) -> Record:
         "title": f"{name} was too slow for the run and missed {missed:,} records",
         "evidence": f"more than {WAITING:,} were waiting for it",
         "explanation": "A run never waits for a tracker. All of its records are in the journal.",
-        "advice": "a larger --log_interval gives it less to do",
+        "advice": f"`glass track RUN --to={name}` tells it the rest later; a larger --log_interval gives it "
+        "less to do",
     }
 
 

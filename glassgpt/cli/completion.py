@@ -108,7 +108,9 @@ def _written(name: str, kind: object, about: Help) -> str:
 
 
 def _values(name: str, kind: object, typed: str) -> list[str]:
-    if name in ("track", "to"):
+    if typing.get_origin(kind) is Literal:
+        return _beginning(typed, typing.get_args(kind))
+    if name in ("track", "to"):  # trackers, several of them; an export's `to` is a Literal
         done, _, rest = typed.rpartition(",")
         left = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
         return [f"{done},{offer}" if done else offer for offer in _beginning(rest, left)]
@@ -120,8 +122,6 @@ def _values(name: str, kind: object, typed: str) -> list[str]:
     }
     if name in known:
         return _beginning(typed, known[name])
-    if typing.get_origin(kind) is Literal:
-        return _beginning(typed, typing.get_args(kind))
     return _beginning(typed, ("True", "False") if kind is bool else ())
 
 

@@ -2,11 +2,16 @@
 
 A run that is resumed does some updates again. A tracker that can take back what it was told does so. One that
 cannot keeps the first telling, and is told again only what lies past it.
+
+What a tracker was told stands in a file of its own, RUN/told/NAME.json: it may be behind the run when that is
+killed, or fail or hang after the last record, and then the journal does not know what it never had.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from glassgpt.config import trackers_in
 from glassgpt.track.tracker import Series, Told, TrackedRun, Tracker, series_of
 
 PROJECT = "glassgpt"  # where the settings name none
+FOLDER = "told"
 
 
 class Follower:
@@ -65,7 +71,10 @@ class Follower:
     def _begin(self, run: Record, earlier: Sequence[Record], from_iter: int) -> int:
         """Opens the tracker, and tells it what it lacks of `earlier` records."""
         model = run.get("model", {})
-        self._has = told_before(earlier, self._name)  # which holds also if the tracker cannot be opened
+        # Which holds also if the tracker cannot be opened.
+        noted = self._noted()
+        self._has = told_before(earlier, self._name) if noted is None else noted
+        self._note()
         tracked = TrackedRun(
             directory=self._run_dir,
             name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
@@ -89,7 +98,27 @@ class Follower:
             return False
         self._tracker.take(record)
         self._told[series_of(record)] = record["iter"]
+        self._note()
         return True
+
+    def _note(self) -> None:
+        """Not waiting for the disk: after a power cut the journal will do."""
+        path = self._note_path
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.reached()))
+        os.replace(temporary, path)
+
+    def _noted(self) -> dict[Series, int] | None:
+        """None if there is no such file, as of a run from before there was one."""
+        try:
+            return {series_of(last): int(last["iter"]) for last in json.loads(self._note_path.read_bytes())}
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    @property
+    def _note_path(self) -> Path:
+        return self._run_dir / FOLDER / f"{self._name}.json"
 
     def _end(self, record: Record) -> None:
         if self._tracker is not None:
@@ -98,8 +127,8 @@ class Follower:
 
 
 def told_before(records: Iterable[Record], name: str) -> dict[Series, int]:
-    """How far processes that had this tracker told it each series. Where it failed, the journal says how far
-    it was: by then the run may have been far ahead."""
+    """As far as the journal knows, if there is no note: how far processes that had this tracker told it each
+    series. Where it failed, the journal says how far it was: by then the run may have been far ahead."""
     told: dict[Series, int] = {}
     listening = False
     for record in records:

@@ -306,6 +306,8 @@ class Saver:
             digests = self._write_files(folder, snapshot)
         except OSError as error:
             self._team.post(name, {"error": str(error)})
+            if not folder.is_dir():
+                raise OSError("rank 0 could not write its part") from error  # and removed what there was
             raise
         self._team.post(name, {"sha256": digests, "index": state["index"]})
         return record

@@ -25,6 +25,7 @@ from glassgpt.recipe import check_settings, field_types
 
 _SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 # Decided for the machine and the moment it was trained on; here they are open again.
 _NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
@@ -70,6 +71,7 @@ def read_ckpt(path: Path) -> Ckpt:
     try:
         shape = _shape(content["model_args"])
         weights = _weights(content["model"])
+        _check_sizes(shape, weights)
         best = content.get("best_val_loss")
         return Ckpt(
             path,
@@ -105,13 +107,16 @@ def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
     wrong = [f"it has {name}={size}" for name, size in sizes.items() if not 0 < size < 10**6]
     if wrong or sizes["n_embd"] % sizes["n_head"]:
         raise UserError(wrong or f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}")
+    dropout = float(arguments.get("dropout", 0.0))
+    if not 0 <= dropout < 1:
+        raise UserError(f"it has dropout={dropout}")
     return GPTConfig(
         vocab_size=sizes["vocab_size"],
         block_size=sizes["block_size"],
         n_layer=sizes["n_layer"],
         n_head=sizes["n_head"],
         n_embd=sizes["n_embd"],
-        dropout=float(arguments.get("dropout", 0.0)),
+        dropout=dropout,
         bias=bool(arguments.get("bias", True)),  # before there was a choice there were biases
     )
 
@@ -124,11 +129,39 @@ def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         if name in ours:
             raise UserError(f"it has {name} twice, once as {key}")
+        if problem := _tensor_problem(tensor):
+            raise UserError(f"{name} {problem}")
         ours[name] = tensor
     head, embedding = ours.get("lm_head.weight"), ours.get("transformer.wte.weight")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
         raise UserError("lm_head.weight differs from transformer.wte.weight, which are one matrix here")
     return with_head(ours)
+
+
+def _tensor_problem(tensor: Any) -> str | None:
+    """Why it cannot be a weight, or None."""
+    if not isinstance(tensor, Tensor):
+        return f"is a {type(tensor).__name__}, not a tensor"
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
+        kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
+        return f"is of {kind}; only float32, bfloat16 and float16 are read"
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        return f"says that it is {tuple(tensor.shape)}, and the file has fewer numbers than that"
+    return None
+
+
+def _check_sizes(shape: GPTConfig, weights: Mapping[str, Tensor]) -> None:
+    """Before anything of that size is built; the rest is compared when weights are loaded."""
+    layers = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
+    problems = [f"it has n_layer={shape.n_layer}, but weights of {layers}"] if layers != shape.n_layer else []
+    for table, rows in (("wte", shape.vocab_size), ("wpe", shape.block_size)):
+        tensor = weights.get(f"transformer.{table}.weight")
+        if tensor is not None and tensor.shape != (rows, shape.n_embd):
+            problems.append(
+                f"its {table}.weight is {tuple(tensor.shape)}, but its settings say {(rows, shape.n_embd)}"
+            )
+    if problems:
+        raise UserError(problems)
 
 
 def _without_prefixes(key: str) -> str:

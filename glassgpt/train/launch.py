@@ -49,11 +49,13 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
 def _exit_code(codes: dict[int, int]) -> int:
     """The first process's, as a shell has it; else that of whoever failed, and who that was."""
-    code = codes.get(0)
-    if code is None or code < 0:
-        rank, code = next(((rank, code) for rank, code in codes.items() if code > 0), min(codes.items()))
+    told_to_end = (-signal.SIGTERM, 128 + signal.SIGTERM)  # by the launcher, because another one failed
+    own = {rank: code for rank, code in codes.items() if code not in told_to_end} or codes
+    code = own.get(0, -1)
+    if code < 0:
+        code = next((code for code in own.values() if code > 0), own[min(own)])
         code = code if code > 0 else 128 - code
-        killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
+        killed = {rank: -code for rank, code in own.items() if code < 0 and -code != signal.SIGTERM}
         for rank, number in killed.items():
             print(f"error: rank {rank} was ended by {signal.Signals(number).name}", file=sys.stderr)
     return code

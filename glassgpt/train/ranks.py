@@ -86,6 +86,8 @@ class Ranks(Team):
                 self._store.add("failed", 1)
                 raise UserError(self._all_mistakes()) from error
             raise
+        except dist.DistError as error:  # as a rule of the store, which goes with the launcher
+            raise self.blame(error) from error
 
     def _all_mistakes(self) -> list[str]:
         """Of everybody, for the first process to say. The others have nothing to say, and go a bit later:
@@ -296,6 +298,12 @@ class Ranks(Team):
 
     def leave(self, error: BaseException | None = None) -> None:
         """A process whose own error it is not leaves in order: it is not the one to be named."""
+        try:
+            self._leave(error)
+        except dist.DistError as failure:  # the launcher may be gone, though all is done
+            raise self.blame(failure) from failure
+
+    def _leave(self, error: BaseException | None) -> None:
         if error is None:
             self._be_patient()
             if self._question is not None:

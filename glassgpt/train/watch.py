@@ -47,6 +47,7 @@ class Beat:
     machine: str
     pid: int
     goodbye: str | None = None  # empty: it left in order
+    numbering: str = ""  # where its pid means this process
 
     @classmethod
     def read(cls, text: bytes) -> Beat:
@@ -74,7 +75,8 @@ def judge(
         beat = seen.beat
         if beat.goodbye:
             return rank, f"rank {rank} has ended: {beat.goodbye} ({beat.where})"
-        if beat.goodbye is None and beat.machine == own.machine and not is_alive(beat.pid):
+        is_here = (beat.machine, beat.numbering) == (own.machine, own.numbering)
+        if beat.goodbye is None and is_here and not is_alive(beat.pid):
             return rank, f"rank {rank} has died ({beat.where})"
     if waiting_s < timeout_s:
         return None
@@ -113,6 +115,15 @@ def is_alive(pid: int) -> bool:
         return True
 
 
+def numbering() -> str:
+    """Names the list that our pid is in: containers on one machine have a list each, and maybe one name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no such file system: the machine's name must do
+        return ""
+
+
 class Watch:
     """A thread that says where this process is and sees where the others are."""
 
@@ -124,6 +135,7 @@ class Watch:
         self._waits_since: float | None = None
         self._number, self._others = 0, {}  # type: tuple[int, dict[int, Seen]]
         self._goodbye: str | None = None
+        self._numbering = numbering()
         self.lost: str | None = None  # in words
         self._found = threading.Event()
         self._closed = threading.Event()
@@ -206,7 +218,8 @@ class Watch:
     def _own(self) -> Beat:
         phase, done = self._where()
         waits = self._waits_since is not None
-        return Beat(self._number, phase, done, waits, platform.node(), os.getpid(), self._goodbye)
+        machine, pid = platform.node(), os.getpid()
+        return Beat(self._number, phase, done, waits, machine, pid, self._goodbye, self._numbering)
 
     def _look(self) -> tuple[int, str] | None:
         self._looked_at = now = time.monotonic()

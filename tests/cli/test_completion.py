@@ -74,6 +74,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("glass compare --b", ["--b.config="]),
         ("glass explain --lang=", ["--lang=en", "--lang=hi", "--lang=ar"]),
         ("glass track runs/mine --to=w", ["--to=wandb"]),
+        ("glass export runs/mine --to=", ["--to=hf", "--to=nanogpt", "--to=glass"]),
+        ("glass export runs/mine --to n", ["nanogpt"]),
         ("glass prepare shakespeare_", ["shakespeare_char"]),
         ("glass completion ", ["bash", "zsh", "fish"]),
         ("glass explain x\x00 --j\x00", []),

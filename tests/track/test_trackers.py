@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 import socket
 import struct
 import threading
@@ -385,8 +386,91 @@ def test_one_that_hangs_misses_records_and_the_run_says_how_many(
     missed = len(recorded) - 1 - 6 - 2
     assert finding["title"] == f"wandb was too slow for the run and missed {missed} records"
     assert recorded[-1]["kind"] == "end"
-    assert "warning: wandb did not finish in 0 s; 8 records left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warning: wandb did not finish in 0 s; 8 records left" in said
+    assert f"`glass track {run.out_dir} --to=wandb` tells it the rest" in said
     released.set()
+
+
+def test_what_a_slow_one_missed_is_told_later_all_of_it(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs for a while and misses records, then comes to itself: nothing in the middle may be lacking."""
+    released = threading.Event()
+    take = notebook.take
+
+    def slow(record: Record) -> None:
+        released.wait(60)
+        take(record)
+
+    def call(self: sink.Sink, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 20:
+            released.set()
+            while self._tracking[0]._records.qsize():
+                time.sleep(0.01)
+        original(self, record)
+
+    original = sink.Sink.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "WAITING", 6)
+        patch.setattr(notebook, "take", slow)
+        patch.setattr(sink.Sink, "__call__", call)
+        run = train(tiny(max_iters=30, eval_interval=30, track="wandb"))
+    assert "glass track" in findings(run.out_dir)["wandb-behind"]["advice"]
+    live = len(notebook.taken)
+    assert 0 < live < len(told(run.out_dir))
+    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == len(told(run.out_dir)) - live
+    assert notebook.losses() == told(run.out_dir)
+
+
+def test_one_that_fails_after_the_last_record_is_told_the_rest_later(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By then the journal is closed: it has every record, and cannot say which of them were told."""
+    run_has_ended = threading.Event()
+
+    def fragile(self: Notebook, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 3:
+            run_has_ended.wait(20)
+            raise ConnectionError("gone")
+        self.taken.append(record)
+
+    def close(self: sink.Sink) -> None:
+        run_has_ended.set()
+        original(self)
+
+    original = sink.Sink.close
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(sink.Sink, "close", close)
+        run = train(tiny(max_iters=8, eval_interval=4, track="wandb"))
+    assert "wandb-failed" not in findings(run.out_dir)
+    said = f"ConnectionError: gone; `glass track {run.out_dir} --to=wandb` tells it the rest"
+    assert said in capsys.readouterr().err
+    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == len(told(run.out_dir)) - 4
+    assert notebook.losses() == told(run.out_dir)
+
+
+def test_what_waited_for_a_tracker_when_the_run_was_killed_is_told_when_it_goes_on(
+    tiny: MakeConfig, notebook: Notebook
+) -> None:
+    config = tiny(max_iters=20, eval_interval=4, track="wandb")
+    run_until_crash(config, 11)
+    notes = Path(config.out_dir, "told", "wandb.json")
+    told_until = [{**last, "iter": min(last["iter"], 6)} for last in json.loads(notes.read_text())]
+    notes.write_text(json.dumps(told_until))  # as if the process had ended here, with the rest in the queue
+    notebook.taken = [record for record in notebook.taken if record["iter"] <= 6]
+    resume(config)
+    assert [at for at, split, _ in notebook.losses() if not split] == list(range(1, 21))
+
+
+def test_without_notes_the_journal_says_what_was_told(tiny: MakeConfig, notebook: Notebook) -> None:
+    run = train(tiny(max_iters=4, track="wandb"))
+    for content in ("", "[1]", '[{"kind": "step"}]'):  # cut off by a power failure, or of another make
+        (run.out_dir / "told" / "wandb.json").write_text(content)
+        assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
+    shutil.rmtree(run.out_dir / "told")
+    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
 
 
 def test_a_tracker_that_hangs_does_not_slow_the_run(
@@ -624,6 +708,7 @@ def test_a_finished_run_can_be_told_again(tiny: MakeConfig, notebook: Notebook) 
     assert notebook.losses() == told(config.out_dir)
     assert count == len(notebook.taken)
     assert [record["kind"] for record in notebook.ended] == ["end"]
+    assert Follower("wandb", lambda: notebook, Path(config.out_dir)).replay() == 0  # it has all of it now
 
 
 def test_what_was_told_during_the_run_is_not_told_again(tiny: MakeConfig, notebook: Notebook) -> None:

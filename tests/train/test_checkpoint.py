@@ -24,6 +24,7 @@ from glassgpt.errors import UserError
 from glassgpt.train import checkpoint
 from glassgpt.train.checkpoint import FOLDER, Saver, Tensors, best, committed, describe, load_last
 from glassgpt.train.session import train
+from glassgpt.train.team import Team
 from glassgpt.train.tensorfile import write_packed
 
 
@@ -437,3 +438,21 @@ def test_a_folder_with_nothing_but_checkpoints_is_a_run(tiny: MakeConfig) -> Non
     with pytest.raises(UserError, match="holds a run already"):
         train(config)
     assert resume(config, max_iters=6).iter == 6
+
+
+class SecondOfTwo(Team):
+    """The process that writes a part, into a folder that the first one has given up meanwhile."""
+
+    rank, size = 1, 2
+
+    def collect(self, name: str) -> Any:
+        return ".tmp-gone"
+
+
+def test_a_save_that_the_first_process_gave_up_is_said_as_that(tmp_path: Path) -> None:
+    """And not as a file that is not there, which would send somebody looking for it."""
+    saver = Saver(tmp_path, 2, SecondOfTwo())
+    saver.save(tensors(1), {"iter": 1}, rows={})
+    with pytest.raises(UserError, match=r"could not be written \(rank 0 could not write its part\)"):
+        saver.poll(wait=True)
+    saver.close()

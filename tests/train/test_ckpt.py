@@ -91,7 +91,7 @@ def load(path: Path) -> None:
         (lambda c: c["model"].update({"module.lm_head.weight": torch.ones(21, 16)}), "twice"),
         (lambda c: c["model"].update({"lm_head.weight": torch.ones(21, 16)}), "one matrix here"),
         (lambda c: c["model_args"].pop("n_layer"), "n_layer"),
-        (lambda c: c["model_args"].update(n_layer=3), "parameters"),
+        (lambda c: c["model_args"].update(n_layer=3), "n_layer=3, but weights of 2"),
         (lambda c: c["optimizer"]["param_groups"][0]["params"].pop(), "parameters"),
         (lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(2, 2)), "optimizer state 0"),
         (lambda c: c.pop("model"), "not a checkpoint of nanoGPT"),
@@ -205,6 +205,43 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"n_head": 0}, {"n_head": 5}, {"n_layer": 10**7}, {"vocab_size": -3}])
 def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     assert "ckpt.pt: it" in broken(lambda content: content["model_args"].update(changes), tmp_path)
+
+
+LN = "transformer.ln_f.weight"
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        ([1.0] * 16, f"{LN} is a list, not a tensor"),
+        (torch.ones(16, dtype=torch.complex64), f"{LN} is of torch.complex64"),
+        (torch.ones(16, dtype=torch.int8), f"{LN} is of torch.int8"),
+        (torch.ones(16).to_sparse(), f"{LN} is of torch.sparse_coo"),
+        (torch.ones(1).expand(16), f"{LN} says that it is (16,), and the file has fewer numbers"),
+    ],
+)
+def test_what_is_no_weight_is_refused(tmp_path: Path, weight: Any, said: str) -> None:
+    assert said in broken(lambda content: content["model"].update({LN: weight}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_layer": 900_000}, "n_layer=900000, but weights of 2"),
+        ({"vocab_size": 999_999}, "its wte.weight is (21, 16), but its settings say (999999, 16)"),
+        ({"block_size": 999_999}, "its wpe.weight is (8, 16), but its settings say (999999, 16)"),
+        ({"dropout": float("nan")}, "dropout=nan"),
+    ],
+)
+def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any, said: str) -> None:
+    """A small file that says it is large must not fill the memory."""
+    content = ckpt.content(21)
+    content["model_args"].update(changes)
+    del content["optimizer"]
+    torch.save(content, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError) as caught:
+        read_ckpt(tmp_path / "ckpt.pt")
+    assert said in str(caught.value)
 
 
 def test_an_optimizer_that_lacks_a_part_is_refused(tmp_path: Path) -> None:

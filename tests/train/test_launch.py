@@ -98,6 +98,17 @@ def test_the_exit_code_is_the_first_processs_unless_it_was_killed(capsys: pytest
     assert capsys.readouterr().err == "error: rank 0 was ended by SIGKILL\n"
 
 
+def test_who_was_killed_is_named_though_the_others_ended_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """The launcher tells the others to end, and before the first update they do so with the code for that."""
+    assert _exit_code({0: 143, 1: -9}) == 137
+    assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
+    assert _exit_code({0: -9, 1: 143}) == 137
+    assert capsys.readouterr().err == "error: rank 0 was ended by SIGKILL\n"
+    assert _exit_code({0: 143, 1: 143}) == 143  # as somebody asked
+    assert _exit_code({0: 143, 1: 2}) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_processes_are_asked_for_the_same_without_nproc() -> None:
     words = ["tiny", "--nproc", "4", "--seed=1"]
     assert _without_nproc(words) == ["tiny", "--seed=1"]

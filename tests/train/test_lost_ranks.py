@@ -3,9 +3,12 @@ run goes on from its last checkpoint as if nothing had been."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -151,3 +154,50 @@ def test_a_launcher_that_starts_a_team_anew_goes_on_with_its_run(tiny: MakeConfi
     shutil.rmtree(config.out_dir)  # one that came to nothing begins
     teams.together(2, tmp_path, teams.command(config, max_iters=3), environment=again)
     assert records(config.out_dir, "run")[-1]["iter"] == 0
+
+
+_STORE = """
+import sys, time, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+_MEMBER = """
+import sys
+from glassgpt.train.team import RankLost, join
+team = join()
+print("joined", flush=True)
+sys.stdin.readline()
+try:
+    if sys.argv[1] == "startup":
+        with team.together():
+            team.everybodys("here")
+    else:
+        team.leave()
+except RankLost as lost:
+    print(lost)
+"""
+
+
+@pytest.mark.parametrize("when", ["startup", "end"])
+def test_a_launcher_that_is_gone_is_named_before_and_after_training_too(when: str) -> None:
+    """What holds the store is killed while a process has nothing left to do but to wait for the others."""
+    launcher = subprocess.Popen([sys.executable, "-c", _STORE], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": launcher.stdout.readline().strip()}
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    member = subprocess.Popen(
+        [sys.executable, "-c", _MEMBER, when],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | place | rank,
+    )
+    assert member.stdout is not None
+    assert member.stdout.readline() == "joined\n"
+    launcher.kill()
+    launcher.wait()
+    said, errors = member.communicate("\n", timeout=60)
+    assert said.startswith("the launcher is gone"), errors
+    assert "Traceback" not in errors

@@ -133,6 +133,12 @@ def test_a_window_that_makes_no_sense(said: str, problem: str) -> None:
     assert found.startswith(f"--profile={said} {problem}")
 
 
+@pytest.mark.parametrize("said", ["0:1", "0:40", "20:10", "5:5"])
+def test_what_is_proposed_instead_makes_sense(said: str) -> None:
+    (problem,) = find_problems(TrainConfig(max_iters=40, profile=said))
+    assert find_problems(TrainConfig(max_iters=40, profile=problem.partition("try --profile=")[2])) == []
+
+
 def test_windows_that_do() -> None:
     assert profile_window(TrainConfig(profile=" 10:20 ")) == (10, 20)
     assert profile_window(TrainConfig()) is None

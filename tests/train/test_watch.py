@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from glassgpt.account.meter import Sharing
-from glassgpt.train.watch import NOBODY, Beat, Seen, Watch, is_alive, judge
+from glassgpt.train.watch import NOBODY, Beat, Seen, Watch, is_alive, judge, numbering
 
 ME = Beat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
 OTHER = replace(ME, pid=2)
@@ -43,6 +44,21 @@ def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
         "rank 1 says nothing any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
         "others have waited 11 s for it (--rank_timeout=10)"
     )
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
+    """Containers on one machine may share its name, and each has its own list of processes."""
+    assert judged(alive=False, numbering="another list") is None
+    if shutil.which("unshare") is None:
+        pytest.skip("no process can be put into a container here: there is no unshare")
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    said = "from glassgpt.train.watch import numbering; print(numbering())"
+    program = [sys.executable, "-c", said]
+    assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == numbering()
+    apart = subprocess.run([*unshare, *program], capture_output=True, text=True)
+    if apart.returncode:
+        pytest.skip(f"no process can be put into a container here: {apart.stderr.strip()}")
+    assert apart.stdout.strip() not in ("", numbering())
 
 
 def test_the_stuck_are_those_who_have_not_come() -> None:

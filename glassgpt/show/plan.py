@@ -65,6 +65,9 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
         )  # fmt: skip
     out.print(table)
     out.print()
+    if proposal.spare_time:
+        out.print(Text(proposal.spare_time, style="dim"))
+        out.print()
     if written:
         out.print(
             f"written to {harmless_name(written)}: glass train {harmless_name(written)}", soft_wrap=True

@@ -63,6 +63,7 @@ def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
         (["--hours=1", "--out=foo.txt"], "files called .toml"),
         (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
+        (["--hours=1", "--eval_only"], "--hours proposes a run that trains"),
         (["--gpu="], "--gpu is empty"),
     ],
 )

@@ -209,6 +209,45 @@ def test_more_time_is_worth_more() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.parametrize("hours", [0.5, 5.0, 100.0])
+def test_time_that_would_only_overfit_is_left(hours: float) -> None:
+    """Less than a minute is enough for a million characters: more time must not make it worse."""
+    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    short, long = (propose(config, RTX4070, CHARACTERS, time) for time in (0.005, hours))
+    assert long.best.loss[1] <= short.best.loss[1] + 0.005
+    assert long.best.seconds < 3600
+    assert "by heart" in long.spare_time
+    assert not short.spare_time
+
+
+@pytest.mark.parametrize("card", ["rtx4070", "t4", "h200", "b200", "m1"])
+@pytest.mark.parametrize(("text", "hours"), [(WEB, 3.0), (CHARACTERS, 0.03)])
+def test_the_plan_of_what_is_proposed_says_the_same(card: str, text: Text, hours: float) -> None:
+    target = of_card(named_card(card).card, "asked for")
+    preset = "gpt2_124m" if text is WEB else "shakespeare_char"
+    best = propose(combine(find_recipe(preset), {}, target.device_type), target, text, hours).best
+    assert best.seconds <= 3600 * hours
+    made = make_plan(best.config, target, text)
+    assert made.times is not None
+    assert made.times.total_s[1] == pytest.approx(best.seconds)
+    assert made.times.pace.mid == pytest.approx(best.tokens_per_s)
+    assert made.prospect.loss == pytest.approx(best.loss)
+    assert made.decided.parameters == best.parameters
+
+
+def test_what_is_proposed_is_no_problem() -> None:
+    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    for hours in (0.02, 3.0):
+        made = make_plan(propose(config, RTX4070, CHARACTERS, hours).best.config, RTX4070, CHARACTERS)
+        assert kinds(made) <= {"hint"}, made.problems
+
+
+def test_who_evaluates_only_at_the_end_is_not_told_to_do_it_less_often() -> None:
+    made = plan("gpt2_124m", H200, max_iters=10, eval_interval=10)
+    (fix,) = (problem.fix for problem in made.problems if "evaluating takes" in problem.what)
+    assert fix == "fewer --eval_tokens"
+
+
 def test_no_time_at_all() -> None:
     config = combine(find_recipe("gpt2_124m"), {}, "cuda")
     with pytest.raises(UserError, match="no model gets anywhere"):

@@ -217,11 +217,12 @@ def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Prob
 def _of_time(decided: Decided, times: Times, prospect: Prospect) -> Iterator[Problem]:
     config = decided.config
     if times.evaluation_share > _SHARE_FELT:
-        rarer = round(config.eval_interval * times.evaluation_share / 0.02)
+        rarer = min(round(config.eval_interval * times.evaluation_share / 0.02), config.max_iters)
+        instead = f"--eval_interval={rarer}, or " if config.eval_interval < config.max_iters else ""
         yield Problem(
             "warning",
             f"evaluating takes {times.evaluation_share:.0%} of the run",
-            f"--eval_interval={min(rarer, config.max_iters)}, or fewer --eval_tokens",
+            f"{instead}fewer --eval_tokens",
         )
     first_s = prospect.first_checkpoint * times.updates_s[1] / config.max_iters
     if first_s > _LATE_S:

@@ -77,9 +77,12 @@ class Target:
 
 def find_target(gpu: str) -> Target:
     """`gpu`: a card's name, `cpu`, or `auto` for this machine."""
-    if gpu == "cpu":
+    gpu = gpu.strip()
+    if not gpu:
+        raise UserError("--gpu is empty: name a card, cpu or auto")
+    if gpu.lower() == "cpu":
         return this_cpu("asked for")
-    if gpu != "auto":
+    if gpu.lower() != "auto":
         found = named_card(gpu)
         return of_card(found.card, "asked for", found.others)
     return this_machine()

@@ -171,7 +171,7 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
     for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
     for way in (ways.whole, ways.sharded):
-        label, unknown = f"{way.name} (--shard={way.shard})", "?" if way.fits else "-"
+        label, unknown = f"{way.name} ({way.setting})", "?" if way.fits else "-"
         table.add_row(
             f"{' ' * _INDENT}{label}",
             size(way.memory_bytes) + ("" if way.fits else ": too much"),
@@ -202,7 +202,8 @@ def _cards(cluster: Cluster) -> str:
 
 
 def _memory_parts(plan: Plan) -> dict[str, int]:
-    return {**plan.memory.parts, "context": plan.memory.context}
+    recorded = {"recorded update": plan.memory.recording} if plan.memory.recording else {}
+    return {**plan.memory.parts, **recorded, "context": plan.memory.context}
 
 
 def _memory_bar(plan: Plan) -> Text:
@@ -268,10 +269,7 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     ahead, text = plan.prospect, plan.text
     return [
         ("data", f"{count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it"),
-        (
-            "",
-            f"{ahead.tokens_per_parameter:.3g} tokens per parameter; about 20 make the most of the time",
-        ),
+        ("", _tokens_per_parameter(plan)),
         (
             "checkpoints",
             f"{size(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
@@ -279,6 +277,14 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("schedule", ahead.schedule),
     ]
+
+
+def _tokens_per_parameter(plan: Plan) -> str:
+    """What is usual for web text from scratch says nothing about little text, or weights that know much."""
+    ratio = plan.prospect.tokens_per_parameter
+    told = f"{ratio:.3g} tokens per parameter" if ratio < 1000 else f"{ratio:,.0f} tokens per parameter"
+    usual = plan.config.init_from == "scratch" and plan.text.tokenizer not in ("char", "byte")
+    return f"{told}; about 20 make the most of the time" if usual else told
 
 
 def _print_problems(problems: tuple[Problem, ...], out: Console) -> None:

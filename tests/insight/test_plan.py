@@ -75,7 +75,7 @@ def test_a_model_that_cannot_fit_says_what_would() -> None:
 def test_variants_change_what_fits() -> None:
     largest = {variant.name: variant.largest for variant in plan().variants}
     as_it_is, again, plain = (
-        largest[name] for name in ("as it is", "activation_checkpointing=True", "kernels=plain")
+        largest[name] for name in ("as it is", "activation_checkpointing=True", "kernels=plain, compile=off")
     )
     assert as_it_is is not None
     assert again is not None
@@ -184,6 +184,41 @@ def test_text_on_the_card_takes_what_its_ids_take(
     )
     text = find_text(TrainConfig(data_dir=str(tmp_path)))
     assert plan(target=H200, text=text).decided.work.data_bytes == 5000 * each
+
+
+def test_parts_of_memory_add_up_to_what_is_said() -> None:
+    for made in (plan("shakespeare_char", H200, CHARACTERS), plan(), plan("eval_gpt2", H200)):
+        told = made.as_dict()["memory"]
+        assert sum(told["parts"].values()) + told["recording"] + told["context"] == told["total"]
+        assert made.variants[0].total == told["total"]
+    assert plan("shakespeare_char", H200, CHARACTERS).memory.recording > 0
+
+
+def test_variants_are_what_their_settings_do() -> None:
+    made = plan("gpt2_124m", batch_size=4, gradient_accumulation_steps=4)
+    named = {variant.name: variant.largest for variant in made.variants}
+    settings = {"kernels": "plain", "compile": "off"}
+    largest = named["kernels=plain, compile=off"]
+    assert largest is not None
+    assert plan(batch_size=largest, gradient_accumulation_steps=2, **settings).fits
+    assert not plan(batch_size=largest + 1, gradient_accumulation_steps=2, **settings).fits
+
+
+def test_weights_that_do_not_fit_are_not_told_to_have_fewer_layers() -> None:
+    with pytest.raises(UserError) as caught:
+        plan("finetune_shakespeare", init_from="gpt2-xl")
+    said = " ".join(caught.value.problems)
+    assert "--n_layer" not in said
+    assert "it fits with --init_from=gpt2-medium" in said
+    assert plan("finetune_shakespeare", init_from="gpt2-medium").fits
+
+
+def test_an_evaluation_that_does_not_fit_is_not_told_to_take_fewer_sequences() -> None:
+    made = plan("eval_gpt2_xl", of_card(named_card("gtx1080").card, "asked for"))
+    assert not made.fits
+    (problem,) = (one for one in made.problems if one.kind == "error")
+    assert "evaluation need" in problem.what
+    assert "batch_size" not in problem.fix
 
 
 # --- the other way round ---

@@ -58,6 +58,9 @@ def find_problems(
 
 
 def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
+    if decided.config.eval_only:
+        yield from _of_evaluating(target, needs)
+        return
     size, sequences = decided.batch.batch_size, decided.batch.sequences
     own = sequences // decided.work.ranks  # each card takes as many
     # In pieces, gradients have to add up.
@@ -87,6 +90,17 @@ def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Prob
         )
 
 
+def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
+    """How many sequences an update would take has no say in it."""
+    if needs.total > target.limit:
+        yield Problem(
+            "error",
+            f"the model and its evaluation need {needs.total / GIB:.1f} GiB, and a run may take "
+            f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
+            "a smaller model, a card with more memory, or --device=cpu",
+        )
+
+
 def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     """What the trainer would refuse there."""
     config, work, on = decided.config, decided.work, target.traits
@@ -95,6 +109,9 @@ def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     elif config.fp8:
         for problem in choices.float8_problems(config, on, work.dtype, work.kernels, work.tokens):
             yield Problem("error", problem, "leave --fp8 out")
+    if work.is_sharded and work.dtype == "float16":
+        what = f"--shard=True does not go with float16 and its loss scaler, and {target.name} has no bfloat16"
+        yield Problem("error", what, "--dtype=float32, or leave --shard out")
     for name, why in choices.refused(config, on).items():
         asked = f"--{name}={getattr(config, name)}"
         what = f"{asked} is for CUDA cards" if on.kind != "cuda" else f"{asked} is not possible there: {why}"
@@ -170,7 +187,7 @@ def _of_cluster(decided: Decided, target: Target, ways: Ways | None) -> Iterator
         return
     own, other = (ways.sharded, ways.whole) if shard else (ways.whole, ways.sharded)
     if ways.advised is other:
-        yield Problem("hint", f"{other.name}: {ways.reason}", f"--shard={other.shard}")
+        yield Problem("hint", f"{other.name}: {ways.reason}", other.setting)
     if shard and own.micro_steps > 1 and _one_pass_fits(decided, target):
         size = own.batch_size * own.micro_steps
         yield Problem(

@@ -197,7 +197,7 @@ def test_parts_of_memory_add_up_to_what_is_said() -> None:
 def test_variants_are_what_their_settings_do() -> None:
     made = plan("gpt2_124m", batch_size=4, gradient_accumulation_steps=4)
     named = {variant.name: variant.largest for variant in made.variants}
-    settings = {"kernels": "plain", "compile": "off"}
+    settings: dict[str, Any] = {"kernels": "plain", "compile": "off"}
     largest = named["kernels=plain, compile=off"]
     assert largest is not None
     assert plan(batch_size=largest, gradient_accumulation_steps=2, **settings).fits

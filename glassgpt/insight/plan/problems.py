@@ -104,6 +104,9 @@ def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
 def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     """What the trainer would refuse there."""
     config, work, on = decided.config, decided.work, target.traits
+    if target.busy:
+        what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
+        yield Problem("warning", what, "plan again when the machine is quiet")
     if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
     elif config.fp8:

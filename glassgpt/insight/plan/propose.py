@@ -101,10 +101,14 @@ def propose(
         for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _WIDER)
         if (option := _option(config, width, target, text, hours * 3600 * _SPARE)) is not None
     ]
+    if not options and not target.peaks:
+        raise UserError(
+            f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
+        )
     if not options:
         raise UserError(
-            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time, or nobody knows how "
-            "fast the machine is; more --hours, or another --gpu"
+            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
+            "another --gpu"
         )
     best = min(options, key=lambda option: option.loss[1])
     return Proposal(best, tuple(options), target, hours, price)

@@ -230,7 +230,7 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
         ("time", f"{duration(mid)} ({duration(low)} to {duration(high)})"),
         (
             "",
-            f"of it evaluating {duration(times.evaluation_s)} ({times.evaluations} times), start "
+            f"of it evaluating {duration(times.evaluation_s)} ({_often(times.evaluations)}), start "
             f"{duration(times.start_s)}, last checkpoint {duration(times.saving_s)}",
         ),
     ]
@@ -248,6 +248,10 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
     if times.cost is not None:
         rows.append(("cost", f"{times.cost:,.2f}"))
     return rows
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times:,} times"
 
 
 def _loss_rows(plan: Plan) -> list[tuple[str, str]]:

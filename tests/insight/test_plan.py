@@ -306,6 +306,11 @@ def test_one_evaluation_is_no_training() -> None:
     assert made.times.updates_s == (0.0, 0.0, 0.0)
     assert made.times.evaluations == 1
     assert made.times.total_s[1] < 120
+    fixed = made.times.start_s + made.times.saving_s
+    low, mid, high = (seconds - fixed for seconds in made.times.total_s)
+    pace = made.times.pace
+    assert low / mid == pytest.approx(pace.mid / pace.high)  # nobody knows its speed better than a run's
+    assert high / mid == pytest.approx(pace.mid / pace.low)
     assert not made.problems
     assert made.decided.parameters == 124_439_808  # GPT-2's own, with its biases and 50,257 tokens
 

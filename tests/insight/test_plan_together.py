@@ -228,3 +228,16 @@ def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
     )
     assert not any(one.kind == "error" for one in right.problems)
     assert right.memory.total == made.ways.sharded.memory_bytes
+
+
+def test_what_is_named_for_sharding_is_not_compiled_as_a_sharded_run_is_not() -> None:
+    target = together(of_card(named_card("rtx3060").card, "asked for"), 8, 1, 12.5)
+    settings: dict[str, Any] = {"kernels": "plain", "activation_checkpointing": True}
+    config = combine(find_recipe("gpt2_124m"), settings, "cuda")
+    made = make_plan(config, target, WEB)
+    assert made.decided.work.compiled
+    (largest,) = (variant.largest for variant in made.variants if variant.name == "shard=True")
+    assert largest is not None
+    steps = 8 * made.decided.batch.micro_steps
+    sized = {"shard": True, "batch_size": largest, "gradient_accumulation_steps": steps}
+    assert make_plan(combine(find_recipe("gpt2_124m"), settings | sized, "cuda"), target, WEB).fits

@@ -141,7 +141,9 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
     if work.kernels and not work.config.fp8:
         works["kernels=plain, compile=off"] = replace(work, kernels=False)
     if work.ranks > 1 and not work.config.shard and can_shard(work):
-        works["shard=True"] = replace(work, config=replace(work.config, shard=True), graph=False)
+        compiled = work.config.compile == "on"  # else it is not, sharded
+        sharded = replace(work.config, shard=True)
+        works["shard=True"] = replace(work, config=sharded, graph=False, compiled=compiled)
     return tuple(
         Variant(name, memory.needed(one).total, memory.largest_batch(_without_luxury(one), room))
         for name, one in works.items()

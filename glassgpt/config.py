@@ -250,6 +250,8 @@ def find_problems(config: TrainConfig) -> list[str]:
         if value is not None and (value < 0 or (value == 0 and name in _POSITIVE)):
             need = "greater than 0" if name in _POSITIVE else "0 or more"
             problems.append(f"--{name}={value} must be {need}")
+        if isinstance(value, int) and value >= 2**63:
+            problems.append(f"--{name} must be below 2^63")
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")
@@ -265,8 +267,6 @@ def find_problems(config: TrainConfig) -> list[str]:
         problems.append("--shard=True goes with --dtype=bfloat16 or float32, not float16 and its loss scaler")
     if config.shard and config.fp8:
         problems.append("--shard=True does not go with --fp8=True")
-    if config.seed >= 2**63:
-        problems.append(f"--seed={config.seed} must be below 2^63")
     problems += [
         f"--{name} is not text that a file can hold" for name in _TEXTS if is_broken(getattr(config, name))
     ]

@@ -145,8 +145,11 @@ class Expectation:
 
     @cached_property
     def _fine_points(self) -> tuple[Point, ...]:
-        steps = min(400, self.setup.max_iters)
-        return tuple(self.at(round(self.setup.max_iters * step / steps)) for step in range(1, steps + 1))
+        """Evenly over the run, and closer near its start, for one that overfits in a small part of it."""
+        last, steps = self.setup.max_iters, min(400, self.setup.max_iters)
+        even = {round(last * step / steps) for step in range(1, steps + 1)}
+        early = {round(last ** (step / 200)) for step in range(201)}
+        return tuple(map(self.at, sorted(even | early)))
 
     @cached_property
     def progress(self) -> Progress:

@@ -35,14 +35,13 @@ class Forecast:
 
     @property
     def total_s(self) -> Range | None:
-        if self.updates_s is None or self.evaluation_s is None:
+        if self.pace is None or self.updates_s is None or self.evaluation_s is None:
             return None
         fixed = self.saving_s + self.start_s
         low, mid, high = self.updates_s
-        if not mid:
-            return (fixed + self.evaluation_s,) * 3
-        stretch = 1 + self.evaluation_s / mid  # evaluations are as fast as updates are
-        return low * stretch + fixed, mid * stretch + fixed, high * stretch + fixed
+        # Evaluations are as fast or slow as updates are.
+        fast, slow = (self.evaluation_s * self.pace.mid / rate for rate in (self.pace.high, self.pace.low))
+        return low + fast + fixed, mid + self.evaluation_s + fixed, high + slow + fixed
 
     def as_dict(self) -> dict[str, Any]:
         pace = self.pace

@@ -117,6 +117,11 @@ def named_card(text: str) -> Found:
     where several remain, `_preference` decides and the caller can say what else it may have been."""
     meant = _spellings().get(_bare(text), {})
     if not meant:
+        several = re.fullmatch(r"\s*(\d+) ?[x×*] ?(.+)", text, re.IGNORECASE)
+        if several and _bare(several[2]) in _spellings():
+            raise UserError(
+                f"--gpu={text} names several cards; --gpu={several[2]} --gpus={several[1]} plans for them"
+            )
         nearest = ", ".join(nearest_cards(text))
         raise UserError(f"--gpu={text} is not in the table of cards; did you mean {nearest}?")
     first, *others = sorted(meant, key=lambda card: (meant[card], *_preference(card)))

@@ -117,6 +117,14 @@ def _memory_rooms(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
                 yield int(limit), min(int(limit), max(0, spare))
 
 
+def load() -> float:
+    """Processes that wanted to compute over the last minute, this one's among them; 0 if nobody says."""
+    try:
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    except OSError:  # it cannot be had everywhere
+        return 0.0
+
+
 def memory_limit(own_cgroups: str, root: Path) -> int | None:
     """Bytes that a container may ever use; None where there is no limit."""
     return min((limit for limit, _ in _memory_rooms(own_cgroups, root)), default=None)
@@ -270,7 +278,7 @@ def read_text(path: Path) -> str:
 def output_of(*command: str) -> str | None:
     """What a command prints, or None if it is missing, fails, hangs or says nothing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.decode("utf-8", errors="replace").strip() or None

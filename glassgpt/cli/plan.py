@@ -121,6 +121,8 @@ def _read(typed: _Typed) -> _Asked:
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))
     if config is not None and options.hours is not None and config.init_from != "scratch":
         problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
+    if config is not None and options.hours is not None and config.eval_only:
+        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
     return _Asked(recipe.name, config, target, options)

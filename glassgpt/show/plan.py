@@ -65,6 +65,9 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
         )  # fmt: skip
     out.print(table)
     out.print()
+    if proposal.spare_time:
+        out.print(Text(proposal.spare_time, style="dim"))
+        out.print()
     if written:
         out.print(
             f"written to {harmless_name(written)}: glass train {harmless_name(written)}", soft_wrap=True
@@ -168,7 +171,7 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
     for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
     for way in (ways.whole, ways.sharded):
-        label, unknown = f"{way.name} (--shard={way.shard})", "?" if way.fits else "-"
+        label, unknown = f"{way.name} ({way.setting})", "?" if way.fits else "-"
         table.add_row(
             f"{' ' * _INDENT}{label}",
             size(way.memory_bytes) + ("" if way.fits else ": too much"),
@@ -199,7 +202,8 @@ def _cards(cluster: Cluster) -> str:
 
 
 def _memory_parts(plan: Plan) -> dict[str, int]:
-    return {**plan.memory.parts, "context": plan.memory.context}
+    recorded = {"recorded update": plan.memory.recording} if plan.memory.recording else {}
+    return {**plan.memory.parts, **recorded, "context": plan.memory.context}
 
 
 def _memory_bar(plan: Plan) -> Text:
@@ -226,7 +230,7 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
         ("time", f"{duration(mid)} ({duration(low)} to {duration(high)})"),
         (
             "",
-            f"of it evaluating {duration(times.evaluation_s)} ({times.evaluations} times), start "
+            f"of it evaluating {duration(times.evaluation_s)} ({_often(times.evaluations)}), start "
             f"{duration(times.start_s)}, last checkpoint {duration(times.saving_s)}",
         ),
     ]
@@ -244,6 +248,10 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
     if times.cost is not None:
         rows.append(("cost", f"{times.cost:,.2f}"))
     return rows
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times:,} times"
 
 
 def _loss_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -265,10 +273,7 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     ahead, text = plan.prospect, plan.text
     return [
         ("data", f"{count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it"),
-        (
-            "",
-            f"{ahead.tokens_per_parameter:.3g} tokens per parameter; about 20 make the most of the time",
-        ),
+        ("", _tokens_per_parameter(plan)),
         (
             "checkpoints",
             f"{size(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
@@ -276,6 +281,14 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("schedule", ahead.schedule),
     ]
+
+
+def _tokens_per_parameter(plan: Plan) -> str:
+    """What is usual for web text from scratch says nothing about little text, or weights that know much."""
+    ratio = plan.prospect.tokens_per_parameter
+    told = f"{ratio:.3g} tokens per parameter" if ratio < 1000 else f"{ratio:,.0f} tokens per parameter"
+    usual = plan.config.init_from == "scratch" and plan.text.tokenizer not in ("char", "byte")
+    return f"{told}; about 20 make the most of the time" if usual else told
 
 
 def _print_problems(problems: tuple[Problem, ...], out: Console) -> None:

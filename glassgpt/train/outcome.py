@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 from glassgpt.account import machine
@@ -141,20 +140,13 @@ def _likely_cause(outcome: Outcome) -> tuple[str, str]:
             f"Updates wait {waiting:.0%} of the time for data.",
             "put the data on a local disk, or in memory",
         )
-    load, cores = _load(), machine.usable_cores()
+    load, cores = machine.load(), machine.usable_cores()
     if load > 1.5 * cores:
         return f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.", "stop them"
     return (
         "A card that is shared, hot or limited in power is slow, and so is a CPU with other work.",
         "`glass doctor` looks at the machine, `glass tune` tries settings",
     )
-
-
-def _load() -> float:
-    try:
-        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    except OSError:  # it cannot be had everywhere
-        return 0.0
 
 
 def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> Record | None:
@@ -196,13 +188,14 @@ def expected_course(
 def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool) -> Record | None:
     """Where a run was not as forecast, by more than a tenth."""
     took_s = wall_s - outcome.tuning_s
-    if not finished or took_s < _LONG_S:
-        return None
+    is_telling = finished and took_s >= _LONG_S
     forecast, misses = outcome.forecast, []
     expected = forecast.as_dict()["memory_bytes"]
-    if outcome.most_memory and abs(outcome.most_memory / expected - 1) > _MISS:
+    off = outcome.most_memory / expected - 1 if outcome.most_memory else 0.0
+    # A card's memory is what it is, however short the run; less of it may be because a run was stopped.
+    if (off > _MISS and (is_telling or forecast.on_card)) or (off < -_MISS and is_telling):
         misses.append(f"memory {size(outcome.most_memory)} instead of {size(expected)}")
-    if forecast.total_s is not None:
+    if forecast.total_s is not None and is_telling:
         low, _, high = forecast.total_s
         if not (1 - _MISS) * low <= took_s <= (1 + _MISS) * high:
             tuning = f", the {duration(outcome.tuning_s)} of --tune left out" if outcome.tuning_s else ""

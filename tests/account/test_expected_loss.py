@@ -557,3 +557,12 @@ def test_what_the_page_says_is_wrong_is_wrong() -> None:
     small = expect(CURVES["25k characters"][0]).overfits_at
     assert small is not None
     assert f"{1100 / small:.1f} times too" in PAGE
+
+
+def test_a_run_that_is_far_too_long_overfits_too() -> None:
+    """Where even its first four-hundredth is beyond the best."""
+    at = expect(SHAKESPEARE).overfits_at
+    much_longer = expect(replace(SHAKESPEARE, max_iters=10**8, schedule="constant")).overfits_at
+    assert at is not None
+    assert much_longer is not None
+    assert at / 4 < much_longer < at * 4

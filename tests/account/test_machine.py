@@ -230,3 +230,9 @@ def test_memory_now_is_cheap_enough_for_every_log_line() -> None:
         memory_now("cpu")
         times.append(time.perf_counter() - start)
     assert min(times) < 50e-6
+
+
+def test_a_command_may_print_anything() -> None:
+    told = machine.output_of(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
+    assert told is not None
+    assert told.endswith("A")

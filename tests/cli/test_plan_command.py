@@ -63,7 +63,14 @@ def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
         (["--hours=1", "--out=foo.txt"], "files called .toml"),
         (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
+        (["--hours=1", "--eval_only"], "--hours proposes a run that trains"),
         (["--gpu="], "--gpu is empty"),
+        (["--gpu=8xH100"], "--gpu=H100 --gpus=8"),
+        (["--gpu=h100", "--price=1e308"], "--price=1e+308 is more than anybody has"),
+        (["--gpu=h100", "--nodes=2", "--network=1e300"], "--network=1e+300 is more than anybody has"),
+        (["--gpu=h100", "--nodes=2", "--network=5e-324"], "it is in GB/s"),
+        (["--gpu=h100", "--batch_size=1e300"], "--batch_size must be below 2^63"),
+        (["--gpu=h100", "--n_layer=1e300"], "--n_layer must be below 2^63"),
     ],
 )
 def test_odd_words_are_errors(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,5 +96,11 @@ def test_the_table_of_cards_leaves_this_machine_alone(
 
 
 def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e30"]) == 0
+    assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e18"]) == 0
     assert "overfit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["CPU", " cpu "])
+def test_capitals_do_not_matter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", f"--gpu={name}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["device_type"] == "cpu"

@@ -75,7 +75,7 @@ def test_a_model_that_cannot_fit_says_what_would() -> None:
 def test_variants_change_what_fits() -> None:
     largest = {variant.name: variant.largest for variant in plan().variants}
     as_it_is, again, plain = (
-        largest[name] for name in ("as it is", "activation_checkpointing=True", "kernels=plain")
+        largest[name] for name in ("as it is", "activation_checkpointing=True", "kernels=plain, compile=off")
     )
     assert as_it_is is not None
     assert again is not None
@@ -186,6 +186,41 @@ def test_text_on_the_card_takes_what_its_ids_take(
     assert plan(target=H200, text=text).decided.work.data_bytes == 5000 * each
 
 
+def test_parts_of_memory_add_up_to_what_is_said() -> None:
+    for made in (plan("shakespeare_char", H200, CHARACTERS), plan(), plan("eval_gpt2", H200)):
+        told = made.as_dict()["memory"]
+        assert sum(told["parts"].values()) + told["recording"] + told["context"] == told["total"]
+        assert made.variants[0].total == told["total"]
+    assert plan("shakespeare_char", H200, CHARACTERS).memory.recording > 0
+
+
+def test_variants_are_what_their_settings_do() -> None:
+    made = plan("gpt2_124m", batch_size=4, gradient_accumulation_steps=4)
+    named = {variant.name: variant.largest for variant in made.variants}
+    settings: dict[str, Any] = {"kernels": "plain", "compile": "off"}
+    largest = named["kernels=plain, compile=off"]
+    assert largest is not None
+    assert plan(batch_size=largest, gradient_accumulation_steps=2, **settings).fits
+    assert not plan(batch_size=largest + 1, gradient_accumulation_steps=2, **settings).fits
+
+
+def test_weights_that_do_not_fit_are_not_told_to_have_fewer_layers() -> None:
+    with pytest.raises(UserError) as caught:
+        plan("finetune_shakespeare", init_from="gpt2-xl")
+    said = " ".join(caught.value.problems)
+    assert "--n_layer" not in said
+    assert "it fits with --init_from=gpt2-medium" in said
+    assert plan("finetune_shakespeare", init_from="gpt2-medium").fits
+
+
+def test_an_evaluation_that_does_not_fit_is_not_told_to_take_fewer_sequences() -> None:
+    made = plan("eval_gpt2_xl", of_card(named_card("gtx1080").card, "asked for"))
+    assert not made.fits
+    (problem,) = (one for one in made.problems if one.kind == "error")
+    assert "evaluation need" in problem.what
+    assert "batch_size" not in problem.fix
+
+
 # --- the other way round ---
 
 
@@ -207,6 +242,45 @@ def test_more_time_is_worth_more() -> None:
     config = combine(find_recipe("gpt2_124m"), {}, "cuda")
     losses = [propose(config, RTX4070, WEB, hours).best.loss[1] for hours in (1.0, 6.0, 48.0)]
     assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("hours", [0.5, 5.0, 100.0])
+def test_time_that_would_only_overfit_is_left(hours: float) -> None:
+    """Less than a minute is enough for a million characters: more time must not make it worse."""
+    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    short, long = (propose(config, RTX4070, CHARACTERS, time) for time in (0.005, hours))
+    assert long.best.loss[1] <= short.best.loss[1] + 0.005
+    assert long.best.seconds < 3600
+    assert "by heart" in long.spare_time
+    assert not short.spare_time
+
+
+@pytest.mark.parametrize("card", ["rtx4070", "t4", "h200", "b200", "m1"])
+@pytest.mark.parametrize(("text", "hours"), [(WEB, 3.0), (CHARACTERS, 0.03)])
+def test_the_plan_of_what_is_proposed_says_the_same(card: str, text: Text, hours: float) -> None:
+    target = of_card(named_card(card).card, "asked for")
+    preset = "gpt2_124m" if text is WEB else "shakespeare_char"
+    best = propose(combine(find_recipe(preset), {}, target.device_type), target, text, hours).best
+    assert best.seconds <= 3600 * hours
+    made = make_plan(best.config, target, text)
+    assert made.times is not None
+    assert made.times.total_s[1] == pytest.approx(best.seconds)
+    assert made.times.pace.mid == pytest.approx(best.tokens_per_s)
+    assert made.prospect.loss == pytest.approx(best.loss)
+    assert made.decided.parameters == best.parameters
+
+
+def test_what_is_proposed_is_no_problem() -> None:
+    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    for hours in (0.02, 3.0):
+        made = make_plan(propose(config, RTX4070, CHARACTERS, hours).best.config, RTX4070, CHARACTERS)
+        assert kinds(made) <= {"hint"}, made.problems
+
+
+def test_who_evaluates_only_at_the_end_is_not_told_to_do_it_less_often() -> None:
+    made = plan("gpt2_124m", H200, max_iters=10, eval_interval=10)
+    (fix,) = (problem.fix for problem in made.problems if "evaluating takes" in problem.what)
+    assert fix == "fewer --eval_tokens"
 
 
 def test_no_time_at_all() -> None:
@@ -232,6 +306,11 @@ def test_one_evaluation_is_no_training() -> None:
     assert made.times.updates_s == (0.0, 0.0, 0.0)
     assert made.times.evaluations == 1
     assert made.times.total_s[1] < 120
+    fixed = made.times.start_s + made.times.saving_s
+    low, mid, high = (seconds - fixed for seconds in made.times.total_s)
+    pace = made.times.pace
+    assert low / mid == pytest.approx(pace.mid / pace.high)  # nobody knows its speed better than a run's
+    assert high / mid == pytest.approx(pace.mid / pace.low)
     assert not made.problems
     assert made.decided.parameters == 124_439_808  # GPT-2's own, with its biases and 50,257 tokens
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glassgpt.account.hardware import cards, named_card
+from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan import target as targets
 from glassgpt.insight.plan.here import (
@@ -21,8 +22,9 @@ from glassgpt.insight.plan.here import (
     visible_of_amd,
 )
 from glassgpt.insight.plan.plan import make_plan
-from glassgpt.insight.plan.target import find_target, of_card
-from glassgpt.insight.plan.text import known_text
+from glassgpt.insight.plan.propose import propose
+from glassgpt.insight.plan.target import Target, find_target, of_card, this_cpu
+from glassgpt.insight.plan.text import find_text, known_text
 from glassgpt.recipe import combine, find_recipe
 
 GIB = 2**30
@@ -216,3 +218,26 @@ def test_a_containers_limit_is_the_memory(says: pytest.MonkeyPatch) -> None:
     says.setattr(targets, "usable_memory", lambda: (3 * GIB, True))
     found = find_target("cpu")
     assert (found.memory, found.memory_note, found.how) == (3 * GIB, "the container's limit", "asked for")
+
+
+def test_a_driver_that_says_no_memory_is_no_card_without_any() -> None:
+    (found,) = parse_nvidia("GPU-1, NVIDIA GeForce RTX 4090, 0\n")
+    assert found.memory is None
+    assert found.card is not None
+
+
+def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = combine(find_recipe("quickstart"), {}, "cpu")
+    for load, is_told in ((0.2, False), (64.0, True)):
+        monkeypatch.setattr("glassgpt.insight.plan.target.load", lambda load=load: load)
+        monkeypatch.setattr("glassgpt.insight.plan.target.usable_cores", lambda: 2)
+        made = make_plan(config, this_cpu("asked for", seconds=0.05), find_text(config))
+        told = [problem.what for problem in made.problems if "busy" in problem.what]
+        assert bool(told) == is_told
+
+
+def test_hours_on_a_card_that_nobody_knows() -> None:
+    unknown = Target("RTX 9090", "cuda", 64 * 2**30, {}, "unknown", "found here")
+    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    with pytest.raises(UserError, match="nobody knows how fast RTX 9090 is"):
+        propose(config, unknown, find_text(config), 2.0)

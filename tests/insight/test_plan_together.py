@@ -212,3 +212,32 @@ def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]
     assert "4 machines; each sends" in said
     assert "on each of 4 machines" in said
     assert "NCCL" not in said
+
+
+def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
+    """The trainer refuses float16 there, with its loss scaler."""
+    target = together(of_card(named_card("t4").card, "asked for"), 8, 1, 12.5)
+    asked = make_plan(combine(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
+    assert any(one.kind == "error" and "--dtype=float32" in one.fix for one in asked.problems)
+    made = make_plan(combine(find_recipe("gpt2_124m"), {}, "cuda"), target, WEB)
+    assert made.ways is not None
+    assert made.ways.sharded.setting == "--shard=True --dtype=float32"
+    assert "shard=True" not in {variant.name for variant in made.variants}
+    right = make_plan(
+        combine(find_recipe("gpt2_124m"), {"shard": True, "dtype": "float32"}, "cuda"), target, WEB
+    )
+    assert not any(one.kind == "error" for one in right.problems)
+    assert right.memory.total == made.ways.sharded.memory_bytes
+
+
+def test_what_is_named_for_sharding_is_not_compiled_as_a_sharded_run_is_not() -> None:
+    target = together(of_card(named_card("rtx3060").card, "asked for"), 8, 1, 12.5)
+    settings: dict[str, Any] = {"kernels": "plain", "activation_checkpointing": True}
+    config = combine(find_recipe("gpt2_124m"), settings, "cuda")
+    made = make_plan(config, target, WEB)
+    assert made.decided.work.compiled
+    (largest,) = (variant.largest for variant in made.variants if variant.name == "shard=True")
+    assert largest is not None
+    steps = 8 * made.decided.batch.micro_steps
+    sized = {"shard": True, "batch_size": largest, "gradient_accumulation_steps": steps}
+    assert make_plan(combine(find_recipe("gpt2_124m"), settings | sized, "cuda"), target, WEB).fits

@@ -407,6 +407,12 @@ def test_the_sentence_where_the_automatic_choice_wins() -> None:
     )
 
 
+def test_the_sentence_where_nothing_was_compared() -> None:
+    found = told(Machine(cpu(), lambda setting: 1e3), config=SMALL, budget_s=4)
+    assert sum(row.figures is not None for row in found.rows) == 1
+    assert found.sentence == "Only the automatic choice ran, so there is nothing to compare it with."
+
+
 def test_figures_of_a_row() -> None:
     """Independent of the code: 491,520 tokens in 0.8 s are 614,400 a second."""
     machine = Machine(card(), lambda setting: 614_400.0)

@@ -12,7 +12,6 @@ from glassgpt.account.learning import Setup
 from glassgpt.account.memory import Memory
 from glassgpt.account.pace import Pace
 from glassgpt.show.forecast import outcome_line
-from glassgpt.train import outcome as outcomes
 from glassgpt.train.outcome import Outcome, course_finding, miss_finding, pace_finding
 
 GIB = 2**30
@@ -53,11 +52,11 @@ def test_it_takes_a_while_to_tell() -> None:
 
 
 def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "_load", lambda: 0.0)
+    monkeypatch.setattr("glassgpt.account.machine.load", lambda: 0.0)
     assert finding(an_outcome(100.0))["severity"] == "advice"
     assert "glass doctor" in finding(an_outcome(100.0))["advice"]
     assert "wait 50% of the time for data" in finding(an_outcome(100.0, waited_s=30.0))["explanation"]
-    monkeypatch.setattr(outcomes, "_load", lambda: 99.0)
+    monkeypatch.setattr("glassgpt.account.machine.load", lambda: 99.0)
     monkeypatch.setattr("glassgpt.account.machine.usable_cores", lambda: 2)
     assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
 
@@ -74,6 +73,17 @@ def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     large = miss_finding(outcome, 9, 72.0, finished=True)
     assert large is not None
     assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+
+
+def test_a_short_or_stopped_run_that_took_more_of_a_card_is_told_too() -> None:
+    outcome = an_outcome(1000.0)
+    outcome.most_memory = int(11.5 * GIB)
+    for wall_s, finished in ((20.0, True), (200.0, False)):
+        found = miss_finding(outcome, 9, wall_s, finished)
+        assert found is not None
+        assert found["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+    outcome.most_memory = int(8 * GIB)  # it may have been stopped before it needed all
+    assert miss_finding(outcome, 9, 200.0, finished=False) is None
 
 
 def test_tuning_is_no_part_of_what_was_forecast() -> None:

@@ -14,7 +14,7 @@ from glassgpt.insight.plan.text import Text
 from glassgpt.train.batching import BatchPlan, evaluation_rows, plan_batch
 
 # GPT-2's own models, by the names that --init_from takes: layers, heads, width.
-_GPT2 = {
+GPT2_SHAPES = {
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
     "gpt2-large": (36, 20, 1280),
@@ -79,18 +79,27 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
     """GPT-2's weights bring their shape along."""
     if config.init_from == "scratch":
         return config, padded_vocabulary(text.vocab_size)
-    if config.init_from not in _GPT2:
+    if config.init_from not in GPT2_SHAPES:
         raise UserError(
             f"--init_from={config.init_from}: plan the run's own settings instead, "
             "glass plan RUN/config.toml --init_from=scratch"
         )
-    layers, heads, width = _GPT2[config.init_from]
+    return with_shape_of(config.init_from, config), 50257
+
+
+def with_shape_of(weights: str, config: TrainConfig) -> TrainConfig:
+    """`weights`: GPT-2's, by name."""
+    layers, heads, width = GPT2_SHAPES[weights]
     context = min(config.block_size, 1024)
-    shaped = replace(
-        config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True, arch="gpt2",
-        tie_embeddings=True,
+    return replace(
+        config, init_from=weights, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True,
+        arch="gpt2", tie_embeddings=True,
     )  # fmt: skip
-    return shaped, 50257
+
+
+def can_shard(work: Work) -> bool:
+    """The trainer refuses the others: a loss scaler and 8-bit floats do not go with it."""
+    return work.dtype != "float16" and not work.config.fp8
 
 
 def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:

@@ -40,8 +40,8 @@ def parse_nvidia(text: str) -> list[Present]:
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == 3 and values[0].startswith("GPU-"):
-            memory = int(values[2]) * 2**20 if values[2].isdecimal() else None
-            found.append(Present(values[1], memory, values[0]))
+            memory = int(values[2]) * 2**20 if values[2].isdecimal() else 0
+            found.append(Present(values[1], memory or None, values[0]))
     return found
 
 

@@ -33,15 +33,18 @@ class PlanOptions:
 
 
 _LONGEST_HOURS = 10 * 365 * 24
-_MOST_CARDS = {"gpus": 1024, "nodes": 65_536}
+_MOST = {"gpus": 1024, "nodes": 65_536, "network": 1e6, "price": 1e9}
+_LEAST_NETWORK = 1e-6  # GB/s
 
 
 def check_options(options: PlanOptions) -> list[str]:
     problems = []
-    for name, most in _MOST_CARDS.items():
+    for name, most in _MOST.items():
         value = getattr(options, name)
-        if value > most:
-            problems.append(f"--{name}={value} is more than anybody has: at most {most:,}")
+        if value is not None and value > most:
+            problems.append(f"--{name}={value:g} is more than anybody has: at most {most:,.0f}")
+    if 0 < options.network < _LEAST_NETWORK:
+        problems.append(f"--network={options.network:g} is less than a telephone's; it is in GB/s")
     if options.network != NETWORK_GB_S and options.nodes == 1:
         problems.append(f"--network={options.network:g} is between machines: it goes with --nodes")
     for name in ("hours", "price", "gpus", "nodes", "network"):
@@ -52,8 +55,6 @@ def check_options(options: PlanOptions) -> list[str]:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
     if options.out and not options.out.endswith(".toml"):
         problems.append(f"--out={options.out} is for `glass train`, which takes files called .toml")
-    if not options.gpu:
-        problems.append("--gpu is empty: name a card, cpu or auto")
     if options.out and options.hours is None:
         problems.append("--out goes with --hours: there is nothing proposed to write")
     return problems

@@ -10,7 +10,7 @@ from glassgpt.account import memory
 from glassgpt.account.memory import GIB, Memory, Work
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.insight.plan.decided import Decided, decide
+from glassgpt.insight.plan.decided import GPT2_SHAPES, Decided, can_shard, decide, with_shape_of
 from glassgpt.insight.plan.problems import Problem, find_problems
 from glassgpt.insight.plan.prospect import Prospect, prospect
 from glassgpt.insight.plan.target import Target
@@ -81,6 +81,7 @@ class Plan:
             "batch": dataclasses.asdict(decided.batch),
             "memory": {
                 "parts": dict(self.memory.parts),
+                "recording": self.memory.recording,
                 "context": self.memory.context,
                 "allocated": self.memory.allocated,
                 "total": self.memory.total,
@@ -128,8 +129,6 @@ def make_plan(config: TrainConfig, target: Target, text: Text, price: float | No
 
 def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
     """As it is, and what computing activations again, compiling or PyTorch's own kernels would change."""
-    # A copy to be saved goes to main memory where a card has no room for it.
-    work = replace(work, saves_beside=work.device_type == "cpu")
     again = replace(work.config, activation_checkpointing=True)
     works = {"as it is": work}
     if work.config.eval_only:
@@ -137,11 +136,14 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
     if not work.config.activation_checkpointing:
         works["activation_checkpointing=True"] = replace(work, config=again)
     if not work.compiled and work.device_type != "mps" and not work.config.fp8:
-        works["compile=on"] = replace(work, compiled=True, kernels=False, graph=False)
+        asked = work.graph and work.config.graph == "on"
+        works["compile=on"] = replace(work, compiled=True, kernels=False, graph=asked)
     if work.kernels and not work.config.fp8:
-        works["kernels=plain"] = replace(work, kernels=False)
-    if work.ranks > 1 and not work.config.shard:
-        works["shard=True"] = replace(work, config=replace(work.config, shard=True), graph=False)
+        works["kernels=plain, compile=off"] = replace(work, kernels=False)
+    if work.ranks > 1 and not work.config.shard and can_shard(work):
+        compiled = work.config.compile == "on"  # else it is not, sharded
+        sharded = replace(work.config, shard=True)
+        works["shard=True"] = replace(work, config=sharded, graph=False, compiled=compiled)
     return tuple(
         Variant(name, memory.needed(one).total, memory.largest_batch(_without_luxury(one), room))
         for name, one in works.items()
@@ -149,7 +151,9 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
 
 
 def _without_luxury(work: Work) -> Work:
-    """Updates are only recorded where there is room for it, unless it is asked for."""
+    """Updates are only recorded where there is room for it, unless it is asked for; a copy to be saved goes
+    to main memory where a card has none for it."""
+    work = replace(work, saves_beside=work.device_type == "cpu")
     return work if work.config.graph == "on" else replace(work, graph=False)
 
 
@@ -167,7 +171,8 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
     ]
     for variant in variants[1:]:
         if variant.largest is not None:
-            problems.append(f"it fits with --{variant.name}, {variant.largest} sequences at a time")
+            flags = " ".join(f"--{setting}" for setting in variant.name.split(", "))
+            problems.append(f"it fits with {flags}, {variant.largest} sequences at a time")
     config = work.config
     shorter = config.block_size // 2
     while shorter >= 64:
@@ -176,11 +181,24 @@ def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) 
             problems.append(f"it fits with --block_size={shorter}")
             break
         shorter //= 2
-    layers = config.n_layer
+    smaller_model = _fewer_layers(work, target) if config.init_from == "scratch" else _weights(work, target)
+    return problems + ([f"it fits with {smaller_model}"] if smaller_model else [])
+
+
+def _fewer_layers(work: Work, target: Target) -> str:
+    layers = work.config.n_layer
     while layers > 1:
         layers -= max(1, layers // 8)
-        smaller = replace(work, config=replace(config, n_layer=layers))
+        smaller = replace(work, config=replace(work.config, n_layer=layers))
         if memory.needed(smaller).total <= target.limit:
-            problems.append(f"it fits with --n_layer={layers}")
-            break
-    return problems
+            return f"--n_layer={layers}"
+    return ""
+
+
+def _weights(work: Work, target: Target) -> str:
+    """The largest of GPT-2's that fit: they bring their layers along."""
+    for name in reversed(GPT2_SHAPES):
+        smaller = replace(work, config=with_shape_of(name, work.config))
+        if memory.needed(smaller).total <= target.limit:
+            return f"--init_from={name}"
+    return ""

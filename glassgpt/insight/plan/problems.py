@@ -58,6 +58,9 @@ def find_problems(
 
 
 def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
+    if decided.config.eval_only:
+        yield from _of_evaluating(target, needs)
+        return
     size, sequences = decided.batch.batch_size, decided.batch.sequences
     own = sequences // decided.work.ranks  # each card takes as many
     # In pieces, gradients have to add up.
@@ -87,14 +90,31 @@ def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Prob
         )
 
 
+def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
+    """How many sequences an update would take has no say in it."""
+    if needs.total > target.limit:
+        yield Problem(
+            "error",
+            f"the model and its evaluation need {needs.total / GIB:.1f} GiB, and a run may take "
+            f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
+            "a smaller model, a card with more memory, or --device=cpu",
+        )
+
+
 def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
     """What the trainer would refuse there."""
     config, work, on = decided.config, decided.work, target.traits
+    if target.busy:
+        what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
+        yield Problem("warning", what, "plan again when the machine is quiet")
     if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
     elif config.fp8:
         for problem in choices.float8_problems(config, on, work.dtype, work.kernels, work.tokens):
             yield Problem("error", problem, "leave --fp8 out")
+    if work.is_sharded and work.dtype == "float16":
+        what = f"--shard=True does not go with float16 and its loss scaler, and {target.name} has no bfloat16"
+        yield Problem("error", what, "--dtype=float32, or leave --shard out")
     for name, why in choices.refused(config, on).items():
         asked = f"--{name}={getattr(config, name)}"
         what = f"{asked} is for CUDA cards" if on.kind != "cuda" else f"{asked} is not possible there: {why}"
@@ -170,7 +190,7 @@ def _of_cluster(decided: Decided, target: Target, ways: Ways | None) -> Iterator
         return
     own, other = (ways.sharded, ways.whole) if shard else (ways.whole, ways.sharded)
     if ways.advised is other:
-        yield Problem("hint", f"{other.name}: {ways.reason}", f"--shard={other.shard}")
+        yield Problem("hint", f"{other.name}: {ways.reason}", other.setting)
     if shard and own.micro_steps > 1 and _one_pass_fits(decided, target):
         size = own.batch_size * own.micro_steps
         yield Problem(
@@ -217,11 +237,12 @@ def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Prob
 def _of_time(decided: Decided, times: Times, prospect: Prospect) -> Iterator[Problem]:
     config = decided.config
     if times.evaluation_share > _SHARE_FELT:
-        rarer = round(config.eval_interval * times.evaluation_share / 0.02)
+        rarer = min(round(config.eval_interval * times.evaluation_share / 0.02), config.max_iters)
+        instead = f"--eval_interval={rarer}, or " if config.eval_interval < config.max_iters else ""
         yield Problem(
             "warning",
             f"evaluating takes {times.evaluation_share:.0%} of the run",
-            f"--eval_interval={min(rarer, config.max_iters)}, or fewer --eval_tokens",
+            f"{instead}fewer --eval_tokens",
         )
     first_s = prospect.first_checkpoint * times.updates_s[1] / config.max_iters
     if first_s > _LATE_S:

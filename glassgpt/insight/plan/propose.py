@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.account import flops, memory
+from glassgpt.account.expected_loss import Expectation, Point
+from glassgpt.account.forecast import Range
+from glassgpt.account.pace import Pace
 from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.figures import duration, parameters
@@ -22,6 +25,7 @@ _WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
 _WIDER = (2560, 3200, 4096)  # where many cards work
 _HEAD = 64  # channels
 _SPARE = 0.97  # of the hours, for what nobody foresees
+_MUCH = 0.85  # of the hours
 # A batch of 0.3 times what the text is diverse enough for: as in the presets that were tuned.
 _BATCH = {"char": 1.5, "other": 5.7}  # times the square root of all tokens
 
@@ -39,6 +43,7 @@ class Option:
     tokens_per_s: float
     seconds: float
     loss: tuple[float, float, float]
+    overfits_later: bool  # in all the time there is
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,13 @@ class Proposal:
             f"expected loss {best.loss[1]:.2f}{cost}"
         )
 
+    @property
+    def spare_time(self) -> str:
+        """Why it does not take the time there is; empty if it does."""
+        if not self.best.overfits_later or self.best.seconds > _MUCH * self.hours * 3600:
+            return ""
+        return "with more updates it would probably learn this text by heart; more text could use more time"
+
     def as_toml(self) -> str:
         return to_toml(self.best.config, f"glass plan proposed this: {self.sentence}")
 
@@ -73,6 +85,7 @@ class Proposal:
             "target": self.target.title,
             "hours": self.hours,
             "cost": self.cost,
+            "spare_time": self.spare_time,
             "best": dataclasses.asdict(self.best),
             "considered": [dataclasses.asdict(option) for option in self.considered],
         }
@@ -88,10 +101,14 @@ def propose(
         for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _WIDER)
         if (option := _option(config, width, target, text, hours * 3600 * _SPARE)) is not None
     ]
+    if not options and not target.peaks:
+        raise UserError(
+            f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
+        )
     if not options:
         raise UserError(
-            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time, or nobody knows how "
-            "fast the machine is; more --hours, or another --gpu"
+            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
+            "another --gpu"
         )
     best = min(options, key=lambda option: option.loss[1])
     return Proposal(best, tuple(options), target, hours, price)
@@ -100,37 +117,78 @@ def propose(
 def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds: float) -> Option | None:
     """A model of that width for all the time there is, or less, where it would overfit; None: impossible."""
     shaped = _fitting(_shaped(config, width, text), target, text)
-    if shaped is None:
+    tokens = None if shaped is None else _affordable(shaped, target, text, seconds)
+    if shaped is None or tokens is None or tokens < _FEWEST_SEQUENCES * shaped.block_size:
         return None
-    ranks = target.cluster.ranks
-    ahead = _forecast(replace(shaped, batch_tokens=shaped.block_size * 64 * ranks), target, text)
-    if ahead is None:
-        return None
-    pace, fixed_s = ahead
-    if ranks > 1:  # how long they wait hangs on the batch, and the batch on how much they can do
-        for _ in range(_ROUNDS):
-            made = _with_length(shaped, target, text, pace * max(1.0, seconds - fixed_s))
-            pace, fixed_s = _forecast(made, target, text) or (pace, fixed_s)
-    tokens = pace * (seconds - fixed_s)
-    if tokens < 100 * shaped.block_size:
-        return None
-    vocab_size = padded_vocabulary(text.vocab_size)
-    made = _with_length(shaped, target, text, tokens)
-    expected = expectation(made, vocab_size, made.batch_tokens or 1, text)
-    if expected.overfits_at is not None:
-        made = _with_length(shaped, target, text, expected.best.iteration * (made.batch_tokens or 1))
-        expected = expectation(made, vocab_size, made.batch_tokens or 1, text)
-    if not _fits(made, target, text):
-        return None
-    total = made.max_iters * (made.batch_tokens or 1)
-    final = expected.final
+    for made, expected in _lengths(shaped, target, text, tokens):
+        made, ahead = _evaluating_seldom(made, target, text)
+        if ahead is not None and ahead.total_s[1] <= seconds and _fits(made, target, text):
+            longer = _expected(shaped, target, text, tokens)[1]
+            return _as_option(made, ahead, expected.final, text, longer.overfits_at is not None)
+    return None
+
+
+def _as_option(made: TrainConfig, ahead: _Ahead, final: Point, text: Text, overfits_later: bool) -> Option:
+    tokens = made.max_iters * (made.batch_tokens or 1)
     return Option(
-        made, made.n_layer, made.n_embd, flops.parameters_of(made, vocab_size), total,
-        total / text.train_tokens, pace, total / pace + fixed_s, (final.low, final.mid, final.high),
-    )  # fmt: skip
+        config=made,
+        n_layer=made.n_layer,
+        n_embd=made.n_embd,
+        parameters=flops.parameters_of(made, padded_vocabulary(text.vocab_size)),
+        tokens=tokens,
+        epochs=tokens / text.train_tokens,
+        tokens_per_s=ahead.pace.mid,
+        seconds=ahead.total_s[1],
+        loss=(final.low, final.mid, final.high),
+        overfits_later=overfits_later,
+    )
 
 
-_ROUNDS = 3
+_ROUNDS = 4
+_FEWEST_SEQUENCES = 100  # in all, of a run that is worth the name
+
+
+def _affordable(shaped: TrainConfig, target: Target, text: Text, seconds: float) -> float | None:
+    """Tokens that can be learnt from in that time. The pace hangs on the batch, kernels and waiting, and
+    those on how much there is to do."""
+    some = shaped.block_size * 64 * target.cluster.ranks
+    made = replace(shaped, batch_tokens=some, max_iters=10_000)
+    for _ in range(_ROUNDS):
+        ahead = _ahead(made, target, text)
+        if ahead is None:
+            return None
+        evaluating_s = (_evaluations(ahead, seconds) + 1) * ahead.evaluation_s
+        tokens = ahead.pace.mid * (seconds - ahead.besides_s - evaluating_s)
+        if tokens < shaped.block_size:
+            return tokens
+        made = _with_length(shaped, target, text, tokens)
+    return tokens
+
+
+def _lengths(
+    shaped: TrainConfig, target: Target, text: Text, tokens: float
+) -> list[tuple[TrainConfig, Expectation]]:
+    """All the tokens there is time for, or a little less, as a smaller batch may be slower. Where that would
+    be learnt by heart, the best first of many lengths, the same ones whatever the time: batch and dropout
+    follow the length."""
+    tried = [_expected(shaped, target, text, share * tokens) for share in (1.0, 0.95, 0.85, 0.7)]
+    if tried[0][1].overfits_at is None:
+        return tried
+    shorter = float(_FEWEST_SEQUENCES * shaped.block_size)
+    while shorter < tokens:
+        tried.append(_expected(shaped, target, text, shorter))
+        shorter *= _LONGER
+    return sorted(tried, key=lambda one: one[1].final.mid)
+
+
+_LONGER = 1.2  # times
+
+
+def _expected(
+    shaped: TrainConfig, target: Target, text: Text, tokens: float
+) -> tuple[TrainConfig, Expectation]:
+    made = _with_length(shaped, target, text, tokens)
+    return made, expectation(made, padded_vocabulary(text.vocab_size), made.batch_tokens or 1, text)
 
 
 def _fitting(shaped: TrainConfig, target: Target, text: Text) -> TrainConfig | None:
@@ -147,16 +205,40 @@ def _fits(config: TrainConfig, target: Target, text: Text) -> bool:
     return memory.needed(decide(config, target, text).work).total <= target.room
 
 
-def _forecast(config: TrainConfig, target: Target, text: Text) -> tuple[float, float] | None:
-    """Tokens per second, and seconds that are not updates."""
-    ahead = forecast_of(decide(replace(config, max_iters=10_000), target, text), target, text)
-    if ahead.pace is None or ahead.evaluation_s is None:
+@dataclass(frozen=True)
+class _Ahead:
+    """Of a run on a machine whose speed is known."""
+
+    pace: Pace
+    total_s: Range
+    evaluation_s: float  # each
+    besides_s: float  # the start and the last checkpoint
+
+
+def _ahead(config: TrainConfig, target: Target, text: Text) -> _Ahead | None:
+    ahead = forecast_of(decide(config, target, text), target, text)
+    if ahead.pace is None or ahead.total_s is None or ahead.evaluation_s is None:
         return None
-    per_evaluation = ahead.evaluation_s / ahead.evaluations
-    return ahead.pace.mid, ahead.start_s + ahead.saving_s + (_EVALUATIONS + 1) * per_evaluation
+    each_s = ahead.evaluation_s / ahead.evaluations
+    return _Ahead(ahead.pace, ahead.total_s, each_s, ahead.start_s + ahead.saving_s)
 
 
 _EVALUATIONS = 20
+_EVALUATING = 0.03  # of a run
+
+
+def _evaluations(ahead: _Ahead, seconds: float) -> int:
+    """As many as take little of so short a run; there is one before the first update, too."""
+    return max(1, min(_EVALUATIONS, int(_EVALUATING * seconds / ahead.evaluation_s)))
+
+
+def _evaluating_seldom(made: TrainConfig, target: Target, text: Text) -> tuple[TrainConfig, _Ahead | None]:
+    ahead = _ahead(made, target, text)
+    if ahead is None:
+        return made, None
+    times = _evaluations(ahead, ahead.total_s[1])
+    seldom = replace(made, eval_interval=max(1, -(-made.max_iters // times)))
+    return seldom, _ahead(seldom, target, text)
 
 
 def _shaped(config: TrainConfig, width: int, text: Text) -> TrainConfig:
@@ -187,6 +269,7 @@ def _shaped(config: TrainConfig, width: int, text: Text) -> TrainConfig:
         warmup_iters=None,
         lr_decay_iters=None,
         eval_iters=None,
+        profile="",
     )
 
 
@@ -206,7 +289,7 @@ def _with_length(shaped: TrainConfig, target: Target, text: Text, tokens: float)
         muon_momentum=0.95 if updates > 2000 else 0.9,
         dropout=0.15 if epochs > 3 else 0.0,
         weight_decay=0.05 if epochs > 1 else 0.0,
-        eval_interval=max(1, updates // _EVALUATIONS),
+        eval_interval=max(1, -(-updates // _EVALUATIONS)),
         log_interval=max(1, min(100, updates // 200)),
     )
     if made.shard:  # in one pass, weights are gathered once and gradients stay spread: if it fits

@@ -15,6 +15,7 @@ from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_car
 from glassgpt.account.machine import (
     apple_gpu_name,
     cpu_model,
+    load,
     output_of,
     read_text,
     unified_memory,
@@ -29,6 +30,7 @@ from glassgpt.insight.plan.here import Present
 # from a card that nobody else uses, where memory that grows in place leaves hardly a gap.
 _USABLE = 0.94
 _TAKEN_AT_MOST = 0.98
+_BUSY = 0.5  # of the cores
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Target:
     others: tuple[str, ...] = ()  # cards that the name could have meant too
     memory_note: str = ""  # what is to be known of `memory`
     cluster: Cluster = ONE_CARD  # how many of it train together
+    busy: float = 0.0  # cores that other programs used while its speed was measured; 0: too few to matter
     lacks: str | None = None  # what building code would need and does not find; of another machine unknown
 
     @property
@@ -77,9 +80,12 @@ class Target:
 
 def find_target(gpu: str) -> Target:
     """`gpu`: a card's name, `cpu`, or `auto` for this machine."""
-    if gpu == "cpu":
+    gpu = gpu.strip()
+    if not gpu:
+        raise UserError("--gpu is empty: name a card, cpu or auto")
+    if gpu.lower() == "cpu":
         return this_cpu("asked for")
-    if gpu != "auto":
+    if gpu.lower() != "auto":
         found = named_card(gpu)
         return of_card(found.card, "asked for", found.others)
     return this_machine()
@@ -154,6 +160,7 @@ def _of_present(found: Present) -> Target:
 def this_cpu(how: str, seconds: float = 0.4) -> Target:
     info = read_text(Path("/proc/cpuinfo"))
     cores = max(1, math.floor(usable_cores()))
+    busy_before = load()
     flops = best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
     peaks = {"float32": flops}
     if "avx512_bf16" in info or "amx_bf16" in info:
@@ -162,7 +169,10 @@ def this_cpu(how: str, seconds: float = 0.4) -> Target:
     source = "measured: float32 matmuls by numpy"
     memory, limited = usable_memory()
     note = "the container's limit" if limited else ""
-    return Target(name, "cpu", memory, peaks, source, how, memory_note=note, lacks=lacking_here("cpu"))
+    busy = busy_before if busy_before > _BUSY * cores else 0.0
+    return Target(
+        name, "cpu", memory, peaks, source, how, memory_note=note, lacks=lacking_here("cpu"), busy=busy
+    )
 
 
 def _numpy_matmuls(size: int) -> Run:

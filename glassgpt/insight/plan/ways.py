@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassgpt.account import memory
+from glassgpt.account.choices import choose_dtype
 from glassgpt.account.cluster import ONE_CARD, Cluster, sent_bytes, waiting_s
 from glassgpt.account.forecast import Range
 from glassgpt.account.pace import Pace, expected_pace
@@ -25,6 +26,7 @@ class Way:
 
     name: str
     shard: bool
+    setting: str  # that chooses it
     fits: bool
     batch_size: int
     micro_steps: int
@@ -55,12 +57,20 @@ def find_ways(config: TrainConfig, target: Target, text: Text) -> Ways | None:
         return None
     one = replace(target, cluster=ONE_CARD)
     alone = forecast_of(decide(replace(config, shard=False), one, text), one, text).pace
-    whole, sharded = (_way(replace(config, shard=shard), target, text, alone) for shard in (False, True))
+    whole = _way(replace(config, shard=False), config, target, text, alone)
+    sharded = _way(_sharded(config, target), config, target, text, alone)
     return Ways(whole, sharded, *_advice(whole, sharded))
 
 
-def _way(config: TrainConfig, target: Target, text: Text, alone: Pace | None) -> Way:
-    """`alone`: of one card that does the run by itself."""
+def _sharded(config: TrainConfig, target: Target) -> TrainConfig:
+    """Without what the trainer refuses then: 8-bit floats, and float16 with its loss scaler."""
+    scaled = choose_dtype(config.dtype, target.traits, config.n_embd).value == "float16"
+    return replace(config, shard=True, fp8=False, dtype="float32" if scaled else config.dtype)
+
+
+def _way(config: TrainConfig, asked: TrainConfig, target: Target, text: Text, alone: Pace | None) -> Way:
+    """`asked`: before anything was changed for it. `alone`: of one card that does the run by itself."""
+    changed = [name for name in ("dtype", "fp8") if getattr(config, name) != getattr(asked, name)]
     decided = decide(config, target, text)
     work = decided.work
     needs = memory.needed(work).total
@@ -70,6 +80,7 @@ def _way(config: TrainConfig, target: Target, text: Text, alone: Pace | None) ->
     return Way(
         name="FSDP" if config.shard else "DDP",
         shard=config.shard,
+        setting=" ".join(f"--{name}={getattr(config, name)}" for name in ("shard", *changed)),
         fits=fits,
         batch_size=work.batch_size,
         micro_steps=work.micro_steps,

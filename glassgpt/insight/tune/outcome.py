@@ -159,6 +159,8 @@ class _Reason:
     def _head(self) -> str:
         chosen, automatic = self._best.setting, self._ground.automatic
         ran = sum(row.figures is not None for row in self._rows)
+        if self._best.is_automatic and ran == 1:
+            return "only the automatic choice ran, so there is nothing to compare it with"
         if self._best.is_automatic:
             return f"the automatic choice is the best of the {ran} that ran"
         base = self._ground.automatic_at(self._number)

@@ -9,7 +9,7 @@ train: .venv/ready
 	$(BIN)/glass train quickstart
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -251,7 +251,8 @@ def find_problems(config: TrainConfig) -> list[str]:
             need = "greater than 0" if name in _POSITIVE else "0 or more"
             problems.append(f"--{name}={value} must be {need}")
         if isinstance(value, int) and value >= 2**63:
-            problems.append(f"--{name} must be below 2^63")
+            said = f"={value}" if value < 10**30 else ""
+            problems.append(f"--{name}{said} must be below 2^63")
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")

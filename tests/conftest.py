@@ -17,7 +17,7 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import PrepareOptions, prepare
 
-# One thread: sums have one order, in this process and in those the tests start, and two cores stay free.
+# One thread: sums have one order, in this process and in those the tests start, and each core has one to do.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -34,8 +34,13 @@ MakeConfig = Callable[..., TrainConfig]
 _WORDS = ("glass", "house", "room", "door", "a", "sees", "the", "light", "through", "wall")
 
 
+# A file's tests go to one process, and these take long: begun last, they would be waited for alone.
+_LONG = ("test_readme.py", "test_processes.py", "test_team.py", "test_lost_ranks.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the marker `gpu` means."""
+    """What the marker `gpu` means, and what comes first."""
+    items.sort(key=lambda item: item.path.name not in _LONG)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

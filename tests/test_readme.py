@@ -56,7 +56,7 @@ def test_the_two_commands_run_what_they_say() -> None:
 
     assert commands()[:2] == ["make train", "make test"]
     assert recipe("train").splitlines()[-1] == ".venv/bin/glass train quickstart"
-    assert recipe("test").splitlines()[-1] == ".venv/bin/python -m pytest -n auto --dist loadfile"
+    assert recipe("test").splitlines()[-1].startswith(".venv/bin/python -m pytest -n auto ")
 
 
 def test_every_glass_command(tmp_path: Path) -> None:

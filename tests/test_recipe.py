@@ -765,7 +765,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     size, steps = values["batch_size"], values["gradient_accumulation_steps"]
     if draw(st.booleans()):
         factor = 1 if size and steps else draw(st.integers(1, 9))
-        values["batch_tokens"] = (size or 1) * (steps or 1) * factor * values["block_size"]
+        tokens = (size or 1) * (steps or 1) * factor * values["block_size"]
+        values["batch_tokens"] = tokens if tokens < 2**63 else None
     return TrainConfig(**values)
 
 

@@ -23,11 +23,17 @@ WIDE_FOR_BFLOAT16 = 64  # channels; below, casting on a CPU takes longer than th
 DATA_SHARE = 0.05  # of a card's memory, that a text may take there
 
 STARTUP_S = {"cpu": 3.0, "cuda": 6.0, "mps": 4.0}  # imports, the device, the model
+_WRITING_S = {"cpu": 1.2e-3, "cuda": 4e-4, "mps": 1e-3}  # a token and layer of a small model: all asking
 
 
 def arithmetic_s(device_type: str, tokens: int, flops_per_token: int, peak: float) -> float:
     """About how long so many tokens compute, forward and backward."""
     return tokens * flops_per_token / (USUAL_SHARE[device_type] * peak)
+
+
+def sample_s(device_type: str, n_layer: int, tokens: int) -> float:
+    """About how long the sample at a run's end takes."""
+    return _WRITING_S[device_type] * n_layer * tokens
 
 
 def launch_s(device_type: str, n_layer: int) -> float:

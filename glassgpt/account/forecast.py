@@ -82,6 +82,8 @@ def forecast(
         closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
         evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
         evaluation_s = evaluated * _FORWARD / (cluster.ranks * alone.mid)  # each evaluates its part
+        if not config.eval_only:
+            evaluation_s += costs.sample_s(kind, config.n_layer, config.sample_tokens)
     return Forecast(
         memory=memory.needed(work),
         on_card=kind == "cuda",

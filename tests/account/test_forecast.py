@@ -67,6 +67,18 @@ def test_all_that_takes_time_is_in_the_total() -> None:
     assert ahead.total_s[0] < ahead.total_s[1] < ahead.total_s[2]
 
 
+def test_the_sample_at_the_end_takes_time_too() -> None:
+    works = (work(), work(sample_tokens=400), work(sample_tokens=400, eval_only=True))
+    without, with_it, only_looking = (
+        forecast(one, GPT2_FLOPS, 989e12, H200, 65_536, 100_000, 1_000_000).evaluation_s for one in works
+    )
+    assert without is not None
+    assert with_it is not None
+    assert only_looking is not None
+    assert with_it - without == pytest.approx(400 * 12 * 4e-4)
+    assert only_looking < without
+
+
 def test_without_a_known_speed_there_is_memory_only() -> None:
     ahead = forecast(work(), GPT2_FLOPS, None, None, 65_536, 1, 1)
     assert ahead.total_s is None

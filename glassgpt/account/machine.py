@@ -120,7 +120,7 @@ def _memory_rooms(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
 def load() -> float:
     """Processes that wanted to compute over the last minute, this one's among them; 0 if nobody says."""
     try:
-        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        return float(psutil.getloadavg()[0])
     except OSError:  # it cannot be had everywhere
         return 0.0
 

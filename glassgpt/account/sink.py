@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from glassgpt.account.journal import Journal, Record
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
 
 Listener = Callable[[Record], None]
 
@@ -200,12 +200,6 @@ def _behind(name: str, missed: int, done: int) -> Record:
         "advice": f"`glass track RUN --to={name}` tells it the rest later; a larger --log_interval gives it "
         "less to do",
     }
-
-
-def first_line(error: Exception) -> str:
-    """An error in one line, whoever raised it."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 
 
 def _warn(name: str, error: Exception) -> None:

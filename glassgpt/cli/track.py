@@ -6,10 +6,9 @@ from pathlib import Path
 
 from glassgpt import figures
 from glassgpt.account import journal
-from glassgpt.account.sink import first_line
 from glassgpt.cli.command import console, parsed, print_help, wants_help
 from glassgpt.config import TRACKERS, trackers_in
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
 from glassgpt.track.options import TrackOptions
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
 from glassgpt.model.gpt import GPT
 from glassgpt.model.recording import Recording
 from glassgpt.train.batching import BatchPlan
@@ -127,7 +127,7 @@ class Learner:
             with self._ledger.phase("compile"):
                 work.record(*inputs)
             if work.failure:
-                self._own_setbacks["graph"] = _in_a_line(work.failure)
+                self._own_setbacks["graph"] = first_line(work.failure)
             self._share_setbacks()
         return work(*inputs)[0]
 
@@ -235,7 +235,7 @@ class Learner:
             if what in self._tried or not (self.model.kernels or self.model.is_compiled):
                 raise
             broken = "kernels" if self.model.kernels else "compile"
-            self._own_setbacks[broken] = _in_a_line(error)
+            self._own_setbacks[broken] = first_line(error)
             if self.placement.shard:
                 raise UserError(self._why_not_without(broken)) from error
             self._do_without()
@@ -269,10 +269,6 @@ class Learner:
                 self.setbacks.setdefault(what, f"{whose}{everybodys[ranks[0]][what]}")
         if "kernels" in self.setbacks or "compile" in self.setbacks:
             self._do_without()
-
-
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _as_it_is(work: T) -> T:

@@ -121,6 +121,18 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     return made
 
 
+def failing_once(event: threading.Event) -> Callable[[Notebook, Record], None]:
+    """A notebook's `take` that fails at the third update, and not before the event."""
+
+    def take(self: Notebook, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 3:
+            event.wait(20)
+            raise ConnectionError("gone")
+        self.taken.append(record)
+
+    return take
+
+
 # --- what is told ---
 
 
@@ -224,12 +236,6 @@ def test_one_that_fails_late_is_told_later_what_it_never_had(
     """A tracker hears of a record when the run is far ahead: what the journal has is not what it was told."""
     run_is_ahead = threading.Event()
 
-    def fragile(self: Notebook, record: Record) -> None:
-        if record["kind"] == "step" and record["iter"] == 3:
-            run_is_ahead.wait(20)
-            raise ConnectionError("gone")
-        self.taken.append(record)
-
     def call(self: sink.Sink, record: Record) -> None:
         if record["kind"] == "step" and record["iter"] == 7:
             run_is_ahead.set()
@@ -240,7 +246,7 @@ def test_one_that_fails_late_is_told_later_what_it_never_had(
     original = sink.Sink.__call__
     config = tiny(max_iters=8, eval_interval=4, track="wandb")
     with monkeypatch.context() as patch:
-        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(Notebook, "take", failing_once(run_is_ahead))
         patch.setattr(sink.Sink, "__call__", call)
         run = train(config)
     finding = findings(run.out_dir)["wandb-failed"]
@@ -429,19 +435,13 @@ def test_one_that_fails_after_the_last_record_is_told_the_rest_later(
     """By then the journal is closed: it has every record, and cannot say which of them were told."""
     run_has_ended = threading.Event()
 
-    def fragile(self: Notebook, record: Record) -> None:
-        if record["kind"] == "step" and record["iter"] == 3:
-            run_has_ended.wait(20)
-            raise ConnectionError("gone")
-        self.taken.append(record)
-
     def close(self: sink.Sink) -> None:
         run_has_ended.set()
         original(self)
 
     original = sink.Sink.close
     with monkeypatch.context() as patch:
-        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(Notebook, "take", failing_once(run_has_ended))
         patch.setattr(sink.Sink, "close", close)
         run = train(tiny(max_iters=8, eval_interval=4, track="wandb"))
     assert "wandb-failed" not in findings(run.out_dir)

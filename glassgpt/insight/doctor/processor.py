@@ -12,7 +12,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.machine import cpu_model, cpu_quota, read_text, usable_cores
+from glassgpt.account.machine import cpu_model, cpu_quota, load, read_text, usable_cores
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 
 _SYSFS = Path("/sys/devices/system/cpu/cpu0/cpufreq")
@@ -42,7 +42,7 @@ def find_cores() -> Cores:
 def look_at_processor(visit: Visit) -> list[Line]:
     cores = find_cores()
     model = cpu_model(read_text(Path("/proc/cpuinfo")))
-    lines = [cores_line(model, cores), load_line(psutil.getloadavg()[0], cores)]
+    lines = [cores_line(model, cores), load_line(load(), cores)]
     return [*lines, clock_line(read_clock(_SYSFS), hottest(read_temperatures()))]
 
 

@@ -120,11 +120,11 @@ def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds
     tokens = None if shaped is None else _affordable(shaped, target, text, seconds)
     if shaped is None or tokens is None or tokens < _FEWEST_SEQUENCES * shaped.block_size:
         return None
-    for made, expected in _lengths(shaped, target, text, tokens):
+    overfits_later, lengths = _lengths(shaped, target, text, tokens)
+    for made, expected in lengths:
         made, ahead = _evaluating_seldom(made, target, text)
         if ahead is not None and ahead.total_s[1] <= seconds and _fits(made, target, text):
-            longer = _expected(shaped, target, text, tokens)[1]
-            return _as_option(made, ahead, expected.final, text, longer.overfits_at is not None)
+            return _as_option(made, ahead, expected.final, text, overfits_later)
     return None
 
 
@@ -167,18 +167,21 @@ def _affordable(shaped: TrainConfig, target: Target, text: Text, seconds: float)
 
 def _lengths(
     shaped: TrainConfig, target: Target, text: Text, tokens: float
-) -> list[tuple[TrainConfig, Expectation]]:
-    """All the tokens there is time for, or a little less, as a smaller batch may be slower. Where that would
-    be learnt by heart, the best first of many lengths, the same ones whatever the time: batch and dropout
-    follow the length."""
+) -> tuple[bool, list[tuple[TrainConfig, Expectation]]]:
+    """Whether the text would be learnt by heart in all the time there is, and what to try, in order.
+
+    All the tokens there is time for, or a little less, as a smaller batch may be slower. Where that would be
+    learnt by heart, the best first of many lengths, the same ones whatever the time: batch and dropout follow
+    the length.
+    """
     tried = [_expected(shaped, target, text, share * tokens) for share in (1.0, 0.95, 0.85, 0.7)]
     if tried[0][1].overfits_at is None:
-        return tried
+        return False, tried
     shorter = float(_FEWEST_SEQUENCES * shaped.block_size)
     while shorter < tokens:
         tried.append(_expected(shaped, target, text, shorter))
         shorter *= _LONGER
-    return sorted(tried, key=lambda one: one[1].final.mid)
+    return True, sorted(tried, key=lambda one: one[1].final.mid)
 
 
 _LONGER = 1.2  # times

@@ -12,7 +12,7 @@ import torch
 
 from glassgpt import config as settings
 from glassgpt.account import flops, hardware
-from glassgpt.account.machine import cpu_model, memory_now, memory_room, read_text, usable_cores
+from glassgpt.account.machine import cpu_model, load, memory_now, memory_room, read_text, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
@@ -113,7 +113,7 @@ def look(stage: Stage) -> Ground:
         data_bytes=int(stage.tokens.nbytes),
         usable_cores=usable_cores(),
         threads=torch.get_num_threads(),
-        busy_cores=float(psutil.getloadavg()[0]),
+        busy_cores=load(),
         automatic_batch=plan.batch_size,
         automatics=_automatics(stage, plan, placement, rate, free),
         dropout=config.dropout > 0,

@@ -38,7 +38,11 @@ class Piped:
         self.buffer = io.BufferedReader(io.BytesIO(data))
 
 
-@pytest.mark.parametrize("data", [LOG, JOURNAL, gzip.compress(LOG), LOG.decode().encode("utf-16")])
+@pytest.mark.parametrize(
+    "data",
+    [LOG, JOURNAL, gzip.compress(LOG), LOG.decode().encode("utf-16")],
+    ids=["log", "journal", "gzip", "utf-16"],  # packed, it holds the time: every process would have its own
+)
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(data))
     history = read_history("-")

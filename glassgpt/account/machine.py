@@ -242,6 +242,17 @@ def memory_now(device: str) -> dict[str, int]:
     return memory
 
 
+def begin_memory_peak(device: str) -> int:
+    """`allocated_peak` counts from now on. Returns what is given out on the GPU already: a process may train
+    several times, and cuBLAS keeps its working memory."""
+    if device.partition(":")[0] != "cuda":
+        return 0
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
 def _resident_bytes() -> int:
     """As psutil has it, but on Linux without its detours: this is asked at every log line."""
     try:

@@ -33,6 +33,7 @@ class Outcome:
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
     waited_s: float = 0.0  # of them, for data
+    held_before: int = 0  # on the card, by what this process did before the run
     most_memory: int = 0
     was_told: bool = False  # whether the pace is normal
     tuning_s: float = 0.0  # that --tune took before: in the ledger it is start-up, but nobody forecast it
@@ -43,7 +44,7 @@ class Outcome:
         self.seconds += seconds
         self.waited_s += min(waited_s, seconds)
         if self.forecast.on_card:
-            self.most_memory = max(self.most_memory, memory["allocated_peak"])
+            self.most_memory = max(self.most_memory, memory["allocated_peak"] - self.held_before)
         elif "allocated_peak" not in memory:  # Apple's GPU keeps no peak: nothing to compare with
             self.most_memory = max(self.most_memory, memory["rss"])
 

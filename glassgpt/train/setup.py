@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.account import journal
+from glassgpt.account import journal, machine
 from glassgpt.account.clock import Ledger
 from glassgpt.account.forecast import Forecast, forecast
 from glassgpt.account.meter import Interval
@@ -68,6 +68,7 @@ def set_up(
     choices += sample_choices + passage_choices
 
     placement, plan, device = equipment.placement, equipment.plan, equipment.device
+    held_before = machine.begin_memory_peak(str(device))
     model = _build_model(task, equipment, team)
     train_text, on_card = splits["train"], placement.data_on_card
     stream = Stream(train_text, config.block_size, plan, config.seed, device, on_card, passages)
@@ -102,7 +103,9 @@ def set_up(
         eval_tokens=eval_tokens,
         eval_rows=eval_rows,
         outcome=Outcome(
-            _forecast(config, equipment, train_text.nbytes, eval_tokens, eval_rows, val_tokens), course
+            _forecast(config, equipment, train_text.nbytes, eval_tokens, eval_rows, val_tokens),
+            course,
+            held_before=held_before,
         ),
         progress=Progress(),
         choices=choices,

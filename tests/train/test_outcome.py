@@ -28,6 +28,14 @@ def an_outcome(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0
     return outcome
 
 
+def test_what_the_process_held_before_is_not_the_runs() -> None:
+    outcome = an_outcome(900.0)
+    outcome.held_before = 4 * GIB
+    outcome.most_memory = 0
+    outcome.add(1, 1.0, 0.0, MEMORY)
+    assert outcome.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
+
+
 def finding(outcome: Outcome) -> Any:
     found = pace_finding(outcome, 7)
     assert found is not None

@@ -364,6 +364,12 @@ def warmup_iters(config: TrainConfig) -> int:
     return min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
 
 
+def first_save(config: TrainConfig) -> int:
+    """The update that the first checkpoint follows. An evaluation is saved if it is the best so far, and the
+    second one, after the one at the start, will be."""
+    return min(config.eval_interval, config.checkpoint_interval or config.max_iters, config.max_iters)
+
+
 def decay_iters(config: TrainConfig) -> int:
     return config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
 

@@ -23,43 +23,43 @@ from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
 _ROUNDS = 6
-_LARGEST_PAGE, _SMALLEST_PAGE = 1024, 32  # of starts, worked out at a time
-_EPOCHS_IN_PAGE = 8  # about: each costs as much as many starts
+_PAGE = 1024  # starts that are worked out at a time
 
 
 def window_starts(seed: int, first: int, count: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
     """Where sequences first, first + 1, ... of a run start. Costs the same however far into the run."""
     # One window less than fits, so that there is room to shift them all.
     per_epoch = max(1, (n_tokens - 1) // block_size - 1)
-    size = min(_LARGEST_PAGE, max(_SMALLEST_PAGE, _EPOCHS_IN_PAGE * per_epoch))
-    pages = range(first // size, (first + max(count, 1) - 1) // size + 1)
-    starts = np.concatenate([_page(seed, page, size, n_tokens, block_size, per_epoch) for page in pages])
-    return starts[first % size : first % size + count]
+    pages = range(first // _PAGE, (first + max(count, 1) - 1) // _PAGE + 1)
+    starts = np.concatenate([_page(seed, page, n_tokens, block_size, per_epoch) for page in pages])
+    return starts[first % _PAGE : first % _PAGE + count]
 
 
 @functools.lru_cache(maxsize=16)
-def _page(
-    seed: int, page: int, size: int, n_tokens: int, block_size: int, per_epoch: int
-) -> NDArray[np.int64]:
-    """The starts of sequences page x size and on. Many at a time, and remembered: an update needs few."""
+def _page(seed: int, page: int, n_tokens: int, block_size: int, per_epoch: int) -> NDArray[np.int64]:
+    """The starts of sequences page x _PAGE and on. Many at a time, and remembered: an update needs few."""
     room = n_tokens - per_epoch * block_size
-    epochs, places = np.divmod(np.arange(page * size, (page + 1) * size, dtype=np.int64), per_epoch)
-    starts = np.empty(size, dtype=np.int64)
-    for epoch in np.unique(epochs):
-        words = epoch_words(seed, epoch)
-        here = epochs == epoch
-        shift = int(words[_ROUNDS] % np.uint64(room))
-        starts[here] = shift + shuffled(places[here], per_epoch, words[:_ROUNDS]) * block_size
-    return starts
+    windows, words = drawn(seed, page * _PAGE, _PAGE, per_epoch)
+    return (words % np.uint64(room)).astype(np.int64) + windows * block_size
 
 
-def epoch_words(seed: int, epoch: int) -> NDArray[np.uint64]:
+def drawn(seed: int, first: int, count: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Which of n things sequences first, first + 1, ... are, each once in an epoch; and of each sequence a
+    random number that is its epoch's."""
+    epochs, places = np.divmod(np.arange(first, first + count, dtype=np.int64), n)
+    of_epochs = [_epoch_words(seed, epoch) for epoch in range(epochs[0], epochs[-1] + 1)]
+    words = np.stack(of_epochs, axis=1)[:, epochs - epochs[0]]
+    return shuffled(places, n, words[:_ROUNDS]), words[_ROUNDS]
+
+
+def _epoch_words(seed: int, epoch: int) -> NDArray[np.uint64]:
     """The random numbers of an epoch: keys of its shuffle, and one more."""
     return np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
 
 
 def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where a shuffle of 0 .. n-1 puts these places, without making the shuffle.
+    """Where shuffles of 0 .. n-1 put these places, without making the shuffles. A place has its column of
+    keys, which is its shuffle.
 
     A Feistel network is one-to-one on numbers of an even number of bits; a result of n or more is sent
     through again until it falls below, which keeps it one-to-one on 0 .. n-1.
@@ -70,7 +70,7 @@ def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDA
     outside = np.ones(len(value), dtype=bool)
     while outside.any():
         left, right = value[outside] >> half, value[outside] & low
-        for key in keys:
+        for key in keys[:, outside]:
             left, right = right, left ^ (_mixed(right ^ key) & low)
         value[outside] = (left << half) | right
         outside = value >= n

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.batches import IGNORED_TARGET, epoch_words, shuffled
+from glassgpt.data.batches import IGNORED_TARGET, drawn
 from glassgpt.data.shards import Tokens
 
 _CHUNK = 2**24
@@ -40,10 +40,7 @@ class Passages:
 
     def drawn(self, seed: int, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where sequences first, first + 1, ... of a run start, and how many targets each has."""
-        epochs, places = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self))
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            places[here] = shuffled(places[here], len(self), epoch_words(seed, int(epoch))[:-1])
+        places, _ = drawn(seed, first, count, len(self))
         documents = np.searchsorted(self._after, places, side="right")
         earlier = np.where(documents > 0, self._after[documents - 1], 0)
         starts = self._bounds[documents] + (places - earlier) * self._block_size

@@ -11,7 +11,7 @@ from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
 from glassgpt.account.learning import setup_of
 from glassgpt.account.memory import Work, needed
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, first_save
 from glassgpt.data.dataset import Dataset
 from glassgpt.figures import count, duration, size
 from glassgpt.model.gpt import GPTConfig
@@ -21,6 +21,7 @@ from glassgpt.train.device import Placement
 SETTLED_S = 5.0  # of updates: from then on a pace is a pace
 _LONG_S = 60.0  # of a run: shorter ones are mostly start-up, which differs from day to day
 _MISS = 0.10
+_LITTLE_BYTES = 2**28  # of a card: no tensors of ours, but what cuBLAS works in
 _ENOUGH_UPDATES = 200  # for a loss to be on a course
 
 
@@ -102,7 +103,7 @@ def work_of(
         eval_batch_tokens=rows * shape.block_size,
         ranks=plan.ranks,
     )
-    if config.eval_only or (config.checkpoint_interval or config.eval_interval) >= config.max_iters:
+    if config.eval_only or first_save(config) >= config.max_iters:
         return work  # nothing is saved before the end
     with_copy = replace(work, saves_beside=True)
     fits = free_bytes is None or needed(with_copy).allocated <= _ROOM * free_bytes
@@ -192,9 +193,10 @@ def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool
     is_telling = finished and took_s >= _LONG_S
     forecast, misses = outcome.forecast, []
     expected = forecast.as_dict()["memory_bytes"]
-    off = outcome.most_memory / expected - 1 if outcome.most_memory else 0.0
+    off = outcome.most_memory - expected if outcome.most_memory else 0
+    is_much = abs(off) > max(_MISS * expected, _LITTLE_BYTES if forecast.on_card else 0)
     # A card's memory is what it is, however short the run; less of it may be because a run was stopped.
-    if (off > _MISS and (is_telling or forecast.on_card)) or (off < -_MISS and is_telling):
+    if is_much and (is_telling or (forecast.on_card and off > 0)):
         misses.append(f"memory {size(outcome.most_memory)} instead of {size(expected)}")
     if forecast.total_s is not None and is_telling:
         low, _, high = forecast.total_s

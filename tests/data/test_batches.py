@@ -46,7 +46,8 @@ def test_starts_are_stable_forever() -> None:
 @few
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6))
 def test_a_shuffle_is_one_to_one(n: int, keys: list[int]) -> None:
-    places = shuffled(np.arange(n, dtype=np.int64), n, np.array(keys, dtype=np.uint64))
+    keys_of_places = np.repeat(np.array(keys, dtype=np.uint64)[:, None], n, axis=1)
+    places = shuffled(np.arange(n, dtype=np.int64), n, keys_of_places)
     assert sorted(places.tolist()) == list(range(n))
 
 

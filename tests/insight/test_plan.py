@@ -62,6 +62,16 @@ def test_a_micro_batch_is_chosen_that_fits() -> None:
     assert made.decided.batch.batch_size <= (made.largest or 0)
 
 
+def test_a_copy_to_be_saved_lies_beside_updates_unless_only_the_end_is_saved() -> None:
+    early = plan(target=H200, batch_size=64, max_iters=300, eval_interval=150)
+    late = plan(target=H200, batch_size=64, max_iters=300, eval_interval=300)
+    copy = early.memory.parts["copy to be saved"]
+    assert copy == 12 * early.decided.parameters  # weights and two moments in float32
+    assert "copy to be saved" not in late.memory.parts
+    assert early.memory.total - late.memory.total == copy
+    assert (early.prospect.first_checkpoint, late.prospect.first_checkpoint) == (150, 300)
+
+
 def test_a_model_that_cannot_fit_says_what_would() -> None:
     with pytest.raises(UserError) as raised:
         plan(n_layer=48, n_head=25, n_embd=1600, batch_size=1)

@@ -26,6 +26,7 @@ from tiny import (
 )
 
 from glassgpt.account.journal import NAME
+from glassgpt.config import first_save
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.train import loop
@@ -270,6 +271,16 @@ def test_the_best_is_saved_whatever_the_interval(tiny: MakeConfig, scripted: Scr
     assert saved(config.out_dir) == [7, 10, 14, 17]
     assert kept(config.out_dir) == [10, 17]
     assert [record["best"] for record in records(config.out_dir, "checkpoint")] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("interval", [None, 4, 30])
+def test_the_first_checkpoint_comes_when_it_is_said_to(
+    tiny: MakeConfig, scripted: Script, interval: int | None
+) -> None:
+    scripted([around(loss) for loss in (3.0, 2.0, 1.0)])
+    config = tiny(max_iters=20, eval_interval=10, checkpoint_interval=interval)
+    train(config)
+    assert saved(config.out_dir)[0] == first_save(config)
 
 
 def test_only_the_best_and_the_last_without_always_save(tiny: MakeConfig, scripted: Script) -> None:

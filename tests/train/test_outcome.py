@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,17 @@ def test_what_the_process_held_before_is_not_the_runs() -> None:
     outcome.most_memory = 0
     outcome.add(1, 1.0, 0.0, MEMORY)
     assert outcome.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
+
+
+def test_a_little_of_a_card_is_no_miss() -> None:
+    outcome = an_outcome(900.0)
+    for most, is_told in ((11.2 * GIB, True), (10.9 * GIB, False)):
+        outcome.most_memory = int(most)
+        assert (miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
+    outcome.forecast = replace(outcome.forecast, memory=Memory("loss", {"all": GIB // 8}, 0))
+    for most, is_told in ((GIB // 2, True), (GIB // 4, False)):
+        outcome.most_memory = most
+        assert (miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
 
 
 def finding(outcome: Outcome) -> Any:

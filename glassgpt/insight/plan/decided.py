@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from glassgpt.account import choices, costs, flops, memory
 from glassgpt.account.choices import Traits
 from glassgpt.account.memory import Work
-from glassgpt.config import TrainConfig, padded_vocabulary
+from glassgpt.config import TrainConfig, first_save, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
@@ -70,7 +70,8 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
         work, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
     )
     with_copy = replace(work, saves_beside=True)
-    if kind == "cpu" or memory.needed(with_copy).total <= target.room:  # else it goes to main memory
+    beside = first_save(config) < config.max_iters and memory.needed(with_copy).total <= target.room
+    if kind == "cpu" or beside:  # else it goes to main memory
         work = with_copy
     return Decided(config, work, batch, batch_choices[0].reason, dtype.reason, per_token)
 

@@ -8,7 +8,7 @@ from typing import Any
 from glassgpt.account import memory
 from glassgpt.account.expected_loss import Expectation, expect
 from glassgpt.account.learning import setup_of
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, first_save
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.text import Text
 from glassgpt.train import schedule
@@ -36,11 +36,10 @@ class Prospect:
 def prospect(decided: Decided, text: Text) -> Prospect:
     config = decided.config
     saved = memory.checkpoint_bytes(decided.work)
-    every = config.checkpoint_interval or config.eval_interval
     about = {
         "epochs": decided.total_tokens / text.train_tokens,
         "tokens_per_parameter": decided.total_tokens / decided.parameters,
-        "first_checkpoint": min(every, config.max_iters),
+        "first_checkpoint": first_save(config),
         "checkpoint_bytes": saved,
         "disk_bytes": saved * (config.keep_checkpoints + 2),  # the latest, the best, the one being written
         "schedule": schedule.describe(config),

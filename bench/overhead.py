@@ -37,6 +37,7 @@ def known_shares(ground: Ground) -> dict[str, float]:
 
 def measured_share(ground: Ground, preset: str) -> float:
     run = ground.run_glass(preset, data_of(ground, preset), ground.fresh("caches"), {})
+    ground.say(", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.ledger.items()))
     return glass.overhead_share(run)
 
 

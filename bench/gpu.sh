@@ -15,7 +15,7 @@ python=${PYTHON:-python3}
 # Seconds that a row may take on an H200, peers and cold compile caches included. mdn-to-loss wants the figures
 # of gpt2-speed and mdn-rates, and overhead those of the races.
 declare -A seconds=(
-    [gpt2-speed]=540 [fp8-loss]=540 [shakespeare-whole]=580 [shakespeare-to-loss]=400 [mdn-rates]=590
+    [gpt2-speed]=540 [fp8-loss]=900 [shakespeare-whole]=580 [shakespeare-to-loss]=400 [mdn-rates]=590
     [mdn-to-loss]=580 [overhead]=400 [steadiness]=240 [sampling]=480 [sweep]=240
 )
 order=${ROWS:-gpt2-speed shakespeare-to-loss mdn-rates mdn-to-loss shakespeare-whole fp8-loss sampling overhead steadiness sweep}

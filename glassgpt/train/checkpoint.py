@@ -3,7 +3,7 @@
     checkpoints/00000500/model.safetensors       parameters under GPT-2's names
                          optimizer.safetensors   PARAMETER:exp_avg, …
                          evaluation.safetensors  what early stopping compares with, if it is on
-                         state.json              iteration, losses, settings, SHA-256 of the others
+                         state.json              iteration, losses, settings, digests of the others
 
 With --shard every process writes its rows, as model-00001-of-00004.safetensors and so on; the `index` in
 state.json says which file has which rows of what. Whoever reads gets whole tensors.
@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,10 +39,15 @@ from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
 from glassgpt.train.rundir import CHECKPOINTS, COMMITTED
 from glassgpt.train.team import Team
-from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
+from glassgpt.train.tensorfile import Packed, Staging, digest, pack, write_packed
 
 FOLDER = CHECKPOINTS
-VERSION = 1
+VERSION = 2
+# How files are hashed, by version: the first took the SHA-256 of a file as a whole.
+_DIGESTS: Mapping[int, Callable[[bytes], str]] = {
+    1: lambda content: hashlib.sha256(content).hexdigest(),
+    2: digest,
+}
 
 Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
 Snapshot = dict[str, Packed]  # by file
@@ -86,8 +91,8 @@ def describe(path: Path) -> Checkpoint:
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
-        if state["version"] != VERSION:
-            raise UserError(f"{path} is of version {state['version']}; this program reads {VERSION}")
+        if state["version"] not in _DIGESTS:
+            raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error!r}") from None
@@ -121,14 +126,15 @@ def readable(run_dir: Path) -> Iterator[Checkpoint]:
 
 
 def load_tensors(point: Checkpoint) -> Tensors:
-    """Everything, on the CPU, each file checked against its SHA-256."""
+    """Everything, on the CPU, each file checked against its digest."""
     tensors = {}
-    for name, digest in point.state["sha256"].items():
+    digest_of = _DIGESTS[point.state["version"]]
+    for name, recorded in point.state["sha256"].items():
         path = point.path / name
         try:
             # Not mapped: what was checked is what is used, whatever happens to the file meanwhile.
             content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != digest:
+            if digest_of(content) != recorded:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
@@ -280,7 +286,7 @@ class Saver:
         return record
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
-        """SHA-256 by file."""
+        """Digests by file."""
         if not snapshot:
             return {}
         paths = [folder / f"{file}.safetensors" for file in snapshot]
@@ -321,9 +327,9 @@ class Saver:
 
 
 def _write_file(path: Path, packed: Packed, staging: Staging | None) -> str:
-    digest = write_packed(path, packed, staging)
+    found = write_packed(path, packed, staging)
     sync_to_disk(path)
-    return digest
+    return found
 
 
 class NoSaver(Saver):

@@ -4,6 +4,9 @@ A checkpoint is written while training goes on, and both want Python's lock. So 
 (copying from the card, hashing, writing) is done on large pieces and without that lock; the library's own
 writer, which copies tensor by tensor and holds it, makes the updates beside it stutter. Reading is the
 library's.
+
+A file's digest is the SHA-256 of its pieces' SHA-256: one processor core hashes a gigabyte a second, which is
+slower than disks are, so several pieces are hashed at once.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
@@ -29,7 +33,9 @@ _DTYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-_PIECE_BYTES = 2**25
+_PIECE_BYTES = 2**23
+_AT_ONCE = 4  # pieces that are being hashed
+_FLUSHED_BYTES = 2**25  # the disk is told to begin when there are so many
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,10 @@ def pack(tensors: Mapping[str, Tensor], device: torch.device) -> Packed:
 
 
 class Staging:
-    """A piece of pinned memory through which bytes leave a card, on a stream of its own."""
+    """Some pinned memory through which bytes leave a card, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._memory = torch.empty(_AT_ONCE, _PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._packed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -75,10 +81,10 @@ class Staging:
         self._packed.record()
 
     def pieces(self, content: Tensor) -> Iterator[memoryview]:
-        """Each is overwritten by the next."""
-        for start in range(0, len(content), _PIECE_BYTES):
+        """Each is overwritten when so many others have come as are hashed at once."""
+        for number, start in enumerate(range(0, len(content), _PIECE_BYTES)):
             piece = content[start : start + _PIECE_BYTES]
-            room = self._memory[: len(piece)]
+            room = self._memory[number % _AT_ONCE, : len(piece)]
             with torch.cuda.stream(self._stream):
                 self._packed.wait()
                 room.copy_(piece, non_blocking=True)
@@ -87,24 +93,42 @@ class Staging:
 
 
 def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> str:
-    """Writes the file, and returns its SHA-256. What is packed on a card leaves it through `staging`.
+    """Writes the file, and returns its digest. What is packed on a card leaves it through `staging`.
 
-    A piece is hashed while it is written. The disk is told to begin before the last piece has come.
+    Pieces are hashed while they are written. The disk is told to begin before the last piece has come.
     """
-    digest = hashlib.sha256()
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(2, "write") as beside:
-        flushed: Future[None] | None = None
+    digests: list[bytes] = []
+    hashing: deque[Future[bytes]] = deque()
+    flushing, unflushed = _done(), 0
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(_AT_ONCE + 1, "write") as beside:
         for piece in _pieces(packed, staging):
-            hashed = beside.submit(digest.update, piece)
-            try:
-                _write(file, piece)
-            finally:
-                hashed.result()  # before the piece is overwritten
-            if len(piece) == _PIECE_BYTES and (flushed is None or flushed.done()):
-                flushed = _flush(file, beside, flushed)
-        if flushed is not None:
-            flushed.result()
-    return digest.hexdigest()
+            hashing.append(beside.submit(_sha256, piece))
+            _write(file, piece)
+            if len(hashing) == _AT_ONCE:
+                digests.append(hashing.popleft().result())  # before the piece is overwritten
+            unflushed += len(piece)
+            if unflushed >= _FLUSHED_BYTES and flushing.done():
+                flushing.result()  # what the disk could not take raises here
+                flushing, unflushed = beside.submit(os.fsync, file.fileno()), 0
+        flushing.result()
+        digests += [future.result() for future in hashing]
+    return _digest_of(digests)
+
+
+def digest(content: bytes) -> str:
+    """Of a file that was read, as `write_packed` has it."""
+    header = 8 + int.from_bytes(content[:8], "little")
+    whole = memoryview(content)
+    with ThreadPoolExecutor(_AT_ONCE, "read") as beside:
+        return _digest_of(beside.map(_sha256, [whole[:header], *_cut(whole[header:])]))
+
+
+def _digest_of(digests: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _sha256(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
 
 
 def _write(file: FileIO, piece: memoryview) -> None:
@@ -112,17 +136,16 @@ def _write(file: FileIO, piece: memoryview) -> None:
         piece = piece[file.write(piece) :]
 
 
-def _flush(file: FileIO, beside: ThreadPoolExecutor, before: Future[None] | None) -> Future[None]:
-    if before is not None:
-        before.result()  # what the disk could not take raises here
-    return beside.submit(os.fsync, file.fileno())
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
 
 
 def _pieces(packed: Packed, staging: Staging | None) -> Iterator[memoryview]:
     yield memoryview(packed.header)
-    if packed.content.device.type == "cuda":
-        assert staging is not None
-        yield from staging.pieces(packed.content)
-    else:
-        whole = packed.content.numpy().data
-        yield from (whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES))
+    yield from _cut(packed.content.numpy().data) if staging is None else staging.pieces(packed.content)
+
+
+def _cut(whole: memoryview) -> Iterator[memoryview]:
+    return (whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, records, resume, run_until_crash
 
+from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
 from glassgpt.train import checkpoint
@@ -221,6 +223,18 @@ def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.Monk
     saver.close()
     monkeypatch.undo()
     assert "version 99" in load_last(saved)[3][0]
+
+
+def test_the_older_format_is_read(saved: Path) -> None:
+    newest = committed(saved)[-1]
+    state = dict(describe(newest).state) | {"version": 1}
+    files = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state["sha256"]}
+    state["sha256"] = files
+    document = {"digest": hashlib.sha256(journal.dumps(state).encode()).hexdigest(), "state": state}
+    (newest / "state.json").write_text(journal.dumps(document))
+    point, tensors, damaged, _ = load_last(saved)
+    assert (point.path, damaged) == (newest, [])
+    assert tensors.keys() == {"model", "optimizer"}
 
 
 def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:

@@ -1,9 +1,11 @@
-"""Our writer of safetensors: the library reads back what was written, and the SHA-256 is the file's."""
+"""Our writer of safetensors: the library reads back what was written, and the digest is the file's."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from glassgpt.train import tensorfile
-from glassgpt.train.tensorfile import pack, write_packed
+from glassgpt.train.tensorfile import Packed, Staging, digest, pack, write_packed
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
@@ -44,8 +46,8 @@ def read(path: Path) -> dict[str, Tensor]:
 def test_the_library_reads_what_was_written(found: dict[str, Tensor]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file.safetensors"
-        digest = write(path, found)
-        assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+        written = write(path, found)
+        assert written == digest(path.read_bytes())
         back = read(path)
     assert back.keys() == found.keys()
     for name, tensor in found.items():
@@ -69,6 +71,62 @@ def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
 
 
+def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
+    written = write(tmp_path / "file", {"a": torch.randn(777)})
+    content = (tmp_path / "file").read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    pieces = [content[:header], content[header:][:1000], content[header:][1000:2000]]
+    pieces += [content[header:][2000:3000], content[header:][3000:]]
+    assert b"".join(pieces) == content
+    of_pieces = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    assert written == digest(content) == hashlib.sha256(of_pieces).hexdigest()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=200), st.integers(0), st.integers(1, 255))
+def test_no_changed_byte_has_the_same_digest(content: bytes, place: int, change: int) -> None:
+    digest(content)  # whatever it claims its header to be
+    if content:
+        place %= len(content)
+        changed = content[:place] + bytes([content[place] ^ change]) + content[place + 1 :]
+        assert digest(changed) != digest(content)
+    assert digest(content + b"x") != digest(content)
+
+
+class FewBuffers(Staging):
+    """As from a card: its pieces are overwritten as soon as it may."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(tensorfile._AT_ONCE, tensorfile._PIECE_BYTES, dtype=torch.uint8)
+
+    def pieces(self, content: Tensor) -> Iterator[memoryview]:
+        for number, piece in enumerate(tensorfile._cut(content.numpy().data)):
+            room = self._memory[number % tensorfile._AT_ONCE, : len(piece)]
+            room.copy_(torch.frombuffer(piece, dtype=torch.uint8))
+            yield room.numpy().data
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 4000, 4001, 50_000])
+def test_pieces_are_hashed_before_they_are_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(tensorfile, "_FLUSHED_BYTES", 5000)
+    hashed = tensorfile._sha256
+
+    def slowly(piece: memoryview) -> bytes:
+        time.sleep(0.002)
+        return hashed(piece)
+
+    monkeypatch.setattr(tensorfile, "_sha256", slowly)
+    packed = Packed(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
+    written = write_packed(tmp_path / "file", packed, FewBuffers())
+    content = (tmp_path / "file").read_bytes()
+    assert content == packed.header + packed.content.numpy().tobytes()
+    assert written == digest(content)
+
+
 @pytest.mark.gpu
 def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
@@ -79,7 +137,7 @@ def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     packed = pack(found, device)
     staging.mark()
     found["a"].zero_()  # training goes on
-    digest = write_packed(tmp_path / "file", packed, staging)
-    assert digest == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
+    written = write_packed(tmp_path / "file", packed, staging)
+    assert written == digest((tmp_path / "file").read_bytes())
     back = load_file(tmp_path / "file")
     assert all(torch.equal(back[name], tensor) for name, tensor in before.items())

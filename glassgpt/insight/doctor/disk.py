@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from glassgpt import figures
 from glassgpt.account.machine import nearest_folder
+from glassgpt.data.staging import sync_to_disk
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
+from glassgpt.train.tensorfile import pack, write_packed
 
 Clock = Callable[[], float]
-Write = Callable[[Path, int], None]  # a file of so many bytes, on the disk when it returns
+Write = Callable[[Path, Tensor], None]  # a file of these bytes, on the disk when it returns
 
 _SIZES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
 _BUDGET_S = 1.0
-_PIECE = os.urandom(2**20)  # not zeros, which some disks do not store
 _KEPT = 3  # the last checkpoint, the best one, and the one that is being written
 _LONG_S, _TOO_LONG_S = 30.0, 300.0
 _ELSEWHERE = "choose another place by --out_dir"
@@ -38,7 +40,7 @@ def look_at_disk(visit: Visit) -> list[Line]:
         speed = write_speed(place, sizes)
     except OSError as error:
         return [room, unwritable_line(error)]
-    return [room, checkpoint_line(speed, hash_speed(), free)]
+    return [room, checkpoint_line(speed, free)]
 
 
 def room_line(place: str, free: int, exists: bool) -> Line:
@@ -81,41 +83,36 @@ def write_speed(
         for size in sizes:
             if speed and clock() + size / speed > deadline:
                 break
+            content = some_bytes(size)
             started = clock()
-            (write or write_to_disk)(Path(work) / "file", size)
+            (write or write_to_disk)(Path(work) / "file", content)
             speed = size / max(clock() - started, 1e-9)
     return speed
 
 
-def write_to_disk(path: Path, size: int) -> None:
-    with path.open("wb", buffering=0) as file:
-        left = size
-        while left:
-            left -= file.write(_PIECE[:left])
-        os.fsync(file.fileno())
+def some_bytes(size: int) -> Tensor:
+    """Not zeros, which some disks do not store."""
+    some = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
+    return some.repeat(-(-size // len(some)))[:size]
 
 
-def hash_speed(clock: Clock = time.perf_counter, pieces: int = 16) -> float:
-    """Bytes per second of the SHA-256 that every checkpoint carries."""
-    digest = hashlib.sha256(_PIECE)
-    started = clock()
-    for _ in range(pieces):
-        digest.update(_PIECE)
-    return pieces * len(_PIECE) / max(clock() - started, 1e-9)
+def write_to_disk(path: Path, content: Tensor) -> None:
+    """As a checkpoint is."""
+    write_packed(path, pack({"content": content}, content.device))
+    sync_to_disk(path)
 
 
-def checkpoint_line(write: float, hashing: float, free: int) -> Line:
-    """`write` and `hashing` in bytes per second; a checkpoint is hashed and written piece by piece."""
+def checkpoint_line(write: float, free: int) -> Line:
+    """`write`: bytes per second of what a checkpoint is written by."""
     size = gpt2.CHECKPOINT_BYTES
-    seconds = size / write + size / hashing
+    seconds = size / write
     says = (
-        f"{figures.size(write)}/s with fsync. A checkpoint of {gpt2.NAME} (weights and AdamW's state, "
-        f"{figures.size(size)}) takes about {figures.duration(seconds)}, in the background, "
-        f"{figures.duration(size / hashing)} of it for its SHA-256; {figures.whole(free // size)} would fit"
+        f"{figures.size(write)}/s, hashed and with fsync. A checkpoint of {gpt2.NAME} (weights and AdamW's "
+        f"state, {figures.size(size)}) takes about {figures.duration(seconds)}, in the background; "
+        f"{figures.whole(free // size)} would fit"
     )
     numbers: dict[str, Number] = {
         "write_bytes_per_s": write,
-        "sha256_bytes_per_s": hashing,
         "checkpoint_bytes": size,
         "checkpoint_s": seconds,
         "checkpoints_that_fit": free // size,

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def pack(tensors: Mapping[str, Tensor], device: torch.device) -> Packed:
     """Copies the tensors into memory of `device`."""
     # The widest numbers first, so that each lies at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    entries, places, end = {}, [], 0
+    entries: dict[str, dict[str, Any]] = {}
+    end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
@@ -58,11 +60,14 @@ def pack(tensors: Mapping[str, Tensor], device: torch.device) -> Packed:
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        places.append((start, end))
     content = torch.empty(end, dtype=torch.uint8, device=device)
+    rooms = [
+        content[slice(*entries[name]["data_offsets"])].view(tensor.dtype).view(tensor.shape)
+        for name, tensor in ordered
+    ]
     with torch.no_grad():
-        for (start, end), (_, tensor) in zip(places, ordered, strict=True):
-            content[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+        if rooms:  # all by one call: a card would be asked some hundred times
+            torch._foreach_copy_(rooms, [tensor for _, tensor in ordered], non_blocking=True)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return Packed(len(text).to_bytes(8, "little") + text, content)

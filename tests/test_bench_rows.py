@@ -96,7 +96,9 @@ def test_fp8_is_held_against_nanogpt_and_against_bf16(tmp_path: Path) -> None:
     assert (fp8.row, plain.row) == ("fp8", "gpt2-500")
     assert "worse than 2.9600" in fp8.objection
     assert not plain.objection
-    assert len(ground.asked) == 3
+    assert [side for side, _ in ground.asked] == ["nanogpt", "gpt2_124m", "gpt2_124m"] * 3
+    assert [settings["seed"] for _, settings in ground.asked] == [1337] * 3 + [1] * 3 + [2] * 3
+    assert [bool(settings.get("fp8")) for _, settings in ground.asked] == [False, False, True] * 3
 
 
 def test_a_race_is_won_only_if_all_seeds_arrive(tmp_path: Path) -> None:

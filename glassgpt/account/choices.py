@@ -25,6 +25,7 @@ class Traits:
 
     kind: str  # "cuda", "mps" or "cpu"
     capability: tuple[int, int] | None = None  # of a CUDA card; None: nobody knows it
+    tensor_cores: bool = True  # of a CUDA card
     fast_bfloat16: bool = False  # of a CPU
     lacks: str | None = None  # what building code would need there and does not find
 
@@ -66,6 +67,8 @@ def choose_dtype(asked: str, on: Traits, width: int | None = None) -> Choice:
     major, minor = on.capability
     if major >= 8:
         return Choice("dtype", "bfloat16", f"compute capability {major}.{minor}: no loss scaling needed")
+    if not on.tensor_cores:
+        return Choice("dtype", "float32", "a card without tensor cores multiplies nothing faster")
     return Choice(
         "dtype", "float16", f"compute capability {major}.{minor} has no bfloat16: with loss scaling"
     )

@@ -101,6 +101,17 @@ def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     return fits[0] if len(fits) == 1 else None
 
 
+# Turing without them: GTX 16, and small ones of laptops and workstations.
+_NO_TENSOR_CORES = re.compile(r"GTX 16|MX[45]50|\bT(400|500|550|600|1000|1200|2000)\b")
+
+
+def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool:
+    """Of a CUDA card; `capability` None: nobody knows it."""
+    if capability is None or capability > (7, 5):
+        return True
+    return capability >= (7, 0) and not _NO_TENSOR_CORES.search(name)
+
+
 @dataclass(frozen=True)
 class Found:
     """The card that a typed name means, and the names of the others that it may mean."""

@@ -12,6 +12,7 @@ import torch
 
 from glassgpt.account import choices
 from glassgpt.account.choices import Traits, lacking_here
+from glassgpt.account.hardware import has_tensor_cores
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
 from glassgpt.config import DEVICE, Choice, TrainConfig
@@ -119,8 +120,11 @@ def traits_of(device: torch.device) -> Traits:
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return Traits("cpu", fast_bfloat16=fast, lacks=lacking_here("cpu"))
     # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return Traits(device.type, capability, lacks=lacking_here(device.type))
+    if device.type != "cuda":
+        return Traits(device.type, lacks=lacking_here(device.type))
+    capability = torch.cuda.get_device_capability(device)
+    tensor_cores = has_tensor_cores(torch.cuda.get_device_name(device), capability)
+    return Traits("cuda", capability, tensor_cores, lacks=lacking_here("cuda"))
 
 
 def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:

@@ -149,7 +149,6 @@ def test_what_is_refused_is_what_the_rules_raise_for(on: Traits) -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype", "why"),
     [
-        ((6, 1), "float16", "6.1 has no bfloat16: with loss scaling"),
         ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
         ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
         ((12, 0), "bfloat16", "12.0"),
@@ -160,6 +159,13 @@ def test_the_card_decides_the_dtype(capability: tuple[int, int] | None, dtype: s
     choice = choose_dtype("auto", Traits("cuda", capability))
     assert choice.value == dtype
     assert why in choice.reason
+
+
+def test_without_tensor_cores_nothing_is_gained() -> None:
+    choice = choose_dtype("auto", Traits("cuda", (7, 5), tensor_cores=False))
+    assert choice.value == "float32"
+    assert "without tensor cores" in choice.reason
+    assert choose_dtype("float16", Traits("cuda", (7, 5), tensor_cores=False)).value == "float16"
 
 
 def test_what_is_asked_for_is_remarked_on() -> None:

@@ -151,7 +151,8 @@ def test_dtypes_are_what_the_card_has() -> None:
     def dtype(name: str, asked: str = "auto") -> Any:
         return choose_dtype(asked, of_card(named_card(name).card, "asked for").traits, 768).value
 
-    assert dtype("t4") == "float16"
+    assert dtype("t4") == dtype("rtx2060") == "float16"
+    assert dtype("gtx1080") == dtype("p100") == dtype("gtx1660") == "float32"
     assert dtype("rtx4070") == dtype("mi300x") == "bfloat16"
     assert dtype("rtx4070", "float32") == dtype("m3-max") == "float32"
 
@@ -224,7 +225,7 @@ def test_weights_that_do_not_fit_are_not_told_to_have_fewer_layers() -> None:
 
 
 def test_an_evaluation_that_does_not_fit_is_not_told_to_take_fewer_sequences() -> None:
-    made = plan("eval_gpt2_xl", of_card(named_card("gtx1080").card, "asked for"))
+    made = plan("eval_gpt2_xl", of_card(named_card("gtx1660").card, "asked for"))
     assert not made.fits
     (problem,) = (one for one in made.problems if one.kind == "error")
     assert "evaluation need" in problem.what

@@ -59,7 +59,7 @@ def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: An
 @pytest.mark.parametrize(
     ("capability", "dtype", "why"),
     [
-        ((6, 1), "float16", "6.1 has no bfloat16: with loss scaling"),
+        ((6, 1), "float32", "without tensor cores"),
         ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
         ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
         ((8, 9), "bfloat16", "8.9"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
-from glassgpt.account.hardware import Card, Run, best_rate, find_card, named_card
+from glassgpt.account.hardware import Card, Run, best_rate, find_card, has_tensor_cores, named_card
 from glassgpt.account.machine import (
     apple_gpu_name,
     cpu_model,
@@ -69,8 +69,10 @@ class Target:
     @property
     def traits(self) -> Traits:
         """What of it decides, for the rules that the trainer asks too."""
-        capability = None if self.card is None else self.card.capability
-        return Traits(self.device_type, capability, "bfloat16" in self.peaks, self.lacks)
+        if self.card is None:
+            return Traits(self.device_type, fast_bfloat16="bfloat16" in self.peaks, lacks=self.lacks)
+        on_card = has_tensor_cores(self.card.name, self.card.capability)
+        return Traits(self.device_type, self.card.capability, on_card, lacks=self.lacks)
 
     def peak(self, dtype: str) -> float | None:
         if dtype == "float32" and self.device_type == "cuda":

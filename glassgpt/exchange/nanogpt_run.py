@@ -158,7 +158,7 @@ def _told(ckpt: Ckpt, out: Path, history: History | None, dataset: Dataset | Non
         plan=plan,
         dataset=dataset,
         history=history,
-        choices=_choices(ckpt, history, dataset, log),
+        choices=_choices(ckpt, history, dataset),
         saved_iter=ckpt.iter,
         val_loss=ckpt.best_val_loss,
         ended_at=written.stat().st_mtime,
@@ -174,7 +174,7 @@ def _config(ckpt: Ckpt, dataset: Dataset | None) -> TrainConfig:
     return combine(Recipe(ckpt.path.parent.name, "", settings), {})
 
 
-def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None, log: str) -> list[Choice]:
+def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None) -> list[Choice]:
     where = "its log" if history is not None else "its checkpoint alone: give its output by --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {where}")]
     if not ckpt.settings:

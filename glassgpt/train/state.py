@@ -13,7 +13,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights, model_of
 from glassgpt.recipe import field_types
-from glassgpt.train import records
+from glassgpt.train import findings, records
 from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
@@ -155,7 +155,7 @@ def _take_over(job: Job, origin: Origin) -> list[Record]:
         job.progress.evaluations_without_gain = 0
     if origin.folder == job.run_dir and origin.kind == "run":
         job.saved = (job.progress.iter, job.progress.val_loss)
-    jump = records.rate_jump(job, _config_then(origin))
+    jump = findings.rate_jump(job, _config_then(origin))
     return [records.resume_record(job, complaints), *([jump] if jump else [])]
 
 

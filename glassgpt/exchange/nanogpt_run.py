@@ -29,8 +29,9 @@ from glassgpt.train.batching import plan_batch
 from glassgpt.train.checkpoint import Saver
 from glassgpt.train.ckpt import Ckpt, read_ckpt
 from glassgpt.train.job import Progress
-from glassgpt.train.origin import knows_tokens, of_ckpt, tokenizer_identity
+from glassgpt.train.origin import of_ckpt
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
+from glassgpt.train.takeover import knows_tokens, tokenizer_identity
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
 _ROUNDED = 6e-5  # a loss in a log has four decimals

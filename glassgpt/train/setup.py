@@ -32,12 +32,13 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, Progress, Sampling
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
-from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
+from glassgpt.train.origin import Origin
 from glassgpt.train.outcome import Outcome, expected_course, work_of
 from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
 from glassgpt.train.shards import shard
 from glassgpt.train.stream import Stream
+from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover
 from glassgpt.train.task import Task
 from glassgpt.train.team import Team
 

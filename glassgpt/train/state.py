@@ -18,14 +18,9 @@ from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_a
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizers, optimizer_tensors
-from glassgpt.train.origin import (
-    Origin,
-    check_fit,
-    check_not_done,
-    of_checkpoint,
-    tokenizer_identity,
-)
+from glassgpt.train.origin import Origin, of_checkpoint
 from glassgpt.train.shards import cut, is_spread, own_part, put_together, rows_of
+from glassgpt.train.takeover import check_fit, check_not_done, tokenizer_identity
 from glassgpt.train.task import Task
 
 

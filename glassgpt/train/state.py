@@ -40,12 +40,12 @@ def tensors_of(job: Job) -> Tensors:
 
 def parts_of(job: Job) -> tuple[Tensors, Rows | None]:
     """What this process saves; and which rows that is, if it has a part only."""
-    tensors = tensors_of(job)
+    tensors, team = tensors_of(job), job.team
     if not job.placement.shard:
         return tensors, None
-    team, rows = job.team, {}  # type: Any, Rows
     spread = {name: tensor for name, tensor in job.model.named_parameters() if is_spread(tensor)}
     parts: Tensors = {}
+    rows: Rows = {}
     for file, content in tensors.items():
         mine = f"{file}-{team.rank + 1:05d}-of-{team.size:05d}"
         for name, tensor in content.items():

@@ -226,14 +226,15 @@ def catch_up(job: Job) -> None:
     job.interval.split_data_from_train(job.stream.waited_s())
     if bad_update is not None:
         # What came after the bad update was not applied, and does not belong to the run.
-        kept = max(1, len(losses) - (progress.iter - bad_update - 1))
+        after = progress.iter - bad_update - 1
+        kept = max(1, len(losses) - after)
         losses, norms = losses[:kept], norms[:kept]
+        progress.iter -= after
+        progress.sequences -= after * job.plan.sequences
     progress.losses += losses
     progress.norms += norms
     job.recent_norms.extend(norms)
     if bad_update is not None:
-        progress.sequences -= (progress.iter - bad_update - 1) * job.plan.sequences
-        progress.iter = bad_update + 1
         raise NotFinite(bad_update)
 
 
@@ -292,7 +293,7 @@ def write_sample(job: Job, sampling: Sampling) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
     tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
-        model = whole_model(job)
+        model = whole_model(job)  # of a model that is spread, everybody brings a part
         if tokenizer is None:
             return
         # Most tokenizers have a token for "here a text begins"; characters have not.

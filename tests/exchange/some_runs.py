@@ -1,13 +1,22 @@
-"""Runs of three updates with every kind of tokenizer, to hand over."""
+"""Runs of three updates with every kind of tokenizer, handing them over, and what they compute."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import train_bpe
+from glassgpt.exchange.export import Exported, export
+from glassgpt.exchange.options import ExportOptions
+from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import load_weights
+from glassgpt.train.origin import open_origin
 from glassgpt.train.session import train
 
 LINE = "glass, कांच का घर, بيت من زجاج 🦊🐕 don't  you'll\t see\n"
@@ -58,3 +67,27 @@ def trained(out_dir: Path, data_dir: Path, **changes: Any) -> Path:
         "probe_seconds": 0.0,
     }
     return train(TrainConfig(**settings | changes)).out_dir
+
+
+def train_with_each(tokenizers: Iterable[str], folder: Path) -> None:
+    """A run in runs/NAME for each of them."""
+    for tokenizer in tokenizers:
+        name = tokenizer.partition(":")[0]
+        trained(folder / "runs" / name, prepared(folder / name, tokenizer))
+
+
+def sent(source: Path | str, out: Path, to: Any = "hf") -> Exported:
+    return export(str(source), ExportOptions(to=to, out=str(out)))
+
+
+@torch.no_grad()
+def own_logits(source: Path | str, tokens: Tensor) -> Tensor:
+    origin = open_origin(str(source), "best")
+    model = GPT(origin.shape).eval()
+    load_weights(model, origin.weights, "it")
+    logits: Tensor = model(tokens)
+    return logits
+
+
+def some_tokens(vocabulary: int) -> Tensor:
+    return torch.randint(vocabulary, (3, CONTEXT), generator=torch.Generator().manual_seed(4))

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from some_runs import CONTEXT, LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
+from small_runs import CONTEXT
+from some_runs import LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
 from torch import Tensor
 
 from glassgpt import config as settings
@@ -273,7 +274,7 @@ def test_an_export_is_replaced_and_nothing_else(root: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"was changed since it was written \(README.md\)"):
         sent(run, out)
     assert snapshot(out) == before
-    shutil.copy(root / "char" / "text.txt", out / "mine.txt")
+    shutil.copy(root / "char" / "char.txt", out / "mine.txt")
     with pytest.raises(UserError, match=r"\(README.md, mine.txt\)"):
         sent(run, out)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from some_runs import CONTEXT, own_logits, sent, some_tokens, train_with_each
+from small_runs import CONTEXT
+from some_runs import own_logits, sent, some_tokens, train_with_each
 
 from glassgpt.account import journal
 from glassgpt.cli import main

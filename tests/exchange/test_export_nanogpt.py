@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from some_runs import CONTEXT, LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
+from small_runs import CONTEXT
+from some_runs import LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
 
 from glassgpt.data.nanogpt import read_meta
 from glassgpt.errors import UserError

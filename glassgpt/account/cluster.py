@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from glassgpt.account import memory
+from glassgpt.account import costs, memory
 from glassgpt.account.hardware import Card
 from glassgpt.account.memory import Work
 from glassgpt.account.pace import Pace
@@ -28,7 +28,7 @@ from glassgpt.account.pace import Pace
 NETWORK_GB_S = 12.5  # of a machine, if nobody says: one port of 100 Gbit/s
 _NETWORK_REACHED = 0.8  # of that; an assumption
 _UNKNOWN_LINK = "PCIe 3.0 x16"  # of a card that nobody knows: the least that is usual
-_FORWARD = 1 / 3  # of a micro-batch's arithmetic; recomputing makes it a quarter
+_FORWARD_AGAIN = 1 / 4  # of a micro-batch's arithmetic, where the backward pass computes it once more
 _GRADIENT_BYTES = 4  # of a number that is exchanged: weights and gradients are float32
 
 
@@ -136,7 +136,7 @@ def waiting_s(work: Work, cluster: Cluster, micro_s: float) -> float:
     blocks, others = _sizes(work)
     if not work.is_sharded:
         return cluster.all_reduce_s(blocks + others)
-    forward_s = micro_s * (1 / 4 if work.config.activation_checkpointing else _FORWARD)
+    forward_s = micro_s * (_FORWARD_AGAIN if work.config.activation_checkpointing else costs.FORWARD)
     backward_s = micro_s - forward_s
     gather_s, others_s = cluster.gather_s(blocks), cluster.gather_s(others)
     layers = work.config.n_layer

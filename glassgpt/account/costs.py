@@ -7,6 +7,7 @@ The trainer weighs them before it decides, and planning tells them beforehand. N
 from __future__ import annotations
 
 USUAL_SHARE = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # of the peak that training reaches
+FORWARD = 1 / 3  # of an update's arithmetic, which is all that an evaluation does
 SOME_CARDS_PEAK = 1e14  # FLOP/s, where nobody knows better
 
 _COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0), "mps": (19.0, 1.0)}  # at all, and per layer

@@ -15,7 +15,6 @@ from glassgpt.account.memory import Memory, Work
 from glassgpt.account.pace import Pace, expected_pace
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced; usual SSDs are not slower
-_FORWARD = 1 / 3  # of an update's arithmetic is what an evaluation does
 
 Range = tuple[float, float, float]  # low, mid, high
 
@@ -81,7 +80,7 @@ def forecast(
         of_val = min(eval_tokens, val_tokens)
         closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
         evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
-        evaluation_s = evaluated * _FORWARD / (cluster.ranks * alone.mid)  # each evaluates its part
+        evaluation_s = evaluated * costs.FORWARD / (cluster.ranks * alone.mid)  # each evaluates its part
         if not config.eval_only:
             evaluation_s += costs.sample_s(kind, config.n_layer, config.sample_tokens)
     return Forecast(

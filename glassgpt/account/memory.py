@@ -124,14 +124,9 @@ def parameters(work: Work) -> int:
     return flops.parameters_of(work.config, work.vocab_size)
 
 
-def _matrices(work: Work) -> int:
-    """Parameters of the blocks' matrices."""
-    return 12 * work.config.n_layer * work.config.n_embd**2
-
-
 def matrix_parameters(work: Work) -> int:
-    """Those that Muon trains."""
-    return _matrices(work)
+    """Of the blocks' matrices, which Muon trains."""
+    return 12 * work.config.n_layer * work.config.n_embd**2
 
 
 def block_parameters(work: Work) -> int:
@@ -148,7 +143,7 @@ def _head(work: Work) -> int:
 
 def optimizer_bytes(work: Work) -> int:
     """AdamW keeps two numbers a parameter, Muon one for the blocks' matrices."""
-    of_muon = _matrices(work) if work.config.optimizer == "muon" else 0
+    of_muon = matrix_parameters(work) if work.config.optimizer == "muon" else 0
     return 4 * of_muon + 8 * (parameters(work) - of_muon)
 
 
@@ -176,9 +171,8 @@ def _kept_gradients(work: Work) -> int:
 
 # --- several cards ---
 
-# What NCCL keeps on a card for its exchanges, and how many bytes of gradients are averaged at once.
-_NCCL_BYTES = 400 * 2**20
-_PIECE_BYTES = 2**26
+_NCCL_BYTES = 400 * 2**20  # that it keeps on a card for its exchanges
+AVERAGED_BYTES = 2**26  # of gradients, at once (train/ranks.py)
 
 
 def _exchange_context(work: Work) -> int:
@@ -201,7 +195,7 @@ def _gathered(work: Work) -> dict[str, int]:
 
 def _averaging_bytes(work: Work) -> int:
     """Unsharded, gradients are averaged piece by piece, each copied; none is cut."""
-    return max(_PIECE_BYTES, 4 * _head(work)) if work.ranks > 1 and not work.is_sharded else 0
+    return max(AVERAGED_BYTES, 4 * _head(work)) if work.ranks > 1 and not work.is_sharded else 0
 
 
 # --- activations ---
@@ -213,7 +207,7 @@ def activation_bytes(work: Work) -> int:
     width = tokens * c.n_embd
     per_layer = 2 * work.low * width if c.activation_checkpointing else layer_bytes(work)
     last_norm = 2 * work.low * width  # the stream, and what the head reads
-    copies = 0 if work.dtype == "float32" else work.low * _matrices(work)  # of weights
+    copies = 0 if work.dtype == "float32" else work.low * matrix_parameters(work)  # of weights
     return c.n_layer * per_layer + last_norm + copies
 
 
@@ -319,7 +313,7 @@ def _at_step(work: Work) -> dict[str, int]:
 def _at_evaluation(work: Work) -> dict[str, int]:
     """Nothing is kept; logits in float32, and their logarithms."""
     c, tokens = work.config, work.eval_batch_tokens
-    copies = 0 if work.dtype == "float32" else work.low * (_matrices(work) + _head(work))
+    copies = 0 if work.dtype == "float32" else work.low * (matrix_parameters(work) + _head(work))
     rows = pieces.rows_to_score(tokens, work.vocab_size, work.device_type)
     # First the blocks, then the head.
     of_blocks, of_head = tokens * c.n_embd * EVAL_BYTES, tokens * c.n_embd * 8 + 8 * rows * work.vocab_size

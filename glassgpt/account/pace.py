@@ -25,13 +25,6 @@ class Pace:
     mfu: tuple[float, float, float]
     why: str
 
-    def times(self, ranks: int) -> Pace:
-        """Of so many devices, if nothing is lost between them."""
-        if ranks == 1:
-            return self
-        why = f"{self.why}; times {ranks} ranks, if nothing is lost between them"
-        return Pace(ranks * self.low, ranks * self.mid, ranks * self.high, self.mfu, why)
-
     def holds(self, tokens_per_s: float) -> bool:
         return self.low <= tokens_per_s <= self.high
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from glassgpt.account.finding import finding_record
 from glassgpt.account.journal import Journal, Record
 from glassgpt.errors import UserError, first_line
 
@@ -175,31 +176,28 @@ def still_tracking() -> bool:
 
 
 def _failed(name: str, error: Exception, done: int, told: list[Record]) -> Record:
-    return {
-        "kind": "finding",
-        "iter": done,
-        "id": f"{name}-failed",
-        "severity": "warning",
-        "title": f"{name} failed and is told nothing more; the run goes on",
-        "evidence": first_line(error),
-        "explanation": "A tracker gets copies of what is in the journal. Nothing of the run is lost.",
-        "advice": f"`glass track RUN --to={name}` tells it the rest later",
-        "told": told,
-    }
+    return finding_record(
+        done,
+        f"{name}-failed",
+        "warning",
+        f"{name} failed and is told nothing more; the run goes on",
+        evidence=first_line(error),
+        explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
+        advice=f"`glass track RUN --to={name}` tells it the rest later",
+    ) | {"told": told}
 
 
 def _behind(name: str, missed: int, done: int) -> Record:
-    return {
-        "kind": "finding",
-        "iter": done,
-        "id": f"{name}-behind",
-        "severity": "warning",
-        "title": f"{name} was too slow for the run and missed {missed:,} records",
-        "evidence": f"more than {WAITING:,} were waiting for it",
-        "explanation": "A run never waits for a tracker. All of its records are in the journal.",
-        "advice": f"`glass track RUN --to={name}` tells it the rest later; a larger --log_interval gives it "
+    return finding_record(
+        done,
+        f"{name}-behind",
+        "warning",
+        f"{name} was too slow for the run and missed {missed:,} records",
+        evidence=f"more than {WAITING:,} were waiting for it",
+        explanation="A run never waits for a tracker. All of its records are in the journal.",
+        advice=f"`glass track RUN --to={name}` tells it the rest later; a larger --log_interval gives it "
         "less to do",
-    }
+    )
 
 
 def _warn(name: str, error: Exception) -> None:

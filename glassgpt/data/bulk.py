@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
-from glassgpt.data.dataset import read_manifest, user_path
+from glassgpt.data.dataset import read_manifest
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import tokenizing
-from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
+from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seen import BYTES_PER_KEY, Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
@@ -108,9 +108,7 @@ def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
     problems: list[str] = []
     ranks: Ranks | None = None
     try:
-        if corpus_tokenizer_name(options)[0] == "gpt2":
-            files = options.tokenizer_files
-            ranks = read_ranks(user_path(files)) if files else download_ranks()
+        ranks = needed_ranks(corpus_tokenizer_name(options)[0], options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     try:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from glassgpt.data.bulk import prepare_corpus
 from glassgpt.data.corpus import is_corpus
-from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import (
     PrepareOptions,
@@ -34,7 +34,7 @@ from glassgpt.data.options import (
     val_fraction,
 )
 from glassgpt.data.progress import passing
-from glassgpt.data.ranks import Ranks, download_ranks, read_ranks
+from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seams import cut_safely
 from glassgpt.data.sources import Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
@@ -129,9 +129,7 @@ def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     except UserError as error:
         problems += error.problems
     try:
-        if asked_tokenizer(options) == "gpt2":
-            files = options.tokenizer_files
-            ranks = read_ranks(user_path(files)) if files else download_ranks()
+        ranks = needed_ranks(asked_tokenizer(options), options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     if source is None or problems:

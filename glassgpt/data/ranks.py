@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from glassgpt.data.dataset import user_path
 from glassgpt.errors import UserError
 
 RANKS_FILE = "gpt2.tiktoken"
@@ -38,6 +39,13 @@ def download_ranks(fix: str = _BRING_FILES) -> Ranks:
             f"GPT-2's tokenizer could not be downloaded ({type(error).__name__}): {fix}"
         ) from error
     return ranks
+
+
+def needed_ranks(tokenizer: str, folder: str) -> Ranks | None:
+    """GPT-2's table if the tokenizer is that one, from the folder if one was given; others make their own."""
+    if tokenizer != "gpt2":
+        return None
+    return read_ranks(user_path(folder)) if folder else download_ranks()
 
 
 def read_ranks(folder: Path, flag: str = "--tokenizer_files") -> Ranks:

@@ -29,8 +29,9 @@ from glassgpt.train.batching import plan_batch
 from glassgpt.train.checkpoint import Saver
 from glassgpt.train.ckpt import Ckpt, read_ckpt
 from glassgpt.train.job import Progress
-from glassgpt.train.origin import knows_tokens, of_ckpt, tokenizer_identity
+from glassgpt.train.origin import of_ckpt
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
+from glassgpt.train.takeover import knows_tokens, tokenizer_identity
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
 _ROUNDED = 6e-5  # a loss in a log has four decimals
@@ -158,7 +159,7 @@ def _told(ckpt: Ckpt, out: Path, history: History | None, dataset: Dataset | Non
         plan=plan,
         dataset=dataset,
         history=history,
-        choices=_choices(ckpt, history, dataset, log),
+        choices=_choices(ckpt, history, dataset),
         saved_iter=ckpt.iter,
         val_loss=ckpt.best_val_loss,
         ended_at=written.stat().st_mtime,
@@ -174,7 +175,7 @@ def _config(ckpt: Ckpt, dataset: Dataset | None) -> TrainConfig:
     return combine(Recipe(ckpt.path.parent.name, "", settings), {})
 
 
-def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None, log: str) -> list[Choice]:
+def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None) -> list[Choice]:
     where = "its log" if history is not None else "its checkpoint alone: give its output by --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {where}")]
     if not ckpt.settings:

@@ -30,8 +30,9 @@ from glassgpt.model.weights import model_of
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.device import Placement, choose_device, choose_dtype
-from glassgpt.train.origin import Origin, knows_tokens, open_origin
+from glassgpt.train.origin import Origin, open_origin
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, family, newest_of
+from glassgpt.train.takeover import knows_tokens
 
 _CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
 from glassgpt.model.generate import generate
-from glassgpt.train import records
+from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
@@ -226,14 +226,15 @@ def catch_up(job: Job) -> None:
     job.interval.split_data_from_train(job.stream.waited_s())
     if bad_update is not None:
         # What came after the bad update was not applied, and does not belong to the run.
-        kept = max(1, len(losses) - (progress.iter - bad_update - 1))
+        after = progress.iter - bad_update - 1
+        kept = max(1, len(losses) - after)
         losses, norms = losses[:kept], norms[:kept]
+        progress.iter -= after
+        progress.sequences -= after * job.plan.sequences
     progress.losses += losses
     progress.norms += norms
     job.recent_norms.extend(norms)
     if bad_update is not None:
-        progress.sequences -= (progress.iter - bad_update - 1) * job.plan.sequences
-        progress.iter = bad_update + 1
         raise NotFinite(bad_update)
 
 
@@ -248,14 +249,14 @@ def tell_setbacks(job: Job) -> None:
     """What was to make the run fast and failed. Ctrl-C reaches the compiler too, and that is no failure."""
     for what, evidence in job.learner.setbacks.items():
         if what not in job.told_setbacks and not job.stop.requested:
-            tell(job, records.setback(job, what, evidence))
+            tell(job, findings.setback(job, what, evidence))
         job.told_setbacks.add(what)
 
 
 def tell_hangup(job: Job) -> None:
     """The terminal is gone. The run has saved, and goes on without it."""
     job.stop.hung_up = False
-    tell(job, records.hangup(job))
+    tell(job, findings.hangup(job))
 
 
 def tell(job: Job, what: Record | None) -> None:
@@ -282,7 +283,7 @@ def close(job: Job, ending: Ending) -> Ending:
         return Ending("interrupted", job.stop.exit_code)
     if ending.exit_code == 0 and not job.config.eval_only:
         tell(job, course_finding(job.outcome, job.progress.iter, job.progress.val_loss))
-    tell(job, records.straggler(job))
+    tell(job, findings.straggler(job))
     wall_s = sum(job.ledger.seconds().values())
     tell(job, miss_finding(job.outcome, job.progress.iter, wall_s, records.is_whole(job, ending.reason)))
     return ending
@@ -292,7 +293,7 @@ def write_sample(job: Job, sampling: Sampling) -> None:
     """Text from the model as it is now; looking at it is part of evaluating it."""
     tokenizer, start = sampling.tokenizer, sampling.start
     with job.ledger.phase("eval") as phase:
-        model = whole_model(job)
+        model = whole_model(job)  # of a model that is spread, everybody brings a part
         if tokenizer is None:
             return
         # Most tokenizers have a token for "here a text begins"; characters have not.
@@ -300,7 +301,7 @@ def write_sample(job: Job, sampling: Sampling) -> None:
         count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
         tokens = generate(model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
         text = tokenizer.decode([*start, *tokens])
-    tell(job, {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": phase.seconds * 1000})
+    tell(job, records.sample_record(job, text, phase.seconds))
 
 
 def end_not_finite(job: Job, bad_update: int) -> Ending:

@@ -22,7 +22,9 @@ import torch
 from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from glassgpt.account.finding import finding_record
 from glassgpt.account.journal import Record
+from glassgpt.errors import first_line
 
 FOLDER = "profile"
 ROWS = 20  # of the table
@@ -165,14 +167,12 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _failed(error: Exception, done: int) -> Record:
-    lines = str(error).strip().splitlines()
-    return {
-        "kind": "finding",
-        "iter": done,
-        "id": "profile-failed",
-        "severity": "warning",
-        "title": "the profiler failed; the run goes on without it",
-        "evidence": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300],
-        "explanation": "PyTorch's profiler could not look into the updates. Nothing of the run is lost.",
-        "advice": "run without --profile",
-    }
+    return finding_record(
+        done,
+        "profile-failed",
+        "warning",
+        "the profiler failed; the run goes on without it",
+        evidence=first_line(error),
+        explanation="PyTorch's profiler could not look into the updates. Nothing of the run is lost.",
+        advice="run without --profile",
+    )

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
+from glassgpt.account.memory import AVERAGED_BYTES
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.train.interrupt import Stop
@@ -39,7 +40,6 @@ _STARTUP_TIMEOUT_S = 1800.0  # some read gigabytes first, some save them last; t
 _POLL_S = 0.02
 _OTHERS_MISTAKES_S = 1.0  # how long a mistake waits for those that the others find
 _BLAME_S = 4.0  # how long an error of ours waits for the loss that it may come from
-_PIECE_BYTES = 2**26  # of gradients, averaged at once
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -56,7 +56,8 @@ class Ranks(Team):
         self._rank_timeout_s = 0.0  # while training
         self._device = torch.device("cpu")
         self._question: tuple[dist.Work, Tensor] | None = None
-        self._exchanged_s, self._events = 0.0, []  # type: tuple[float, list[tuple[Any, Any]]]
+        self._exchanged_s = 0.0  # by the host's clock
+        self._events: list[tuple[Any, Any]] = []  # of the card: before and after each exchange
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Ranks:
@@ -218,7 +219,7 @@ class Ranks(Team):
     def average(self, tensors: Sequence[Tensor]) -> None:
         before = self._now()
         with self._watch.meet():
-            for piece in pieces(tensors, _PIECE_BYTES):
+            for piece in pieces(tensors, AVERAGED_BYTES):
                 flat = torch.cat([tensor.reshape(-1) for tensor in piece])
                 dist.all_reduce(flat)
                 flat /= self.size

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 
 from glassgpt.account import flops, machine
 from glassgpt.account.journal import Record
 from glassgpt.account.meter import Sharing, rates, time_to_go
-from glassgpt.config import TrainConfig
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
@@ -128,27 +126,6 @@ def _shared(job: Job, seconds: float, updates: int, memory: dict[str, int]) -> R
     }
 
 
-def straggler(job: Job) -> Record | None:
-    """A finding if the others lost much time waiting for one process."""
-    sharing = job.sharing
-    if sharing is None or job.placement.shard or sharing.waiting < _MUCH_WAITING:
-        return None
-    rank = sharing.slowest
-    return {
-        "kind": "finding",
-        "iter": job.progress.iter,
-        "id": "straggler",
-        "severity": "advice",
-        "title": f"the others wait for rank {rank}",
-        "evidence": f"{sharing.waiting:.0%} of the time, on average",
-        "explanation": "Gradients are averaged when all have come; the slowest sets the pace.",
-        "advice": f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
-    }
-
-
-_MUCH_WAITING = 0.1
-
-
 def _sharing(job: Job) -> Record:
     """How well it went. With --shard exchanging is part of computing, and nobody can tell them apart."""
     if job.sharing is None:
@@ -208,36 +185,8 @@ def _bytes_per_token(job: Job, split: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def setback(job: Job, what: str, evidence: str) -> Record:
-    """`what` is `compile`, `kernels` or `graph`."""
-    doing, explanation = {
-        "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
-        "kernels": ("building kernels", "Triton could not build GlassGPT's own here. Only speed is lost."),
-        "graph": ("recording", "An update could not be recorded as a CUDA graph. Only speed is lost."),
-    }[what]
-    return {
-        "kind": "finding",
-        "iter": job.progress.iter,
-        "id": f"{what}-failed",
-        "severity": "warning",
-        "title": f"{doing} failed; the run goes on without it",
-        "evidence": evidence,
-        "explanation": explanation,
-        "advice": f"--{what}={'plain' if what == 'kernels' else 'off'} skips the attempt",
-    }
-
-
-def hangup(job: Job) -> Record:
-    return {
-        "kind": "finding",
-        "iter": job.progress.iter,
-        "id": "hangup",
-        "severity": "info",
-        "title": "the terminal is gone; the run goes on without it",
-        "evidence": "SIGHUP",
-        "explanation": "Closing a terminal asks what runs in it to end. A run is worth more than that.",
-        "advice": f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {job.run_dir}` shows it",
-    }
+def sample_record(job: Job, text: str, seconds: float) -> Record:
+    return {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": seconds * 1000}
 
 
 def failure(job: Job, bad_update: int) -> Record:
@@ -254,33 +203,6 @@ def resume_record(job: Job, complaints: list[str]) -> Record:
 def restart_record() -> Record:
     """A run without a checkpoint begins again: all that it had recorded is taken back."""
     return {"kind": "resume", "iter": 0, "from_iter": -1, "complaints": []}
-
-
-def rate_jump(job: Job, then: TrainConfig) -> Record | None:
-    """A finding if the next update has another learning rate than the settings up to now would give it."""
-    done = job.progress.iter
-    if done >= job.config.max_iters or job.config.eval_only:
-        return None
-    last, next_rate = learning_rate(then, max(0, done - 1)), learning_rate(job.config, done)
-    if math.isclose(learning_rate(then, done), next_rate, rel_tol=0.01):
-        return None
-    names = ("max_iters", "lr_decay_iters", "learning_rate", "min_lr", "warmup_iters", "decay_lr", "schedule")
-    changed = [
-        f"{name} {getattr(then, name)} -> {getattr(job.config, name)}"
-        for name in names
-        if getattr(then, name) != getattr(job.config, name)
-    ]
-    return {
-        "kind": "finding",
-        "iter": done,
-        "id": "rate-jump",
-        "severity": "advice",
-        "title": f"the learning rate jumps from {last:.3g} to {next_rate:.3g} at update {done + 1:,}",
-        "evidence": ", ".join(changed),
-        "explanation": "The schedule is a function of the settings; with other settings it is another curve, "
-        "and the run goes on somewhere else on it.",
-        "advice": f"--learning_rate={last:.3g} --decay_lr=False would go on as it was",
-    }
 
 
 def is_whole(job: Job, reason: str) -> bool:

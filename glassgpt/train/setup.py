@@ -11,6 +11,7 @@ import torch
 from glassgpt import config as settings
 from glassgpt.account import journal, machine
 from glassgpt.account.clock import Ledger
+from glassgpt.account.expected_loss import Expectation
 from glassgpt.account.forecast import Forecast, forecast
 from glassgpt.account.meter import Interval
 from glassgpt.account.sink import Listener, Silence, Sink
@@ -32,12 +33,12 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, Progress, Sampling
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
-from glassgpt.train.origin import Origin, check_fit, check_not_done, choose_takeover
 from glassgpt.train.outcome import Outcome, expected_course, work_of
 from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
 from glassgpt.train.shards import shard
 from glassgpt.train.stream import Stream
+from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover
 from glassgpt.train.task import Task
 from glassgpt.train.team import Team
 
@@ -53,33 +54,21 @@ def set_up(
     if team.is_first:
         check_installed(settings.trackers_asked(config))
     dataset, splits = _open_text(config)
-    choices = [*task.notes, *_without_work(config)]
-    takes_everything = False
-    if task.origin is not None:
-        takes_everything, choice = _choose_takeover(task, task.origin, dataset)
-        choices.append(choice)
+    takes_everything, takeover_choices = _choose_takeover(task, dataset)
     equipment, its_choices = equip(task, dataset, splits["train"].nbytes, team)
-    choices += its_choices
-    if config.optimizer == "muon":
-        choices.append(Choice("optimizer", "muon", describe_rates(config)))
-    choices.append(Choice("schedule", config.schedule, schedule.describe(config)))
     sampling, sample_choices = _sampling_from(team, config, dataset)
     passages, passage_choices = _choose_passages(config, dataset, splits["train"])
-    choices += sample_choices + passage_choices
-
     placement, plan, device = equipment.placement, equipment.plan, equipment.device
+    eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
+
     held_before = machine.begin_memory_peak(str(device))
     model = _build_model(task, equipment, team)
-    train_text, on_card = splits["train"], placement.data_on_card
-    stream = Stream(train_text, config.block_size, plan, config.seed, device, on_card, passages)
+    stream = Stream(
+        splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
+    )
     learner = Learner(model, config, placement, plan, stream, ledger, team)
-    val_tokens = len(splits["val"])
-    eval_tokens = tokens_to_evaluate(config, plan, val_tokens)
-    eval_rows = evaluation_rows(config, device.type)
-    choices.append(_describe_evaluation(eval_tokens, val_tokens, config.closing_eval))
-    course = None
-    if config.init_from == "scratch":
-        course = expected_course(config, equipment.shape, plan, dataset, stream.learned)
+    expected = _forecast(config, equipment, splits, eval_tokens)
+    course = _expected_course(config, equipment, dataset, stream.learned)
 
     stop.gentle = True  # from here on there is something to save
     place = _take_place(task, team)
@@ -101,14 +90,19 @@ def set_up(
         peak=equipment.peak,
         flops_per_token=equipment.flops_per_token,
         eval_tokens=eval_tokens,
-        eval_rows=eval_rows,
-        outcome=Outcome(
-            _forecast(config, equipment, train_text.nbytes, eval_tokens, eval_rows, val_tokens),
-            course,
-            held_before=held_before,
-        ),
+        eval_rows=evaluation_rows(config, device.type),
+        outcome=Outcome(expected, course, held_before=held_before),
         progress=Progress(),
-        choices=choices,
+        choices=[
+            *task.notes,
+            *_without_work(config),
+            *takeover_choices,
+            *its_choices,
+            *_describe_learning(config),
+            *sample_choices,
+            *passage_choices,
+            _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
+        ],
         takes_everything=takes_everything,
         sampling=sampling,
         interval=Interval(ledger),
@@ -200,46 +194,58 @@ def _build_model(task: Task, equipment: Equipment, team: Team) -> GPT:
     return model.to(placement.device)
 
 
-def _choose_takeover(task: Task, origin: Origin, dataset: Dataset) -> tuple[bool, Choice]:
+def _choose_takeover(task: Task, dataset: Dataset) -> tuple[bool, list[Choice]]:
     """Complains before anything is made, if these weights cannot be begun with."""
-    check_fit(task.config, dataset, origin)
-    everything, choice = choose_takeover(task.config, dataset, origin, origin.folder == task.run_dir)
+    config, origin = task.config, task.origin
+    if origin is None:
+        return False, []
+    check_fit(config, dataset, origin)
+    everything, choice = choose_takeover(config, dataset, origin, origin.folder == task.run_dir)
     if everything:
-        check_not_done(task.config, origin.iter or 0)
-    return everything, choice
+        check_not_done(config, origin.iter or 0)
+    return everything, [choice]
+
+
+def _describe_learning(config: TrainConfig) -> list[Choice]:
+    rates = [Choice("optimizer", "muon", describe_rates(config))] if config.optimizer == "muon" else []
+    return [*rates, Choice("schedule", config.schedule, schedule.describe(config))]
 
 
 def _without_work(config: TrainConfig) -> list[Choice]:
-    """nanoGPT's settings that do nothing here say so."""
-    choices = []
-    if config.embedding_lr is not None and (config.optimizer == "adamw" or config.tie_embeddings):
-        reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
-        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
-    return choices
+    """A setting that does nothing here says so."""
+    if config.embedding_lr is None or (config.optimizer == "muon" and not config.tie_embeddings):
+        return []
+    reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
+    return [Choice("embedding_lr", config.embedding_lr, reason)]
 
 
 # --- what is expected ---
 
 
 def _forecast(
-    config: TrainConfig,
-    equipment: Equipment,
-    data_bytes: int,
-    eval_tokens: int,
-    eval_rows: int,
-    val_tokens: int,
+    config: TrainConfig, equipment: Equipment, splits: Mapping[str, Tokens], eval_tokens: int
 ) -> Forecast:
-    shape, plan = equipment.shape, equipment.plan
+    shape, plan, placement = equipment.shape, equipment.plan, equipment.placement
+    data_bytes, rows = splits["train"].nbytes, evaluation_rows(config, equipment.device.type)
     return forecast(
-        work_of(config, shape, equipment.placement, plan, data_bytes, eval_rows, equipment.free_bytes),
+        work_of(config, shape, placement, plan, data_bytes, rows, equipment.free_bytes),
         equipment.flops_per_token,
         equipment.peak.value,
         equipment.card,
         plan.tokens,
         eval_tokens,
-        val_tokens,
+        len(splits["val"]),
         equipment.cluster,
     )
+
+
+def _expected_course(
+    config: TrainConfig, equipment: Equipment, dataset: Dataset, learned: float
+) -> Expectation | None:
+    """None: it begins with weights that learned before."""
+    if config.init_from != "scratch":
+        return None
+    return expected_course(config, equipment.shape, equipment.plan, dataset, learned)
 
 
 def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:

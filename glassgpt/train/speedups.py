@@ -34,17 +34,12 @@ def choose_speedups(
     own_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, own_kernels, plan)
-    kind, layers = device.type, config.n_layer
-    eager_step_s = None
-    if peak is not None:
-        eager_step_s = costs.eager_step_s(
-            kind, plan.own_tokens, plan.micro_steps, flops_per_token, layers, peak
-        )
+    eager_step_s = _eager_step_s(config, device.type, plan, flops_per_token, peak)
     compiling = choices.choose_compile(config, on, eager_step_s, own_kernels, config.shard)
-    micro_tokens = plan.own_tokens // plan.micro_steps
-    micro_s = costs.arithmetic_s(kind, micro_tokens, flops_per_token, peak or costs.SOME_CARDS_PEAK)
+    micro_tokens, some_peak = plan.own_tokens // plan.micro_steps, peak or costs.SOME_CARDS_PEAK
+    micro_s = costs.arithmetic_s(device.type, micro_tokens, flops_per_token, some_peak)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
-    launch_s = costs.launch_s(kind, layers)
+    launch_s = costs.launch_s(device.type, config.n_layer)
     graph = choices.choose_graph(
         config, on, dtype, compiling.value == "on", micro_s, launch_s, config.shard, recording_fits
     )
@@ -65,6 +60,16 @@ def choose_speedups(
     if config.fp8:
         of_cuda.append(Choice("fp8", "on", "asked for; evaluation stays exact"))
     return placement, [compiling, attention, *of_cuda]
+
+
+def _eager_step_s(
+    config: TrainConfig, device_type: str, plan: BatchPlan, flops_per_token: int, peak: float | None
+) -> float | None:
+    if peak is None:
+        return None
+    return costs.eager_step_s(
+        device_type, plan.own_tokens, plan.micro_steps, flops_per_token, config.n_layer, peak
+    )
 
 
 def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float) -> Choice:

@@ -13,19 +13,14 @@ from glassgpt.config import TrainConfig
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights, model_of
 from glassgpt.recipe import field_types
-from glassgpt.train import records
+from glassgpt.train import findings, records
 from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizers, optimizer_tensors
-from glassgpt.train.origin import (
-    Origin,
-    check_fit,
-    check_not_done,
-    of_checkpoint,
-    tokenizer_identity,
-)
+from glassgpt.train.origin import Origin, of_checkpoint
 from glassgpt.train.shards import cut, is_spread, own_part, put_together, rows_of
+from glassgpt.train.takeover import check_fit, check_not_done, tokenizer_identity
 from glassgpt.train.task import Task
 
 
@@ -45,12 +40,12 @@ def tensors_of(job: Job) -> Tensors:
 
 def parts_of(job: Job) -> tuple[Tensors, Rows | None]:
     """What this process saves; and which rows that is, if it has a part only."""
-    tensors = tensors_of(job)
+    tensors, team = tensors_of(job), job.team
     if not job.placement.shard:
         return tensors, None
-    team, rows = job.team, {}  # type: Any, Rows
     spread = {name: tensor for name, tensor in job.model.named_parameters() if is_spread(tensor)}
     parts: Tensors = {}
+    rows: Rows = {}
     for file, content in tensors.items():
         mine = f"{file}-{team.rank + 1:05d}-of-{team.size:05d}"
         for name, tensor in content.items():
@@ -155,7 +150,7 @@ def _take_over(job: Job, origin: Origin) -> list[Record]:
         job.progress.evaluations_without_gain = 0
     if origin.folder == job.run_dir and origin.kind == "run":
         job.saved = (job.progress.iter, job.progress.val_loss)
-    jump = records.rate_jump(job, _config_then(origin))
+    jump = findings.rate_jump(job, _config_then(origin))
     return [records.resume_record(job, complaints), *([jump] if jump else [])]
 
 

@@ -15,16 +15,7 @@ from glassgpt.errors import UserError
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
 from glassgpt.train.checkpoint import committed, readable
 from glassgpt.train.device import choose_device
-from glassgpt.train.origin import (
-    MODEL_SETTINGS,
-    Origin,
-    fitted,
-    misfits,
-    model_setting,
-    of_ckpt,
-    open_origin,
-    settings_of,
-)
+from glassgpt.train.origin import Origin, of_ckpt, open_origin, settings_of
 from glassgpt.train.rundir import (
     CKPT,
     CONFIG,
@@ -35,6 +26,7 @@ from glassgpt.train.rundir import (
     is_whole_config,
     newest_of,
 )
+from glassgpt.train.takeover import MODEL_SETTINGS, fitted, misfits, model_setting
 from glassgpt.train.team import Team
 
 

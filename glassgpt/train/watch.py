@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from glassgpt.errors import first_line
+
 _TICK_S = 0.5
 _LOOK_S = 10.0  # between looks at the others while nobody is missed
 _MISSED_S = 1.0  # of waiting, and somebody is
@@ -133,7 +135,8 @@ class Watch:
         self._where: Callable[[], tuple[str, int]] = lambda: ("startup", 0)
         self._record_loss: Callable[[str], None] = lambda text: None
         self._waits_since: float | None = None
-        self._number, self._others = 0, {}  # type: tuple[int, dict[int, Seen]]
+        self._number = 0  # of the beat said last
+        self._others: dict[int, Seen] = {}
         self._goodbye: str | None = None
         self._numbering = numbering()
         self.lost: str | None = None  # in words
@@ -194,9 +197,7 @@ class Watch:
             if self._closed.is_set():
                 return
             self._speaker = True
-            self.lost = (
-                f"the launcher is gone: its store does not answer ({str(error).splitlines()[0][:200]})"
-            )
+            self.lost = f"the launcher is gone: its store does not answer ({first_line(error)})"
             self._found.set()
             if not self._closed.wait(_GRACE_S):
                 self._end_process()

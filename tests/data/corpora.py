@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import zstandard
 
+from glassgpt.data import parcels
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.ranks import END_OF_TEXT
@@ -22,6 +24,13 @@ WORDS = (
     *("the", "glass", "house", "has", "many", "rooms", "and", "every", "one", "can", "be", "seen", "from"),
     *("its", "door", "नमस्ते", "दुनिया", "السلام", "عليكم", "42"),
 )
+
+
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few documents are many parcels."""
+    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1000)
+    monkeypatch.setattr(parcels, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(parcels, "_ROWS", 7)
 
 
 def documents(count: int, first: int = 0) -> list[str]:

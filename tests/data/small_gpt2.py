@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from glassgpt.data.ranks import parse_tokenizer_json
+from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog; the dog doesn't mind, and they'll be friends.\n\n",
@@ -46,3 +50,13 @@ def write_layouts(tokenizer: Tokenizer, root: Path) -> list[Path]:
         (folder / names[1]).write_text(lines, encoding="utf-8")
     tokenizer.save(str(folders[2] / "tokenizer.json"))
     return folders
+
+
+@functools.cache
+def library() -> Tokenizer:
+    return learn()
+
+
+@functools.cache
+def small_bpe() -> BytePairTokenizer:
+    return gpt2_tokenizer(parse_tokenizer_json(library().to_str().encode()))

@@ -8,26 +8,14 @@ import itertools
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_gpt2 import learn
-from tokenizers import Tokenizer as LibraryTokenizer
+from small_gpt2 import library, small_bpe
 
 from glassgpt.data import seams as seams_module
-from glassgpt.data.ranks import parse_tokenizer_json
 from glassgpt.data.seams import cut_safely
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
 seams = st.text("aZ1'.sé字अ🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e", max_size=40)
-
-
-@functools.cache
-def library() -> LibraryTokenizer:
-    return learn()
-
-
-@functools.cache
-def small_bpe() -> BytePairTokenizer:
-    return gpt2_tokenizer(parse_tokenizer_json(library().to_str().encode()))
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import itertools
 import os
 import re
@@ -18,15 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS, learn, write_layouts
-from tokenizers import Tokenizer as LibraryTokenizer
+from small_gpt2 import CORPUS, library, small_bpe, write_layouts
 
 from glassgpt.data import tokenizers
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.ranks import PATTERN, parse_tokenizer_json
+from glassgpt.data.ranks import PATTERN
 from glassgpt.data.tokenizers import (
-    BytePairTokenizer,
     ByteTokenizer,
     CharTokenizer,
     IdsTokenizer,
@@ -44,16 +41,6 @@ few = settings(max_examples=80, deadline=None)
 HINDI, ARABIC, EMOJI = "नमस्ते, दुनिया!", "مرحبا بالعالم ١٢٣", "👩‍👩‍👧 🇮🇳 🦊\u200d"
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
 seams = st.text("aZ1'.sé字अ🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e", max_size=40)
-
-
-@functools.cache
-def library() -> LibraryTokenizer:
-    return learn()
-
-
-@functools.cache
-def small_bpe() -> BytePairTokenizer:
-    return gpt2_tokenizer(parse_tokenizer_json(library().to_str().encode()))
 
 
 @few

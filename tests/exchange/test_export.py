@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -14,49 +13,32 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from some_runs import CONTEXT, LINE, TOKENIZERS, prepared, trained
+from small_runs import CONTEXT
+from some_runs import LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
 from torch import Tensor
 
 from glassgpt import config as settings
 from glassgpt.account import journal
 from glassgpt.cli import main
-from glassgpt.data.nanogpt import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import hf, proof
-from glassgpt.exchange.card import until_checkpoint
-from glassgpt.exchange.export import MARKER, Exported, export
+from glassgpt.exchange.export import MARKER, export
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import open_parcel
-from glassgpt.model.gpt import GPT
 from glassgpt.model.pretrained import read_pretrained
-from glassgpt.model.weights import load_weights, to_transformers
+from glassgpt.model.weights import to_transformers
 from glassgpt.train.origin import open_origin
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run for each tokenizer, in a folder whose name must not be told to anybody."""
+    """A run for each tokenizer, and a modern one."""
     folder = tmp_path_factory.mktemp("somebodys_home")
-    for tokenizer in TOKENIZERS:
-        data = prepared(folder / tokenizer.partition(":")[0], tokenizer)
-        trained(folder / "runs" / tokenizer.partition(":")[0], data)
+    train_with_each(TOKENIZERS, folder)
     trained(folder / "runs" / "modern", folder / "char" / "data" / "char", arch="modern", n_head=2)
     return folder
-
-
-def sent(source: Path | str, out: Path, to: Any = "hf") -> Exported:
-    return export(str(source), ExportOptions(to=to, out=str(out)))
-
-
-@torch.no_grad()
-def own_logits(source: Path | str, tokens: Tensor) -> Tensor:
-    origin = open_origin(str(source), "best")
-    model = GPT(origin.shape).eval()
-    load_weights(model, origin.weights, "it")
-    logits: Tensor = model(tokens)
-    return logits
 
 
 @torch.no_grad()
@@ -64,10 +46,6 @@ def their_logits(folder: Path, tokens: Tensor) -> Tensor:
     model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(folder)
     logits: Tensor = model(tokens).logits
     return logits
-
-
-def some_tokens(vocabulary: int) -> Tensor:
-    return torch.randint(vocabulary, (3, CONTEXT), generator=torch.Generator().manual_seed(4))
 
 
 # --- Hugging Face ---
@@ -279,233 +257,6 @@ def test_a_run_can_begin_from_an_export(root: Path, tmp_path: Path) -> None:
         trained(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
 
 
-# --- nanoGPT ---
-
-# What nanoGPT's model.py has, for two layers without biases.
-LAYER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-NANOGPT_KEYS = [
-    "transformer.wte.weight",
-    "transformer.wpe.weight",
-    *(f"transformer.h.{layer}.{part}.weight" for layer in range(2) for part in LAYER),
-    "transformer.ln_f.weight",
-    "lm_head.weight",
-]
-NANOGPT_ARGUMENTS = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias"}
-
-
-def test_a_ckpt_is_as_nanogpt_reads_it(root: Path, tmp_path: Path) -> None:
-    run = root / "runs" / "char"
-    done = sent(run, tmp_path / "out", "nanogpt")
-    content = torch.load(tmp_path / "out" / "ckpt.pt", map_location="cpu", weights_only=True)
-    assert content.keys() == {"model", "model_args", "iter_num", "best_val_loss", "config", "optimizer"}
-    assert content["model_args"].keys() == NANOGPT_ARGUMENTS  # its GPTConfig takes no others
-    assert sorted(content["model"]) == sorted(NANOGPT_KEYS)  # it is loaded strictly
-    assert torch.equal(content["model"]["lm_head.weight"], content["model"]["transformer.wte.weight"])
-    assert content["model"]["transformer.h.0.mlp.c_fc.weight"].shape == (64, 16)
-    origin = open_origin(str(run), "best")
-    assert (content["iter_num"], content["best_val_loss"]) == (origin.iter, origin.val_loss)
-    assert content["config"]["dataset"] == "char"
-    vocabulary = read_meta(tmp_path / "out" / "meta.pkl")
-    assert vocabulary.characters == done.parcel.tokenizer.decode(range(vocabulary.vocab_size))
-
-
-def test_nanogpts_optimizer_takes_its_state(root: Path, tmp_path: Path) -> None:
-    """By position: its configure_optimizers has matrices first, then the rest, each in the model's order."""
-    run = root / "runs" / "char"
-    sent(run, tmp_path / "out", "nanogpt")
-    content = torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
-    model = open_parcel(str(run)).model()
-    named = dict(model.named_parameters())
-    order = [name for name in named if named[name].dim() >= 2] + [
-        name for name in named if named[name].dim() < 2
-    ]
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    optimizer.load_state_dict(content["optimizer"])
-    kept = open_origin(str(run), "best").optimizer
-    for position, name in enumerate(order):
-        state = optimizer.state[named[name]]
-        assert torch.equal(state["exp_avg_sq"], kept[f"{name}:exp_avg_sq"]), position
-        assert state["step"] == kept[f"{name}:step"]
-    assert [group["weight_decay"] for group in content["optimizer"]["param_groups"]] == [0.1, 0.0]
-
-
-def test_muons_memory_is_left_out(root: Path, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", optimizer="muon")
-    done = sent(run, tmp_path / "out", "nanogpt")
-    assert "optimizer" not in torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
-    assert ("optimizer", "left out") in [(note.name, note.value) for note in done.notes]
-
-
-def test_what_it_exports_is_what_it_imports(root: Path, tmp_path: Path) -> None:
-    """Through a ckpt.pt and back, to the last bit."""
-    out = sent(root / "runs" / "char", tmp_path / "out", "nanogpt").out
-    tokens = some_tokens(20)
-    assert torch.equal(own_logits(out, tokens), own_logits(root / "runs" / "char", tokens))
-    again = export(str(out), ExportOptions(out=str(tmp_path / "hf"), data_dir=str(out)))
-    assert again.parcel.origin.kind == "nanogpt"
-    ids = open_parcel(str(root / "runs" / "char")).tokenizer.encode(LINE).tolist()
-    assert again.parcel.tokenizer.encode(LINE).tolist() == ids
-    assert "not recorded" in (tmp_path / "hf" / "README.md").read_text()
-
-
-def test_gpt2s_tokens_need_no_meta(root: Path, tmp_path: Path) -> None:
-    assert not (sent(root / "runs" / "gpt2", tmp_path / "out", "nanogpt").out / "meta.pkl").exists()
-
-
-@pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_a_meta_says_what_each_id_is(root: Path, tmp_path: Path, kind: str) -> None:
-    done = sent(root / "runs" / kind, tmp_path / "out", "nanogpt")
-    path = tmp_path / "out" / "meta.pkl"
-    meta = pickle.loads(path.read_bytes())  # noqa: S301 - as sample.py does
-    assert "".join(meta["itos"][meta["stoi"][letter]] for letter in "glass\n") == "glass\n"
-    ids = done.parcel.tokenizer.encode("glass, don't you'll see\n").tolist()
-    assert "".join(meta["itos"][id] for id in ids) == "glass, don't you'll see\n"
-    assert "prompts" in [note.name for note in done.notes]
-
-
-def test_gpt2s_activation_becomes_nanogpts_and_the_difference_is_said(root: Path, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", activation="gelu_new")
-    done = sent(run, tmp_path / "out", "nanogpt")
-    note = next(note for note in done.notes if note.name == "activation")
-    said = float(note.reason.partition("up to ")[2].split()[0])
-    tokens = torch.randint(
-        done.parcel.shape.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0)
-    )
-    theirs = own_logits(done.out, tokens)  # a ckpt.pt has the exact GELU
-    assert said == pytest.approx((theirs - own_logits(run, tokens)).abs().max().item(), rel=0.1)
-    assert said > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"activation": "relu2"}, "relu2"), ({"tie_embeddings": False}, "one matrix for both")],
-)
-def test_what_nanogpt_cannot_compute_is_refused(
-    root: Path, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", **changes)
-    with pytest.raises(UserError, match=f"{said}.*; --to=hf can have it"):
-        sent(run, tmp_path / "out", "nanogpt")
-    assert not (tmp_path / "out").exists()
-
-
-# --- the card ---
-
-
-def test_the_card_has_the_runs_facts_and_no_path(root: Path, tmp_path: Path) -> None:
-    run = root / "runs" / "char"
-    done = sent(f"{run}@3", tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    records = list(journal.read(run / journal.NAME))
-    start = next(record for record in records if record["kind"] == "run")
-    end = records[-1]
-    val = next(
-        record["loss"]
-        for record in records
-        if record["kind"] == "eval" and record["split"] == "val" and record["iter"] == 3
-    )
-    assert f"| val, sampled: nats per token | {val:.4f} |" in card
-    assert f"| tokens seen | {3 * 4 * CONTEXT} |" in card
-    assert f"| tokens to learn from | {start['data']['tokens']['train']:,} |" in card
-    assert start["data"]["hash"] in card
-    assert f"| device | {start['machine']['device']['name']} |" in card
-    assert f"| parameters | {start['model']['parameters']:,} |" in card
-    shares = [float(part.split("%")[0]) for part in card.partition("time went")[2].split("(")[1:9]]
-    assert shares == pytest.approx([100 * s / end["wall_s"] for s in end["ledger"].values()], abs=0.06)
-    assert "glass train training.toml" in card
-    for path in done.out.iterdir():
-        assert b"somebodys_home" not in path.read_bytes(), path.name
-
-
-def test_the_time_of_killed_processes_is_in_the_card(root: Path, tmp_path: Path) -> None:
-    """Two are killed, after 100 s and 150 s by their records; the third's ledger is all that the run has."""
-    run = shutil.copytree(root / "runs" / "char", tmp_path / "run")
-    path = run / journal.NAME
-    last = [record | {"process": 2} for record in journal.read(path)]
-    ledger = last[-1]["ledger"] = {"startup": 4.0, "train": 46.0}
-    killed = [
-        {"kind": kind, "iter": iter, "time": time, "process": process}
-        for kind, iter, time, process in (
-            ("run", 0, 1000.0, 0), ("step", 90, 1100.0, 0),
-            ("run", 0, 2000.0, 1), ("resume", 0, 2001.0, 1), ("step", 140, 2150.0, 1),
-        )
-    ]  # fmt: skip
-    last.insert(1, {"kind": "resume", "iter": 0, "from_iter": -1, "time": last[0]["time"], "process": 2})
-    path.write_bytes(b"".join(map(journal.encode, killed + last)))
-    card = (sent(run, tmp_path / "out").out / "README.md").read_text()
-    assert f"| train | 46 s ({46 / 300:.1%}) |" in card
-    assert (
-        f"| 2 processes that left no ledger | 4m 10s ({250 / 300:.1%}), from first to last record |" in card
-    )
-    assert "| the whole run | at least 5m 00s |" in card
-    path.write_bytes(b"".join(map(journal.encode, last)))
-    card = (sent(run, tmp_path / "other").out / "README.md").read_text()
-    assert f"| the whole run | {sum(ledger.values()):.0f} s |" in card
-    path.write_bytes(b"".join(map(journal.encode, last[:-1])))
-    assert (
-        "| 1 process that left no ledger |" in (sent(run, tmp_path / "third").out / "README.md").read_text()
-    )
-
-
-def test_tokens_seen_are_those_of_each_process_and_nothing_after_the_checkpoint_is_told(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(root / "runs" / "char", tmp_path / "run")
-    words = [f"--out_dir={run}", "--init_from=resume", "--max_iters=5", "--batch_size=8"]
-    assert main(["train", *words]) == 0
-    runs = [record for record in journal.read(run / journal.NAME) if record["kind"] == "run"]
-    per_pass = runs[0]["data"]["tokens"]["train"]
-    for update, seen, said in (
-        (2, 2 * 4 * CONTEXT, "48"),
-        (3, 3 * 4 * CONTEXT, "48"),  # where the second process began
-        (5, (3 * 4 + 2 * 8) * CONTEXT, "48, then 96"),
-    ):
-        card = (sent(f"{run}@{update}", tmp_path / str(update)).out / "README.md").read_text()
-        assert f"| tokens seen | {seen} |" in card
-        assert f"| tokens per update | {said} |" in card
-        assert f"| passes over the data | {seen / per_pass:.3g} |" in card
-
-
-def test_an_abandoned_branch_is_told_as_it_was() -> None:
-    """Process 1 goes on from update 10, but the checkpoint of update 20 is process 0's."""
-    records = [
-        {"kind": kind, "iter": iter, "process": process, "time": 0.0}
-        for kind, iter, process in (
-            ("run", 0, 0), ("eval", 20, 0), ("step", 21, 0), ("checkpoint", 20, 0), ("step", 25, 0),
-            ("run", 10, 1), ("resume", 10, 1), ("eval", 20, 1), ("checkpoint", 30, 1),
-        )
-    ]  # fmt: skip
-    assert until_checkpoint(records, 20) == [records[0], records[1], records[3]]
-    assert until_checkpoint(records, 30) == [records[0], *records[5:]]
-
-
-def test_an_export_can_be_exported_and_tells_no_path_either(root: Path, tmp_path: Path) -> None:
-    sent(root / "runs" / "bpe", root / "handed-over")
-    done = sent(root / "handed-over", tmp_path / "out", "glass")
-    tokens = some_tokens(300)
-    expected = own_logits(root / "runs" / "bpe", tokens)
-    torch.testing.assert_close(own_logits(done.out, tokens), expected, atol=1e-6, rtol=0)
-    assert done.parcel.name == "handed-over"
-    assert (tmp_path / "out" / "README.md").read_text().count("not recorded") > 5
-    assert not (tmp_path / "out" / "training.toml").exists()  # nobody knows
-    for path in done.out.iterdir():
-        assert b"somebodys_home" not in path.read_bytes(), path.name
-
-
-def test_its_command_asks_for_the_same_run(root: Path, tmp_path: Path) -> None:
-    from glassgpt.recipe import find_recipe
-
-    sent(root / "runs" / "char", tmp_path / "out")
-    recipe = find_recipe(str(tmp_path / "out" / "training.toml"))
-    assert recipe.settings["n_embd"] == 16
-    assert recipe.settings["max_iters"] == 3
-    assert recipe.settings["dataset"] == "char"
-
-
 # --- the place ---
 
 
@@ -523,7 +274,7 @@ def test_an_export_is_replaced_and_nothing_else(root: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"was changed since it was written \(README.md\)"):
         sent(run, out)
     assert snapshot(out) == before
-    shutil.copy(root / "char" / "text.txt", out / "mine.txt")
+    shutil.copy(root / "char" / "char.txt", out / "mine.txt")
     with pytest.raises(UserError, match=r"\(README.md, mine.txt\)"):
         sent(run, out)
 

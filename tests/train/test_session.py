@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from teams import config_file
 from tiny import (
     DECIDED,
     MakeConfig,
@@ -33,7 +34,7 @@ from glassgpt import cli
 from glassgpt.account.journal import NAME
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import combine, read_recipe, to_toml
+from glassgpt.recipe import combine, read_recipe
 from glassgpt.train import checkpoint, loop, session
 from glassgpt.train.checkpoint import load_last
 from glassgpt.train.evaluate import Evaluation, Windows
@@ -91,12 +92,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def write_config(config: TrainConfig) -> str:
-    path = Path(config.out_dir).with_suffix(".toml")
-    path.write_text(to_toml(config))
-    return str(path)
-
-
 def wait_for(process: subprocess.Popen[str], happened: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
@@ -131,7 +126,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_never_killed(
     train(whole)
     assert sum(step["clipped"] for step in records(whole.out_dir, "step")) > 10
 
-    process = start("-c", _TO_BE_KILLED, write_config(config))
+    process = start("-c", _TO_BE_KILLED, config_file(config))
     wait_for(process, lambda: has(config, "step", 25) and has(config, "checkpoint", 17))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -162,7 +157,7 @@ def test_a_signal_leaves_a_run_that_goes_on(
     tiny: MakeConfig, start: Start, number: signal.Signals, code: int
 ) -> None:
     config = tiny(max_iters=10**7, lr_decay_iters=1000, eval_interval=10**6, log_interval=5)
-    process = start("-m", "glassgpt", "train", write_config(config))
+    process = start("-m", "glassgpt", "train", config_file(config))
     wait_for(process, lambda: has(config, "step", 20))
 
     # While it lives nobody else may write there.
@@ -196,7 +191,7 @@ def test_a_signal_leaves_a_run_that_goes_on(
 
 
 def command(config: TrainConfig) -> list[str]:
-    return ["train", write_config(config)]
+    return ["train", config_file(config)]
 
 
 def test_the_exit_code_is_the_runs(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

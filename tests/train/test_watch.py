@@ -112,6 +112,16 @@ def test_a_watch_sees_the_other_end() -> None:
     one.close("")
 
 
+def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
+    class Gone(Board):
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError
+
+    watch = Watch(Gone(), 0, 2, 60.0)
+    assert watch.wait_for_loss(10.0) == "the launcher is gone: its store does not answer (RuntimeError)"
+    watch.close("")
+
+
 # --- how work was shared ---
 
 

@@ -1,4 +1,4 @@
-"""Runs of three updates on a text in several scripts, to write with: what they write need not make sense."""
+"""Runs of three updates on a text in several scripts, to write with or to hand over."""
 
 from __future__ import annotations
 

@@ -1,0 +1,204 @@
+"""Flags, and one value at a time: what is a number, a switch or a word, and what to say of the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.recipe import (
+    _EPOCHS,
+    _RESUME,
+    _TRAIN_HINTS,
+    check_settings,
+    coerce,
+    combine,
+    field_types,
+    find_recipe,
+    nearest,
+    parse_flags,
+    read_recipe,
+)
+
+# --- one value
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1_000", 1000), ("1e4", 10_000), ("12", 12), ("+3", 3), ("-7", -7), ("2.0", 2), (1e4, 10_000), (5, 5)],
+)
+def test_whole_numbers_come_in_many_ways(text: Any, number: int) -> None:
+    found = coerce("--max_iters", text, int)
+    assert found == number
+    assert type(found) is int
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1.5", 1.5, "twelve", "", "nan", "inf", "-inf", "0x10", True, [1], {"a": 1}),
+        *("1__0", "_1", "1_", "+-5", "9" * 5000),  # which only look like one
+    ],
+)
+def test_what_is_no_whole_number_is_refused(text: Any) -> None:
+    with pytest.raises(UserError, match=r"^--max_iters="):
+        coerce("--max_iters", text, int)
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e-3", 1e-3), ("6E-4", 6e-4), (1, 1.0), ("0", 0.0)])
+def test_numbers(text: Any, number: float) -> None:
+    found = coerce("--learning_rate", text, float)
+    assert found == number
+    assert type(found) is float
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "fast", "", True, None, [0.1]])
+def test_what_is_no_finite_number_is_refused(text: Any) -> None:
+    with pytest.raises(UserError, match=r"^--learning_rate="):
+        coerce("--learning_rate", text, float)
+
+
+def test_a_whole_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^--learning_rate="):
+        coerce("--learning_rate", 10**400, float)
+
+
+@pytest.mark.parametrize("yes", [True, "True", "true", "on", "yes", "1", 1])
+@pytest.mark.parametrize("no", [False, "False", "FALSE", "off", "no", "0", 0])
+def test_true_and_false_for_a_switch_and_for_compile(yes: Any, no: Any) -> None:
+    assert coerce("--bias", yes, bool) is True
+    assert coerce("--bias", no, bool) is False
+    compile_type = field_types(TrainConfig)["compile"]
+    assert coerce("--compile", yes, compile_type) == "on"
+    assert coerce("--compile", no, compile_type) == "off"
+    assert coerce("--compile", "AUTO", compile_type) == "auto"
+
+
+def test_a_word_out_of_a_list_is_checked() -> None:
+    with pytest.raises(UserError, match=r"^--arch=gpt3 is not one of gpt2, modern$"):
+        coerce("--arch", "gpt3", field_types(TrainConfig)["arch"])
+    with pytest.raises(UserError, match=r"^--compile=maybe is not one of auto, on, off$"):
+        coerce("--compile", "maybe", field_types(TrainConfig)["compile"])
+    with pytest.raises(UserError, match=r"^--arch=True is not one of"):
+        coerce("--arch", True, field_types(TrainConfig)["arch"])
+
+
+@pytest.mark.parametrize("none", ["none", "None", "NONE", "", None])
+def test_none_takes_a_setting_back_to_derived(none: Any) -> None:
+    assert coerce("--min_lr", none, field_types(TrainConfig)["min_lr"]) is None
+    with pytest.raises(UserError):
+        coerce("--n_layer", none, int)
+
+
+# --- flags
+
+
+def test_flags_in_every_form() -> None:
+    words, flags, found = parse_flags(
+        ["quickstart", "--n_layer=2", "--n-head", "4", "--bias", "--eval-only", "off", "--min_lr", "-1"],
+        TrainConfig,
+    )
+    assert words == ["quickstart"]
+    assert flags == {"n_layer": "2", "n_head": "4", "bias": "True", "eval_only": "off", "min_lr": "-1"}
+    assert found == []
+
+
+def test_a_switch_does_not_swallow_the_preset() -> None:
+    words, flags, _ = parse_flags(["--bias", "quickstart"], TrainConfig)
+    assert (words, flags) == (["quickstart"], {"bias": "True"})
+
+
+def test_flags_may_hold_equals_signs_and_be_empty() -> None:
+    assert parse_flags(["--out_dir=a=b", "--data_dir="], TrainConfig)[1] == {"out_dir": "a=b", "data_dir": ""}
+
+
+def test_flags_without_a_value_and_flags_given_twice() -> None:
+    _, _, found = parse_flags(["--n_layer=1", "--n-layer=2", "--n_head", "--seed"], TrainConfig)
+    assert found == [
+        "--n_layer is given twice",
+        "--n_head needs a value: --n_head=...",
+        "--seed needs a value: --seed=...",
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--bias=False", "--bias=no", "--bias=0"])
+def test_switches_take_false(flag: str) -> None:
+    _, flags, found = parse_flags([flag], TrainConfig)
+    assert found == []
+    assert combine(find_recipe("gpt2_124m"), flags).bias is False
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("n_layr", "n_layer"),
+        ("lerning_rate", "learning_rate"),
+        ("max_iter", "max_iters"),
+        ("blocksize", "block_size"),
+    ],
+)
+def test_an_unknown_setting_gets_the_nearest_known_one(wrong: str, right: str, tmp_path: Path) -> None:
+    _, found = check_settings({wrong: "1"}, TrainConfig)
+    assert found == [f"unknown setting --{wrong}; did you mean --{right}?"]
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{wrong} = 1")
+    with pytest.raises(UserError) as caught:
+        read_recipe(path)
+    assert caught.value.problems == [f"unknown setting --{wrong} in {path}; did you mean --{right}?"]
+
+
+def test_a_setting_like_no_other_gets_no_guess() -> None:
+    assert nearest("zzzzzz", TrainConfig.__annotations__) == "; --help lists them all"
+
+
+@pytest.mark.parametrize(
+    ("invented", "ours"),
+    [
+        ("lr", "did you mean --learning_rate?"),
+        ("num_steps", "did you mean --max_iters?"),
+        ("max_seq_len", "did you mean --block_size?"),
+        ("d_model", "did you mean --n_embd?"),
+        ("depth", "did you mean --n_layer?"),
+        ("heads", "did you mean --n_head?"),
+        ("save_every", "did you mean --checkpoint_interval?"),
+        ("bf16", "did you mean --dtype=bfloat16?"),
+        ("gpu", "did you mean --device=cuda?"),
+        ("resume", _RESUME),
+        ("ckpt", _RESUME),
+        ("epochs", _EPOCHS),
+        ("temperature", "it belongs to `glass sample`"),
+    ],
+)
+def test_a_name_of_another_trainer_gets_ours(invented: str, ours: str) -> None:
+    for arguments in ([f"--{invented}=1"], [f"--{invented}", "1"], [f"--{invented}"]):
+        words, flags, problems = parse_flags(arguments, TrainConfig)
+        assert (words, problems) == ([], [])
+        assert check_settings(flags, TrainConfig)[1] == [f"unknown setting --{invented}; {ours}"]
+
+
+def test_hints_name_settings_that_exist_and_replace_none() -> None:
+    assert not _TRAIN_HINTS.keys() & field_types(TrainConfig).keys()
+    for hint in _TRAIN_HINTS.values():
+        flags = re.findall(r"--(\w+)(?:=([\w@]+))?", hint)
+        assert flags or "glass sample" in hint
+        for name, value in flags:
+            kind = field_types(TrainConfig)[name]
+            assert not value or coerce(name, value, kind) == value
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherOptions:
+    """Of another command, which has nothing to do with training."""
+
+    temperature: float = 1.0
+
+
+def test_other_commands_get_no_hints_about_training() -> None:
+    _, found = check_settings({"lr": "1", "temperature": "2"}, OtherOptions)
+    assert found == ["unknown setting --lr; --help lists them all"]
+    assert parse_flags(["--lr"], OtherOptions)[1:] == ({"lr": ""}, [])  # that it is unknown is said above

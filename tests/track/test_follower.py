@@ -1,0 +1,252 @@
+"""A tracker has each iteration of a run once, whatever happened to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebooks import (
+    MakeConfig,
+    Notebook,
+    failing_once,
+    findings,
+    notebook_for_wandb,
+    patiently,
+    records,
+    resume,
+    run_until_crash,
+    told,
+)
+
+from glassgpt.account import journal, sink
+from glassgpt.account.journal import Record
+from glassgpt.track import trackers
+from glassgpt.track.follower import Follower
+from glassgpt.track.metrics import metrics_of
+from glassgpt.track.tracker import Told, TrackedRun
+from glassgpt.train.session import train
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    return notebook_for_wandb(monkeypatch)
+
+
+def test_a_tracker_is_told_every_step_and_evaluation_in_order(tiny: MakeConfig, notebook: Notebook) -> None:
+    run = train(tiny(max_iters=20, log_interval=3, track="wandb"))
+    assert notebook.losses() == told(run.out_dir)
+    assert len(notebook.losses()) == 7 + 3 * 2
+    assert [record["reason"] for record in notebook.ended] == ["finished"]
+    (opened,) = notebook.opened
+    assert (opened.name, opened.project, opened.directory) == ("run", "glassgpt", run.out_dir)
+    assert opened.settings["learning_rate"] == 1e-2
+    assert opened.settings["model.parameters"] > 1000
+
+
+def test_metrics_have_the_names_that_the_page_gives_them() -> None:
+    step = {"kind": "step", "iter": 3, "loss": 2.5, "mfu": None, "memory": {"rss": 7}, "clipped": 0.5}
+    assert metrics_of(step) == {"train/loss": 2.5, "clipped": 0.5, "memory/rss": 7}
+    evaluation = {"kind": "eval", "iter": 3, "split": "val", "loss": 2.0, "bits_per_byte": None}
+    assert metrics_of(evaluation) == {"val/loss": 2.0}
+    assert metrics_of(evaluation | {"split": "train"}) == {"train_split/loss": 2.0}
+    assert metrics_of(evaluation | {"closing": True}) == {"val_whole/loss": 2.0}
+    assert metrics_of({"kind": "checkpoint", "iter": 3, "bytes": 9}) == {}
+    bad = metrics_of({"kind": "step", "iter": 3, "loss": math.nan, "lr": "high", "tokens": True})
+    assert list(bad) == ["train/loss"]
+    assert math.isnan(bad["train/loss"])
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_after_a_crash_nothing_is_told_twice(tiny: MakeConfig, notebook: Notebook, forgets: bool) -> None:
+    notebook.forgets = forgets
+    config = tiny(max_iters=20, eval_interval=4, track="wandb")
+    run_until_crash(config, 11)  # the last checkpoint is of update 8
+    before = notebook.losses()
+    assert max(at for at, *_ in before) == 11
+    resume(config)
+    heard = [(at, split) for at, split, _ in notebook.losses()]
+    assert len(heard) == len(set(heard))
+    assert sorted(notebook.losses()) == sorted(told(config.out_dir))  # a resume is exact
+    assert len({opened.id for opened in notebook.opened}) == 1
+    assert [opened.from_iter for opened in notebook.opened] == [-1, 8]
+
+
+def test_a_tracker_that_joins_at_a_resume_is_told_what_was_before(
+    tiny: MakeConfig, notebook: Notebook
+) -> None:
+    config = tiny(max_iters=8, eval_interval=4)
+    train(config)
+    assert notebook.opened == []
+    resume(config, max_iters=12, track="wandb")
+    assert notebook.losses() == told(config.out_dir)
+    resume(config, max_iters=16, track="")  # and one that pauses is told what it missed
+    resume(config, max_iters=20, track="wandb")
+    assert notebook.losses() == told(config.out_dir)
+
+
+def test_a_run_goes_on_telling_whom_it_told(tiny: MakeConfig, notebook: Notebook) -> None:
+    from glassgpt.train.session import resume as go_on
+
+    config = tiny(max_iters=4, track="wandb")
+    train(config)
+    go_on(config.out_dir, max_iters=6)
+    assert max(at for at, *_ in notebook.losses()) == 6
+
+
+def test_nanogpts_settings_mean_the_same(tiny: MakeConfig, notebook: Notebook) -> None:
+    train(tiny(max_iters=2, wandb_log=True, wandb_project="owt", wandb_run_name="gpt2"))
+    (opened,) = notebook.opened
+    assert (opened.project, opened.name) == ("owt", "gpt2")
+
+
+def test_two_runs_have_two_ids(tiny: MakeConfig, notebook: Notebook) -> None:
+    for name in ("one", "two"):
+        train(tiny(name, max_iters=1, track="wandb"))
+    assert len({opened.id for opened in notebook.opened}) == 2
+
+
+def test_a_tracker_that_failed_is_told_the_rest_by_the_next_process(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Notebook.take
+
+    def fragile(self: Notebook, record: Record) -> None:
+        if record["iter"] == 3:
+            raise ConnectionError("gone")
+        original(self, record)
+
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "take", fragile)
+        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        train(config)
+    assert max(at for at, *_ in notebook.losses()) == 2
+    resume(config, max_iters=10)
+    after = [at for at, split, _ in notebook.losses() if not split]
+    assert after == list(range(1, 11))
+
+
+def test_one_that_fails_late_is_told_later_what_it_never_had(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker hears of a record when the run is far ahead: what the journal has is not what it was told."""
+    run_is_ahead = threading.Event()
+
+    def call(self: sink.Sink, record: Record) -> None:
+        if record["kind"] == "step" and record["iter"] == 7:
+            run_is_ahead.set()
+            for mailbox in self._tracking:
+                mailbox.wait(time.monotonic() + 20)
+        original(self, record)
+
+    original = sink.Sink.__call__
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "take", failing_once(run_is_ahead))
+        patch.setattr(sink.Sink, "__call__", call)
+        run = train(config)
+    finding = findings(run.out_dir)["wandb-failed"]
+    assert finding["told"] == [
+        {"kind": "eval", "split": "train", "closing": False, "iter": 0},
+        {"kind": "eval", "split": "val", "closing": False, "iter": 0},
+        {"kind": "step", "split": "", "closing": False, "iter": 2},
+    ]
+    count = Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+    assert count == len(notebook.taken) - 4
+
+
+def test_one_that_could_not_be_opened_is_told_everything_later(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=8, eval_interval=4, track="wandb")
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        run = train(config)
+    assert findings(run.out_dir)["wandb-failed"]["told"] == []
+    Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+
+
+def test_one_that_a_later_process_cannot_open_still_has_what_it_was_told(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(run: TrackedRun) -> Told:
+        raise ConnectionError("gone")
+
+    config = tiny(max_iters=4, eval_interval=4, track="wandb")
+    train(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook, "begin", closed)
+        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        resume(config, max_iters=8)
+    assert {last["iter"] for last in findings(config.out_dir)["wandb-failed"]["told"]} == {4}
+    resume(config, max_iters=10)
+    assert notebook.losses() == told(config.out_dir)
+
+
+def test_what_was_superseded_is_not_told_if_another_tracker_fails_at_once(
+    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finding then comes before the record that says from where the run goes on."""
+    config = tiny(max_iters=20, eval_interval=4)
+    run_until_crash(config, 11)
+    follower = trackers.follower
+
+    def impatient(name: str, run_dir: Path) -> Any:
+        return follower(name, run_dir) if name == "wandb" else FailsAtTheFirst()
+
+    monkeypatch.setattr(trackers, "follower", impatient)
+    monkeypatch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+    resume(config, track="csv,wandb")
+    kinds = [record["kind"] for record in records(config.out_dir) if record["process"] == 1]
+    assert kinds[:3] == ["run", "finding", "resume"]
+    assert notebook.losses() == told(config.out_dir)
+    assert [opened.from_iter for opened in notebook.opened] == [8]
+
+
+class FailsAtTheFirst:
+    """A listener for a tracker."""
+
+    def __call__(self, record: Record) -> None:
+        raise ConnectionError("gone")
+
+    def reached(self) -> list[Record]:
+        return []
+
+
+# --- telling afterwards ---
+
+
+def test_a_finished_run_can_be_told_again(tiny: MakeConfig, notebook: Notebook) -> None:
+    config = tiny(max_iters=20, eval_interval=4)
+    run_until_crash(config, 11)
+    resume(config)
+    count = Follower("wandb", lambda: notebook, Path(config.out_dir)).replay()
+    assert notebook.losses() == told(config.out_dir)
+    assert count == len(notebook.taken)
+    assert [record["kind"] for record in notebook.ended] == ["end"]
+    assert Follower("wandb", lambda: notebook, Path(config.out_dir)).replay() == 0  # it has all of it now
+
+
+def test_what_was_told_during_the_run_is_not_told_again(tiny: MakeConfig, notebook: Notebook) -> None:
+    run = train(tiny(max_iters=4, track="wandb"))
+    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
+
+
+def test_a_torn_journal_can_be_told(tiny: MakeConfig, notebook: Notebook) -> None:
+    run = train(tiny(max_iters=4))
+    path = run.out_dir / journal.NAME
+    path.write_bytes(path.read_bytes()[:-40])  # in the middle of the end
+    Follower("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == told(run.out_dir)
+    assert dataclasses.asdict(notebook.opened[0])["name"] == "run"

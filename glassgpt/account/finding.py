@@ -9,11 +9,13 @@ from typing import Literal
 
 from glassgpt.account.journal import Record
 
+Severity = Literal["info", "advice", "warning"]
+
 
 def finding_record(
     done: int,
     name: str,
-    severity: Literal["info", "advice", "warning"],
+    severity: Severity,
     title: str,
     *,
     evidence: str,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from glassgpt.account import machine
 from glassgpt.account.expected_loss import Expectation, compare, expect
+from glassgpt.account.finding import Severity, finding_record
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
 from glassgpt.account.learning import setup_of
@@ -121,18 +122,18 @@ def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
     outcome.was_told = True
     expected = f"{count(found)} tokens/s; expected {count(pace.low)} to {count(pace.high)} ({pace.why})"
     if found > pace.high:
-        return _finding(
-            iteration, "pace", "info", f"this is faster than expected: {count(found)} tokens/s", expected,
-            "The expectation rests on few measurements; yours is better.", "",
-        )  # fmt: skip
+        title = f"this is faster than expected: {count(found)} tokens/s"
+        why = "The expectation rests on few measurements; yours is better."
+        return finding_record(iteration, "pace", "info", title, evidence=expected, explanation=why, advice="")
     if found >= pace.low:
-        return _finding(
-            iteration, "pace", "info", f"this speed is normal here: {count(found)} tokens/s", expected,
-            "Runs like this one on machines like this one are about as fast.", "",
-        )  # fmt: skip
+        title = f"this speed is normal here: {count(found)} tokens/s"
+        why = "Runs like this one on machines like this one are about as fast."
+        return finding_record(iteration, "pace", "info", title, evidence=expected, explanation=why, advice="")
     cause, advice = _likely_cause(outcome)
     title = f"this is slower than expected: {count(found)} tokens/s"
-    return _finding(iteration, "pace", "advice", title, expected, cause, advice)
+    return finding_record(
+        iteration, "pace", "advice", title, evidence=expected, explanation=cause, advice=advice
+    )
 
 
 def _likely_cause(outcome: Outcome) -> tuple[str, str]:
@@ -156,16 +157,17 @@ def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> 
     if outcome.expectation is None or val_loss is None or iteration < _ENOUGH_UPDATES:
         return None
     verdict = compare(outcome.expectation, iteration, val_loss)
+    severity: Severity = "advice" if verdict.side == "above" else "info"
     basis = "; ".join(outcome.expectation.basis)
     if verdict.side == "on":
-        title = f"the validation loss is normal here: {val_loss:.4f}"
-        return _finding(iteration, "loss-course", "info", title, verdict.sentence, f"{basis}.", "")
-    title = f"the validation loss is {verdict.side} what is usual: {val_loss:.4f}"
-    causes = "; or ".join(verdict.causes)
-    severity = "advice" if verdict.side == "above" else "info"
-    return _finding(
-        iteration, "loss-course", severity, title, verdict.sentence, f"{basis}.", f"maybe {causes}"
-    )
+        title, advice = f"the validation loss is normal here: {val_loss:.4f}", ""
+    else:
+        title = f"the validation loss is {verdict.side} what is usual: {val_loss:.4f}"
+        advice = f"maybe {'; or '.join(verdict.causes)}"
+    return finding_record(
+        iteration, "loss-course", severity, title,
+        evidence=verdict.sentence, explanation=f"{basis}.", advice=advice,
+    )  # fmt: skip
 
 
 def expected_course(
@@ -205,17 +207,9 @@ def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool
             misses.append(f"{duration(took_s)} instead of {duration(low)} to {duration(high)}{tuning}")
     if not misses:
         return None
-    return _finding(
-        iteration, "forecast-missed", "info", "the run was not as forecast", ", ".join(misses),
-        "The forecast counts tensors and rests on measured speeds of similar runs.",
-        "`glass plan` shows what it is made of",
+    return finding_record(
+        iteration, "forecast-missed", "info", "the run was not as forecast",
+        evidence=", ".join(misses),
+        explanation="The forecast counts tensors and rests on measured speeds of similar runs.",
+        advice="`glass plan` shows what it is made of",
     )  # fmt: skip
-
-
-def _finding(
-    iteration: int, name: str, severity: str, title: str, evidence: str, explanation: str, advice: str
-) -> Record:
-    return {
-        "kind": "finding", "iter": iteration, "id": name, "severity": severity, "title": title,
-        "evidence": evidence, "explanation": explanation, "advice": advice,
-    }  # fmt: skip

@@ -27,11 +27,11 @@ def data_of(ground: Ground, preset: str) -> Path:
 
 
 def known_shares(ground: Ground) -> dict[str, float]:
-    """Of whole runs of presets that other rows have made already."""
+    """Of whole runs of presets that were made already, by other rows or for this one; the latest counts."""
     shares: dict[str, float] = {}
     for result in read(ground.options.out):
-        if result.device == ground.kind and result.row != "overhead":
-            shares |= result.details.get("overhead", {})
+        if result.device == ground.kind:
+            shares |= result.details.get("measured" if result.row == "overhead" else "overhead", {})
     return shares
 
 

@@ -159,6 +159,17 @@ def test_overhead_takes_what_races_found_and_runs_the_rest(tmp_path: Path) -> No
     assert not ground.asked
 
 
+def test_a_preset_that_was_measured_again_counts_as_it_is_now(tmp_path: Path) -> None:
+    ground = Made(tmp_path)
+    for row, details in (
+        ("mdn-to-loss", {"overhead": {"gpt2_124m_fast": 0.1}}),
+        ("overhead", {"measured": {"gpt2_124m_fast": 0.02}}),
+    ):
+        result = ground.result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
+        results.append(ground.options.out, result)
+    assert overhead.known_shares(ground) == {"gpt2_124m_fast": 0.02}
+
+
 def test_tiny_results_never_count(tmp_path: Path) -> None:
     assert speed.cpu_speed(Made(tmp_path, tiny=True, rounds=1))[0].objection
 

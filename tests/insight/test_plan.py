@@ -290,7 +290,7 @@ def test_what_is_proposed_is_no_problem() -> None:
 def test_who_evaluates_only_at_the_end_is_not_told_to_do_it_less_often() -> None:
     made = plan("gpt2_124m", H200, max_iters=10, eval_interval=10)
     (fix,) = (problem.fix for problem in made.problems if "evaluating takes" in problem.what)
-    assert fix == "fewer --eval_tokens"
+    assert fix == "fewer --eval_tokens, with --closing_eval=False"
 
 
 def test_no_time_at_all() -> None:

@@ -231,8 +231,8 @@ _EVALUATING = 0.03  # of a run
 
 
 def _evaluations(ahead: _Ahead, seconds: float) -> int:
-    """As many as take little of so short a run; there is one before the first update, too."""
-    return max(1, min(_EVALUATIONS, int(_EVALUATING * seconds / ahead.evaluation_s)))
+    """As many as take little of so short a run, after the one before the first update."""
+    return max(1, min(_EVALUATIONS, int(_EVALUATING * seconds / ahead.evaluation_s) - 1))
 
 
 def _evaluating_seldom(made: TrainConfig, target: Target, text: Text) -> tuple[TrainConfig, _Ahead | None]:

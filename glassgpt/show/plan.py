@@ -39,8 +39,7 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
     if plan.ways is not None:
         _print_together(plan, plan.ways, out)
     if plan.times is None:
-        dtype = plan.decided.work.dtype
-        _rows([("time", f"unknown: there is no {dtype} peak of this card in the table")], out)
+        _rows([("time", _why_no_time(plan))], out)
     else:
         _rows(_time_rows(plan, plan.times), out)
     if not plan.config.eval_only:
@@ -248,6 +247,11 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
     if times.cost is not None:
         rows.append(("cost", f"{times.cost:,.2f}"))
     return rows
+
+
+def _why_no_time(plan: Plan) -> str:
+    told = f"unknown: there is no {plan.decided.work.dtype} peak of this card in the table"
+    return f"{told}; with --dtype=float32 there is" if plan.target.peak("float32") else told
 
 
 def _often(times: int) -> str:

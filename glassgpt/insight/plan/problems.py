@@ -47,12 +47,13 @@ def find_problems(
 ) -> list[Problem]:
     found = [
         *_of_memory(decided, target, text, needs),
-        *_of_machine(decided, target),
+        *_of_measuring(target),
+        *refused_there(decided, target),
         *_of_cluster(decided, target, ways),
     ]
     if not decided.config.eval_only:
         found += _of_disk(decided, prospect, Path(decided.config.out_dir or "runs"))
-        found += [*_of_schedule(decided), *_of_data(decided, text, prospect)]
+        found += [*_of_schedule(decided), *_of_data(decided, target, text, prospect)]
         if times is not None:
             found += _of_time(decided, target, text, times, prospect)
     order = ("error", "warning", "hint")
@@ -100,12 +101,15 @@ def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
         )
 
 
-def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
-    """What the trainer would refuse there."""
-    config, work, on = decided.config, decided.work, target.traits
+def _of_measuring(target: Target) -> Iterator[Problem]:
     if target.busy:
         what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
         yield Problem("warning", what, "plan again when the machine is quiet")
+
+
+def refused_there(decided: Decided, target: Target) -> Iterator[Problem]:
+    """What the trainer would refuse on that machine."""
+    config, work, on = decided.config, decided.work, target.traits
     if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
     elif config.fp8:
@@ -151,7 +155,7 @@ def _of_schedule(decided: Decided) -> Iterator[Problem]:
         )
 
 
-def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Problem]:
+def _of_data(decided: Decided, target: Target, text: Text, prospect: Prospect) -> Iterator[Problem]:
     config = decided.config
     if text.train_tokens <= config.block_size:
         yield Problem(
@@ -160,12 +164,14 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             "prepare more text, or lower --block_size",
         )
     if prospect.overfits_at is not None and prospect.overfits_at < 0.9 * config.max_iters:
+        shorter = _stopped_before(decided, text, prospect.overfits_at)
+        # Our kernels may not pay then, and PyTorch's take more memory.
+        fitting = enough(decided, shorter, target, text, target.limit) or flags(shorter)
         yield Problem(
             "warning",
             f"it will probably begin to overfit near update {prospect.overfits_at:,}, after "
             f"{prospect.overfits_at * decided.batch.tokens / text.train_tokens:.1f} times through the text",
-            f"{flags(_stopped_before(decided, text, prospect.overfits_at))}, "
-            "more --dropout, or --patience=3; the best one is kept",
+            f"{fitting}, more --dropout, or --patience=3; the best one is kept",
         )
     from_nothing = config.init_from == "scratch" and text.tokenizer not in ("char", "byte")
     if prospect.tokens_per_parameter < _FEW_TOKENS and from_nothing:

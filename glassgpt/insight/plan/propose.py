@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.account import flops, memory
+from glassgpt.account.choices import choose_dtype
 from glassgpt.account.expected_loss import Expectation, Point
 from glassgpt.account.forecast import Range
+from glassgpt.account.memory import LOW
 from glassgpt.account.pace import Pace
 from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.figures import duration, parameters
-from glassgpt.insight.plan.decided import decide
+from glassgpt.insight.plan.decided import can_shard, decide
+from glassgpt.insight.plan.problems import refused_there
 from glassgpt.insight.plan.prospect import expectation
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
@@ -101,17 +104,26 @@ def propose(
         for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _WIDER)
         if (option := _option(config, width, target, text, hours * 3600 * _SPARE)) is not None
     ]
-    if not options and not target.peaks:
-        raise UserError(
-            f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
-        )
     if not options:
-        raise UserError(
-            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
-            "another --gpu"
-        )
+        raise UserError(_why_none(config, target, hours))
     best = min(options, key=lambda option: option.loss[1])
+    refused = [f"{one.what}: {one.fix}" for one in refused_there(decide(best.config, target, text), target)]
+    if refused:
+        raise UserError(refused)
     return Proposal(best, tuple(options), target, hours, price)
+
+
+def _why_none(config: TrainConfig, target: Target, hours: float) -> str:
+    dtype = str(choose_dtype(config.dtype, target.traits, _WIDTHS[-1]).value)
+    if not target.peaks:
+        return f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
+    if target.peak(dtype) is None:
+        others = " or ".join(f"--dtype={name}" for name in LOW if target.peak(name) is not None)
+        return f"--hours: nobody knows how fast {target.title} is in {dtype}; it is known with {others}"
+    return (
+        f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
+        "another --gpu"
+    )
 
 
 def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds: float) -> Option | None:
@@ -199,7 +211,9 @@ def _fitting(shaped: TrainConfig, target: Target, text: Text) -> TrainConfig | N
     ranks = target.cluster.ranks
     for shard in (False, True) if ranks > 1 and not shaped.shard else (shaped.shard,):
         tried = replace(shaped, shard=shard, batch_tokens=shaped.block_size * 16 * ranks)
-        if memory.largest_batch(decide(tried, target, text).work, target.room) is not None:
+        work = decide(tried, target, text).work
+        possible = can_shard(work) or not shard or shaped.shard
+        if possible and memory.largest_batch(work, target.room) is not None:
             return replace(shaped, shard=shard)
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEVICE, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.options import PlanOptions, check_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, parse_flags
@@ -112,11 +112,12 @@ def _read(typed: _Typed) -> _Asked:
     from glassgpt.insight.plan.target import find_target, together
 
     options, problems = typed.options, list(typed.problems)
+    recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
+    device = _device_said(recipe, typed)
     target = _unless_wrong(
         problems,
-        lambda: together(find_target(options.gpu), options.gpus, options.nodes, options.network),
+        lambda: together(find_target(options.gpu, device), options.gpus, options.nodes, options.network),
     )
-    recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))
     if config is not None and options.hours is not None and config.init_from != "scratch":
@@ -126,6 +127,13 @@ def _read(typed: _Typed) -> _Asked:
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
     return _Asked(recipe.name, config, target, options)
+
+
+def _device_said(recipe: Recipe | None, typed: _Typed) -> str:
+    """By the preset, file or flags; what is no device is a problem that combine() tells."""
+    settings = {} if recipe is None else {**recipe.settings, **typed.settings}
+    device = str(settings.get("device", "auto"))
+    return device if DEVICE.fullmatch(device) else "auto"
 
 
 def _check_alone(typed: _Typed) -> None:

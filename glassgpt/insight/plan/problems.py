@@ -47,7 +47,7 @@ def find_problems(
 ) -> list[Problem]:
     found = [
         *_of_memory(decided, target, text, needs),
-        *_of_measuring(target),
+        *_of_place(decided, target),
         *refused_there(decided, target),
         *_of_cluster(decided, target, ways),
     ]
@@ -101,7 +101,11 @@ def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
         )
 
 
-def _of_measuring(target: Target) -> Iterator[Problem]:
+def _of_place(decided: Decided, target: Target) -> Iterator[Problem]:
+    device = decided.config.device
+    if device != "auto" and device.partition(":")[0] != target.device_type:
+        what = f"--device={device} is not {target.name}: the run will not be as planned here"
+        yield Problem("warning", what, "--device=auto")
     if target.busy:
         what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
         yield Problem("warning", what, "plan again when the machine is quiet")

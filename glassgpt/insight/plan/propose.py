@@ -99,6 +99,8 @@ def propose(
 ) -> Proposal:
     """`config` says the data, the context and the machine's settings; the rest is searched for. `price`: of
     an hour of one machine."""
+    if config.device.partition(":")[0] != target.device_type:
+        config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
     options = [
         option
         for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _WIDER)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
@@ -68,7 +68,7 @@ def _propose(asked: _Asked, hours: float) -> int:
     options = asked.options
     proposal = propose(asked.config, asked.target, find_text(asked.config), hours, options.price)
     if options.out:
-        _write(Path(options.out), proposal.as_toml())
+        _write(options.out, proposal.as_toml())
     if options.json:
         print(json.dumps(proposal.as_dict()))
     else:
@@ -156,10 +156,13 @@ def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:
         return None
 
 
-def _write(path: Path, text: str) -> None:
-    if path.exists():
-        raise UserError(f"--out={path} is there already; name another file")
+def _write(out: str, text: str) -> None:
+    from glassgpt.data.dataset import user_path
+
+    path = user_path(out)
+    if os.path.lexists(path):
+        raise UserError(f"--out={out} is there already; name another file")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"--out={out} cannot be written: {error.strerror}") from None

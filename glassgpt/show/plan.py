@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -62,7 +63,7 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
             f"{option.epochs:.2g}", count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
             style=style,
         )  # fmt: skip
-    out.print(table)
+    _print_whole(table, out)
     out.print()
     if proposal.spare_time:
         out.print(Text(proposal.spare_time, style="dim"))
@@ -99,7 +100,7 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
             "-" if day is None else f"{day.loss[1]:.2f}",
             "speeds measured" if row.measured else "predicted",
         )
-    out.print(table)
+    _print_whole(table, out)
 
 
 # --- parts of a plan ---
@@ -148,7 +149,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     parts = Table.grid(padding=(0, 2, 0, 0))
     for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
         parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, size(amount))
-    out.print(parts)
+    _print_whole(parts, out)
     for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
         out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
@@ -180,7 +181,7 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
             unknown if way.total_s is None else duration(way.total_s[1]),
             style="bold" if way is own else "dim",
         )
-    out.print(table)
+    _print_whole(table, out)
     best = "neither" if ways.advised is None else ways.advised.name
     _rows([("advised", f"{best}: {ways.reason}")], out, end=False)
     _rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
@@ -310,9 +311,18 @@ _INDENT = 14
 def _rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", width=_INDENT - 2)
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, Text(harmless_words(value)))
     out.print(table)
     if end:
         out.print()
+
+
+def _print_whole(table: Table, out: Console) -> None:
+    """A narrow terminal breaks its lines, but no figure is cut."""
+    table.width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    out.print(table, soft_wrap=True)
+
+
+_WIDEST = 1000  # columns

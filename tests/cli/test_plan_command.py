@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from glassgpt.cli import main
+from glassgpt.cli.plan import plan
 
 
 def test_it_prints_a_page_without_torch() -> None:
@@ -49,6 +51,12 @@ def test_hours_write_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plan", str(place), "--gpu=rtx4090"]) == 0
     assert main(words) == 2  # it is there already
     assert main(["plan", "--out=x.toml"]) == 2
+
+
+def test_a_proposal_goes_to_the_home_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # bash leaves --out=~/day.toml as it is
+    assert main(["plan", "--gpu=rtx4070", "--hours=1", "--out=~/day.toml"]) == 0
+    assert (tmp_path / "day.toml").is_file()
 
 
 def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,3 +112,15 @@ def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixt
 def test_capitals_do_not_matter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"--gpu={name}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["device_type"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "words", [["--cards"], ["gpt2_124m", "--gpu=rtx4070", "--hours=24"], ["--gpu=rtx4070"]]
+)
+def test_a_narrow_terminal_cuts_no_figure(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = Console(width=30, highlight=False)
+    monkeypatch.setitem(plan.__globals__, "console", lambda: narrow)
+    assert plan(words) == 0
+    assert "…" not in capsys.readouterr().out

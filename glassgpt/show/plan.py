@@ -14,7 +14,7 @@ from glassgpt.account.cluster import Cluster
 from glassgpt.figures import count, duration, parameters, size
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.plan.plan import Plan
-from glassgpt.insight.plan.problems import Problem
+from glassgpt.insight.plan.problems import Problem, busy_machine
 from glassgpt.insight.plan.propose import Proposal
 from glassgpt.insight.plan.recommended import Recommendation
 from glassgpt.insight.plan.times import Times
@@ -67,6 +67,9 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
     out.print()
     if proposal.spare_time:
         out.print(Text(proposal.spare_time, style="dim"))
+        out.print()
+    if proposal.target.busy:
+        _print_problems((busy_machine(proposal.target),), out)
         out.print()
     if written:
         out.print(

@@ -260,6 +260,14 @@ def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> N
         assert bool(told) == is_told
 
 
+def test_a_proposal_of_a_busy_machine_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("glassgpt.insight.plan.target.load", lambda: 64.0)
+    assert plan(["quickstart", "--gpu=cpu", "--hours=10"]) == 0
+    assert "other programs keep 64.0 cores busy" in capsys.readouterr().out
+
+
 def test_hours_on_a_card_that_nobody_knows() -> None:
     unknown = Target("RTX 9090", "cuda", 64 * 2**30, {}, "unknown", "found here")
     config = combine(find_recipe("gpt2_124m"), {}, "cuda")

@@ -107,8 +107,12 @@ def _of_place(decided: Decided, target: Target) -> Iterator[Problem]:
         what = f"--device={device} is not {target.name}: the run will not be as planned here"
         yield Problem("warning", what, "--device=auto")
     if target.busy:
-        what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
-        yield Problem("warning", what, "plan again when the machine is quiet")
+        yield busy_machine(target)
+
+
+def busy_machine(target: Target) -> Problem:
+    what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
+    return Problem("warning", what, "plan again when the machine is quiet")
 
 
 def refused_there(decided: Decided, target: Target) -> Iterator[Problem]:

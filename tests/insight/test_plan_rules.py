@@ -1,4 +1,4 @@
-"""What a plan advises is followed: the problem goes, and nothing worse comes, on any card."""
+"""Rules that hold for every plan: advice that is followed helps, sums add up, more is never worse."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from glassgpt.account.memory import GIB
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.problems import Problem
+from glassgpt.insight.plan.propose import propose
 from glassgpt.insight.plan.target import Target, of_card
 from glassgpt.insight.plan.text import find_text
 from glassgpt.recipe import combine, find_recipe, preset_names
@@ -116,6 +118,44 @@ def test_every_plan_adds_up(preset: str, target: Target, changes: dict[str, Any]
         assert of_it == pytest.approx(mid)
     low, mid, high = told["prospect"]["loss"] or (0, 0, 0)
     assert 0 <= low <= mid <= high <= 1.5 * math.log(told["data"]["vocab_size"]) + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
+def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: dict[str, Any]) -> None:
+    """Twice the memory fits no less; twice the arithmetic takes no longer; as much again costs as much."""
+    larger = replace(target, memory=2 * target.memory)
+    faster = replace(target, peaks={dtype: 2 * peak for dtype, peak in target.peaks.items()})
+    try:
+        made = plan(preset, target, **changes)
+    except UserError:
+        return
+    roomy, quick = plan(preset, larger, **changes), plan(preset, faster, **changes)
+    assert (roomy.largest or 0) >= (made.largest or 0)
+    assert roomy.fits or not made.fits
+    if made.times is not None and quick.times is not None:
+        assert quick.times.updates_s[1] <= made.times.updates_s[1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    card=st.sampled_from(("rtx2060 6gb", "rtx4070", "h100", "m1", "t4")),
+    preset=st.sampled_from(("quickstart", "shakespeare_char_fast", "gpt2_124m")),
+    hours=st.floats(0.05, 300),
+)
+def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> None:
+    target = of_card(named_card(card).card, "asked for")
+    config = combine(find_recipe(preset), {}, target.device_type)
+    try:
+        short = propose(config, target, find_text(config), hours, price=1.0)
+    except UserError:
+        return
+    long = propose(config, target, find_text(config), 3 * hours, price=2.0)
+    assert long.best.loss[1] <= short.best.loss[1]
+    assert short.best.seconds <= 3600 * hours
+    assert short.cost == pytest.approx(short.best.seconds / 3600)
+    assert long.cost == pytest.approx(2 * long.best.seconds / 3600)
+    json.dumps(long.as_dict(), allow_nan=False)
 
 
 def test_what_fits_is_named_with_the_micro_batch_it_takes() -> None:

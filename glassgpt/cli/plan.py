@@ -66,7 +66,8 @@ def _propose(asked: _Asked, hours: float) -> int:
     from glassgpt.show.plan import print_proposal
 
     options = asked.options
-    proposal = propose(asked.config, asked.target, find_text(asked.config), hours, options.price)
+    text, context = find_text(asked.config), {"longest": None} if asked.says_context else {}
+    proposal = propose(asked.config, asked.target, text, hours, options.price, **context)
     if options.out:
         _write(options.out, proposal.as_toml())
     if options.json:
@@ -105,6 +106,7 @@ class _Asked:
     config: TrainConfig
     target: Target
     options: PlanOptions
+    says_context: bool  # by a flag
 
 
 def _read(typed: _Typed) -> _Asked:
@@ -120,13 +122,26 @@ def _read(typed: _Typed) -> _Asked:
     )
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))
-    if config is not None and options.hours is not None and config.init_from != "scratch":
-        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
-    if config is not None and options.hours is not None and config.eval_only:
-        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
+    if config is not None and options.hours is not None:
+        problems += _unlike_a_proposal(config, typed)
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
-    return _Asked(recipe.name, config, target, options)
+    return _Asked(recipe.name, config, target, options, "block_size" in typed.settings)
+
+
+def _unlike_a_proposal(config: TrainConfig, typed: _Typed) -> list[str]:
+    """What --hours cannot heed."""
+    from glassgpt.insight.plan.propose import PROPOSED
+
+    problems = []
+    if config.init_from != "scratch":
+        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
+    if config.eval_only:
+        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
+    ours = [f"--{name}" for name in typed.settings if name in PROPOSED]
+    if ours:
+        problems.append(f"--hours proposes {', '.join(ours)} itself: leave out what you say, or --hours")
+    return problems
 
 
 def _device_said(recipe: Recipe | None, typed: _Typed) -> str:

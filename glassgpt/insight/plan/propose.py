@@ -27,6 +27,13 @@ from glassgpt.recipe import to_toml
 _WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
 _WIDER = (2560, 3200, 4096)  # where many cards work
 _HEAD = 64  # channels
+# What is proposed, whatever the settings say.
+PROPOSED = (
+    "arch", "optimizer", "tie_embeddings", "bias", "n_embd", "n_head", "n_layer", "batch_size",
+    "batch_tokens", "gradient_accumulation_steps", "max_iters", "dropout", "learning_rate", "embedding_lr",
+    "matrix_lr", "beta1", "beta2", "muon_momentum", "weight_decay", "schedule", "wsd_decay_fraction",
+    "min_lr", "warmup_iters", "lr_decay_iters", "eval_interval", "eval_iters", "log_interval", "profile",
+)  # fmt: skip
 _SPARE = 0.97  # of the hours, for what nobody foresees
 _MUCH = 0.85  # of the hours
 # A batch of 0.3 times what the text is diverse enough for: as in the presets that were tuned.
@@ -95,10 +102,17 @@ class Proposal:
 
 
 def propose(
-    config: TrainConfig, target: Target, text: Text, hours: float, price: float | None = None
+    config: TrainConfig,
+    target: Target,
+    text: Text,
+    hours: float,
+    price: float | None = None,
+    longest: int | None = 256,
 ) -> Proposal:
     """`config` says the data, the context and the machine's settings; the rest is searched for. `price`: of
-    an hour of one machine."""
+    an hour of one machine. `longest`: context of characters, which gain little from more; None: as it is."""
+    if longest is not None and text.tokenizer in ("char", "byte"):
+        config = replace(config, block_size=min(config.block_size, longest))
     if config.device.partition(":")[0] != target.device_type:
         config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
     options = [
@@ -272,7 +286,6 @@ def _shaped(config: TrainConfig, width: int, text: Text) -> TrainConfig:
         n_embd=width,
         n_head=max(1, width // _HEAD),
         n_layer=max(3, round(width / _HEAD)),
-        block_size=min(config.block_size, 256) if of_characters else config.block_size,
         batch_size=None,
         gradient_accumulation_steps=None,
         batch_tokens=None,

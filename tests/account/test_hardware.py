@@ -426,7 +426,7 @@ def test_what_names_no_card_at_all_is_told_how_to(unknown: str) -> None:
 
 @pytest.mark.parametrize("several", ["2x4090", "2 × RTX 4090", "4090x2", "RTX 4090 x 2"])
 def test_several_cards_are_said_in_another_way(several: str) -> None:
-    with pytest.raises(UserError, match="--gpu=(RTX )?4090 --gpus=2 plans for them"):
+    with pytest.raises(UserError, match=r"--gpu=(RTX )?4090 --gpus=2 plans for them"):
         named_card(several)
 
 

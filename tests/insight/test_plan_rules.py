@@ -19,7 +19,7 @@ from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.problems import Problem
 from glassgpt.insight.plan.propose import propose
-from glassgpt.insight.plan.target import Target, of_card
+from glassgpt.insight.plan.target import Target, of_card, together
 from glassgpt.insight.plan.text import find_text
 from glassgpt.recipe import combine, find_recipe, preset_names
 
@@ -182,3 +182,11 @@ def test_fewer_micro_batches_do_not_evaluate_more() -> None:
     made = plan("gpt2_124m", of_card(named_card("h100").card, "asked for"), batch_size=2, eval_iters=60)
     advice = named_in(next(problem.fix for problem in made.problems if "keep no GPU busy" in problem.what))
     assert int(advice["batch_size"]) * int(advice["eval_iters"]) == 2 * 60
+
+
+def test_a_recorded_update_never_takes_less_than_nothing() -> None:
+    """Averaging gradients over cards can need more than a tiny model's updates and evaluations together."""
+    several = together(of_card(named_card("rtx4050 laptop").card, "asked for"), 1, 16, 12.5)
+    made = plan("shakespeare_char_cpu", several, n_head=5, n_embd=20, batch_tokens=1024)
+    assert made.decided.work.graph
+    assert made.memory.recording == 0

@@ -158,6 +158,17 @@ def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> Non
     json.dumps(long.as_dict(), allow_nan=False)
 
 
+def test_time_that_only_makes_it_worse_is_left_before_it_shows_in_a_run() -> None:
+    """Fifteen times through the text is worse than five, though neither run's loss rises at its end."""
+    h100, config = (
+        of_card(named_card("h100").card, "asked for"),
+        combine(find_recipe("gpt2_124m"), {}, "cuda"),
+    )
+    short, long = (propose(config, h100, find_text(config), hours) for hours in (203.0, 609.0))
+    assert long.best.loss[1] <= short.best.loss[1]
+    assert "by heart" in long.spare_time
+
+
 def test_what_fits_is_named_with_the_micro_batch_it_takes() -> None:
     small = of_card(named_card("rtx4060").card, "asked for")
     with pytest.raises(UserError) as raised:

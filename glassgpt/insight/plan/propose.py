@@ -196,23 +196,25 @@ def _affordable(shaped: TrainConfig, target: Target, text: Text, seconds: float)
 def _lengths(
     shaped: TrainConfig, target: Target, text: Text, tokens: float
 ) -> tuple[bool, list[tuple[TrainConfig, Expectation]]]:
-    """Whether the text would be learnt by heart in all the time there is, and what to try, in order.
+    """Whether less than all the time there is brings more, as the text is then learnt by heart; and what to
+    try, the best first.
 
-    All the tokens there is time for, or a little less, as a smaller batch may be slower. Where that would be
-    learnt by heart, the best first of many lengths, the same ones whatever the time: batch and dropout follow
-    the length.
+    All the tokens there is time for, or a little less, as a smaller batch may be slower; and many shorter
+    lengths, the same ones whatever the time: batch and dropout follow the length.
     """
     tried = [_expected(shaped, target, text, share * tokens) for share in (1.0, 0.95, 0.85, 0.7)]
-    if tried[0][1].overfits_at is None:
+    if tokens < text.train_tokens / 10:  # nothing is seen again, whatever makes learning faster
         return False, tried
+    whole = tried[0][1].final.mid
     shorter = float(_FEWEST_SEQUENCES * shaped.block_size)
     while shorter < tokens:
         tried.append(_expected(shaped, target, text, shorter))
         shorter *= _LONGER
-    return True, sorted(tried, key=lambda one: one[1].final.mid)
+    tried.sort(key=lambda one: one[1].final.mid)
+    return tried[0][1].final.mid < whole, tried
 
 
-_LONGER = 1.2  # times
+_LONGER = 1.4  # times
 
 
 def _expected(

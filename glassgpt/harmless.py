@@ -35,6 +35,19 @@ def harmless_record(value: Any) -> Any:
     return [harmless_record(item) for item in value] if isinstance(value, list) else value
 
 
+# What draws our bars and tables, for terminals that know only ASCII.
+_ASCII = {"░": ".", "■": "*", "±": "+-", "×": "x", "…": "...", "→": "->", "–": "-", "─": "-", "│": "|"}
+_ASCII |= dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)) | dict.fromkeys("▏▎▍▌▋▊▉", "|")
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """For codecs: what an encoding has not got is drawn with what it has, or is a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?") for char in missing), error.end
+
+
 def _is_harmful(char: str) -> bool:
     if char in "\n\t\u200c\u200d":  # the last two join or part letters, in Hindi and Persian for example
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import unicodedata
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.harmless import harmless
+from glassgpt.harmless import harmless, in_ascii
 
 few = settings(max_examples=150, deadline=None)
 
@@ -39,3 +41,11 @@ def test_harmless_takes_every_control_character() -> None:
 
 
 # --- charts
+
+
+def test_a_bar_is_a_bar_in_ascii_too() -> None:
+    codecs.register_error("in_ascii", in_ascii)
+    assert "█▌░░ ■ ±3% نص".encode("ascii", "in_ascii") == b"#|.. * +-3% ??"
+    assert "█░".encode("cp437", "in_ascii").decode("cp437") == "█░"  # it can draw them
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", "in_ascii")

@@ -128,15 +128,24 @@ def named_card(text: str) -> Found:
     where several remain, `_preference` decides and the caller can say what else it may have been."""
     meant = _spellings().get(_bare(text), {})
     if not meant:
-        several = re.fullmatch(r"\s*(\d+) ?[x×*] ?(.+)", text, re.IGNORECASE)
-        if several and _bare(several[2]) in _spellings():
-            raise UserError(
-                f"--gpu={text} names several cards; --gpu={several[2]} --gpus={several[1]} plans for them"
-            )
-        nearest = ", ".join(nearest_cards(text))
-        raise UserError(f"--gpu={text} is not in the table of cards; did you mean {nearest}?")
+        raise UserError(_unknown(text))
     first, *others = sorted(meant, key=lambda card: (meant[card], *_preference(card)))
     return Found(first, tuple(card.name for card in others))
+
+
+_SEVERAL = (r"(?P<count>\d+) ?[x×*] ?(?P<name>.+)", r"(?P<name>.+?) ?[x×*] ?(?P<count>\d+)")
+
+
+def _unknown(text: str) -> str:
+    """Why no card is meant, and what may be."""
+    for pattern in _SEVERAL:
+        several = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+        if several and _bare(several["name"]) in _spellings():
+            name, count = several["name"], several["count"]
+            return f"--gpu={text} names several cards; --gpu={name} --gpus={count} plans for them"
+    if not _bare(text) or re.match("(cuda|mps|rocm|hip)\\b", text.strip().lower()):
+        return f"--gpu={text} names no card: --gpu=rtx4070 does, and --gpu=auto is this machine's"
+    return f"--gpu={text} is not in the table of cards; did you mean {', '.join(nearest_cards(text))}?"
 
 
 def _preference(card: Card) -> tuple[int, bool, float, int]:
@@ -185,12 +194,17 @@ def _shortened(name: str, memory_gb: float | None) -> Iterator[str]:
             yield stem + "".join("sxm" if detail.startswith("sxm") else detail for detail in some)
 
 
+def _without_memory(name: str) -> str:
+    """A size that the card is not sold with says less than its name."""
+    return re.sub(r"(?<=.)\s*\b\d+ ?gb\b", "", name)
+
+
 def nearest_cards(name: str, n: int = 3) -> list[str]:
     """The names in the table most like `name`, best first: for "did you mean"."""
-    wanted = _plain(name)
+    wanted = _without_memory(_plain(name))
 
     def likeness(card: Card) -> tuple[bool, float]:
-        names = card.known_as
+        names = card.known_as | {_without_memory(known) for known in card.known_as}
         if wanted[:1].isdigit():  # a number alone: the series is left out
             names |= {_SERIES.sub("", known) for known in names}
         ratios = (difflib.SequenceMatcher(None, wanted, known).ratio() for known in names)

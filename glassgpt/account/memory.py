@@ -97,7 +97,7 @@ def _recording_bytes(work: Work, moments: Mapping[str, Mapping[str, int]]) -> in
     always = sum(_always(work).values()) + _kept_gradients(work)
     of_updates = max(passing["loss"], passing["backward"]) - always
     of_steps = passing["step"] - always if work.config.optimizer == "muon" else 0  # AdamW works in place
-    return of_updates + of_steps + passing["evaluation"] - max(passing.values())
+    return max(0, of_updates + of_steps + passing["evaluation"] - max(passing.values()))
 
 
 def largest_batch(work: Work, room: int) -> int | None:

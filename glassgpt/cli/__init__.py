@@ -23,6 +23,7 @@ Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -42,7 +43,7 @@ from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
 from glassgpt.errors import UserError
-from glassgpt.harmless import harmless
+from glassgpt.harmless import harmless, in_ascii
 from glassgpt.version import VERSION
 
 # What is wrong with a path or a disk, not with the program.
@@ -90,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a bar that a terminal cannot draw must not end a run
+        # A bar that a terminal cannot draw must not end a run.
+        codecs.register_error("in_ascii", in_ascii)
+        sys.stdout.reconfigure(errors="in_ascii")
     try:
         return _dispatch(words)
     except UserError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEVICE, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.options import PlanOptions, check_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, parse_flags
@@ -66,9 +66,10 @@ def _propose(asked: _Asked, hours: float) -> int:
     from glassgpt.show.plan import print_proposal
 
     options = asked.options
-    proposal = propose(asked.config, asked.target, find_text(asked.config), hours, options.price)
+    text, context = find_text(asked.config), {"longest": None} if asked.says_context else {}
+    proposal = propose(asked.config, asked.target, text, hours, options.price, **context)
     if options.out:
-        _write(Path(options.out), proposal.as_toml())
+        _write(options.out, proposal.as_toml())
     if options.json:
         print(json.dumps(proposal.as_dict()))
     else:
@@ -105,6 +106,7 @@ class _Asked:
     config: TrainConfig
     target: Target
     options: PlanOptions
+    says_context: bool  # by a flag
 
 
 def _read(typed: _Typed) -> _Asked:
@@ -112,20 +114,41 @@ def _read(typed: _Typed) -> _Asked:
     from glassgpt.insight.plan.target import find_target, together
 
     options, problems = typed.options, list(typed.problems)
+    recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
+    device = _device_said(recipe, typed)
     target = _unless_wrong(
         problems,
-        lambda: together(find_target(options.gpu), options.gpus, options.nodes, options.network),
+        lambda: together(find_target(options.gpu, device), options.gpus, options.nodes, options.network),
     )
-    recipe = recipe_named(typed.names, problems, DEFAULT_PRESET)
     kind = None if target is None else target.device_type
     config = _unless_wrong(problems, lambda: combine(recipe or Recipe("", "", {}), typed.settings, kind))
-    if config is not None and options.hours is not None and config.init_from != "scratch":
-        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
-    if config is not None and options.hours is not None and config.eval_only:
-        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
+    if config is not None and options.hours is not None:
+        problems += _unlike_a_proposal(config, typed)
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
-    return _Asked(recipe.name, config, target, options)
+    return _Asked(recipe.name, config, target, options, "block_size" in typed.settings)
+
+
+def _unlike_a_proposal(config: TrainConfig, typed: _Typed) -> list[str]:
+    """What --hours cannot heed."""
+    from glassgpt.insight.plan.propose import PROPOSED
+
+    problems = []
+    if config.init_from != "scratch":
+        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
+    if config.eval_only:
+        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
+    ours = [f"--{name}" for name in typed.settings if name in PROPOSED]
+    if ours:
+        problems.append(f"--hours proposes {', '.join(ours)} itself: leave out what you say, or --hours")
+    return problems
+
+
+def _device_said(recipe: Recipe | None, typed: _Typed) -> str:
+    """By the preset, file or flags; what is no device is a problem that combine() tells."""
+    settings = {} if recipe is None else {**recipe.settings, **typed.settings}
+    device = str(settings.get("device", "auto"))
+    return device if DEVICE.fullmatch(device) else "auto"
 
 
 def _check_alone(typed: _Typed) -> None:
@@ -148,10 +171,13 @@ def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:
         return None
 
 
-def _write(path: Path, text: str) -> None:
-    if path.exists():
-        raise UserError(f"--out={path} is there already; name another file")
+def _write(out: str, text: str) -> None:
+    from glassgpt.data.dataset import user_path
+
+    path = user_path(out)
+    if os.path.lexists(path):
+        raise UserError(f"--out={out} is there already; name another file")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out={path} cannot be written: {error.strerror}") from None
+        raise UserError(f"--out={out} cannot be written: {error.strerror}") from None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +14,7 @@ from glassgpt.account.cluster import Cluster
 from glassgpt.figures import count, duration, parameters, size
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.plan.plan import Plan
-from glassgpt.insight.plan.problems import Problem
+from glassgpt.insight.plan.problems import Problem, busy_machine
 from glassgpt.insight.plan.propose import Proposal
 from glassgpt.insight.plan.recommended import Recommendation
 from glassgpt.insight.plan.times import Times
@@ -39,8 +40,7 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
     if plan.ways is not None:
         _print_together(plan, plan.ways, out)
     if plan.times is None:
-        dtype = plan.decided.work.dtype
-        _rows([("time", f"unknown: there is no {dtype} peak of this card in the table")], out)
+        _rows([("time", _why_no_time(plan))], out)
     else:
         _rows(_time_rows(plan, plan.times), out)
     if not plan.config.eval_only:
@@ -63,10 +63,13 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
             f"{option.epochs:.2g}", count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
             style=style,
         )  # fmt: skip
-    out.print(table)
+    _print_whole(table, out)
     out.print()
     if proposal.spare_time:
         out.print(Text(proposal.spare_time, style="dim"))
+        out.print()
+    if proposal.target.busy:
+        _print_problems((busy_machine(proposal.target),), out)
         out.print()
     if written:
         out.print(
@@ -100,7 +103,7 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
             "-" if day is None else f"{day.loss[1]:.2f}",
             "speeds measured" if row.measured else "predicted",
         )
-    out.print(table)
+    _print_whole(table, out)
 
 
 # --- parts of a plan ---
@@ -149,7 +152,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     parts = Table.grid(padding=(0, 2, 0, 0))
     for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
         parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, size(amount))
-    out.print(parts)
+    _print_whole(parts, out)
     for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
         out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
@@ -181,7 +184,7 @@ def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
             unknown if way.total_s is None else duration(way.total_s[1]),
             style="bold" if way is own else "dim",
         )
-    out.print(table)
+    _print_whole(table, out)
     best = "neither" if ways.advised is None else ways.advised.name
     _rows([("advised", f"{best}: {ways.reason}")], out, end=False)
     _rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
@@ -250,6 +253,11 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
     return rows
 
 
+def _why_no_time(plan: Plan) -> str:
+    told = f"unknown: there is no {plan.decided.work.dtype} peak of this card in the table"
+    return f"{told}; with --dtype=float32 there is" if plan.target.peak("float32") else told
+
+
 def _often(times: int) -> str:
     return "once" if times == 1 else f"{times:,} times"
 
@@ -306,9 +314,18 @@ _INDENT = 14
 def _rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", width=_INDENT - 2)
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, Text(harmless_words(value)))
     out.print(table)
     if end:
         out.print()
+
+
+def _print_whole(table: Table, out: Console) -> None:
+    """A narrow terminal breaks its lines, but no figure is cut."""
+    table.width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    out.print(table, soft_wrap=True)
+
+
+_WIDEST = 1000  # columns

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from glassgpt.account.hardware import named_card
 from glassgpt.cli import main
+from glassgpt.cli.plan import plan
+from glassgpt.insight.plan.propose import PROPOSED, propose
+from glassgpt.insight.plan.target import of_card
+from glassgpt.insight.plan.text import known_text
+from glassgpt.recipe import combine, find_recipe
 
 
 def test_it_prints_a_page_without_torch() -> None:
@@ -49,6 +57,34 @@ def test_hours_write_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plan", str(place), "--gpu=rtx4090"]) == 0
     assert main(words) == 2  # it is there already
     assert main(["plan", "--out=x.toml"]) == 2
+
+
+def test_what_a_proposal_would_not_heed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=rtx4070", "--hours=1", "--n_layer=3", "--max_iters=5"]) == 2
+    assert "--hours proposes --n_layer, --max_iters itself" in capsys.readouterr().err
+
+
+def test_a_context_that_is_said_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2_124m", "--dataset=shakespeare_char", "--gpu=rtx4070", "--hours=1"]) == 0
+    assert "block_size = 256" in capsys.readouterr().out
+    assert main(["plan", "--gpu=rtx4070", "--hours=1", "--block_size=512"]) == 0
+    assert "block_size = 512" in capsys.readouterr().out
+
+
+def test_all_that_is_proposed_is_known_to_be() -> None:
+    """No setting is changed by --hours and heeded by nobody."""
+    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    best = propose(
+        config, of_card(named_card("rtx4070").card, "asked for"), known_text("openwebtext"), 3.0
+    ).best
+    changed = {name for name, value in asdict(config).items() if value != getattr(best.config, name)}
+    assert changed <= {*PROPOSED}
+
+
+def test_a_proposal_goes_to_the_home_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # bash leaves --out=~/day.toml as it is
+    assert main(["plan", "--gpu=rtx4070", "--hours=1", "--out=~/day.toml"]) == 0
+    assert (tmp_path / "day.toml").is_file()
 
 
 def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,3 +140,15 @@ def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixt
 def test_capitals_do_not_matter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"--gpu={name}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["device_type"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "words", [["--cards"], ["gpt2_124m", "--gpu=rtx4070", "--hours=24"], ["--gpu=rtx4070"]]
+)
+def test_a_narrow_terminal_cuts_no_figure(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = Console(width=30, highlight=False)
+    monkeypatch.setitem(plan.__globals__, "console", lambda: narrow)
+    assert plan(words) == 0
+    assert "…" not in capsys.readouterr().out

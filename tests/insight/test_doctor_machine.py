@@ -120,6 +120,8 @@ def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, says: str
         (64, Cores(8, 16, 16), "64", "problem", "export OMP_NUM_THREADS=8"),
         (3, Cores(4, 4, 1.5, 1.5), None, "problem", "export OMP_NUM_THREADS=1"),
         (1, Cores(8, 16, 16), "1", "note", "unset OMP_NUM_THREADS"),
+        (2, Cores(2, 2, 2), "abc", "note", "unset OMP_NUM_THREADS"),
+        (2, Cores(2, 2, 2), "0", "note", "unset OMP_NUM_THREADS"),
         (1, Cores(8, 16, 16), None, "note", "export OMP_NUM_THREADS=8"),
         (1, Cores(2, 2, 0.5, 0.5), None, "ok", ""),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from glassgpt.data.manifest import Manifest, write_manifest
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan
 from glassgpt.insight.plan.propose import propose
-from glassgpt.insight.plan.target import Target, of_card
+from glassgpt.insight.plan.target import Target, of_card, together
 from glassgpt.insight.plan.text import Text, find_text
 from glassgpt.recipe import combine, find_recipe
 
@@ -291,13 +292,37 @@ def test_what_is_proposed_is_no_problem() -> None:
 def test_who_evaluates_only_at_the_end_is_not_told_to_do_it_less_often() -> None:
     made = plan("gpt2_124m", H200, max_iters=10, eval_interval=10)
     (fix,) = (problem.fix for problem in made.problems if "evaluating takes" in problem.what)
-    assert fix == "fewer --eval_tokens"
+    assert fix == "fewer --eval_tokens, with --closing_eval=False"
 
 
 def test_no_time_at_all() -> None:
     config = combine(find_recipe("gpt2_124m"), {}, "cuda")
     with pytest.raises(UserError, match="no model gets anywhere"):
         propose(config, RTX4070, WEB, 0.001)
+
+
+def test_a_card_whose_speed_is_known_in_another_dtype() -> None:
+    old, config = of_card(named_card("gtx1080").card, "asked for"), combine(find_recipe("quickstart"), {})
+    with pytest.raises(UserError, match=r"how fast GTX 1080 is in float16; it is known with --dtype=float32"):
+        propose(config, old, CHARACTERS, 8.0)
+    assert propose(replace(config, dtype="float32"), old, CHARACTERS, 8.0).best.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("card", "setting"),
+    [("m3-max", {"graph": "on"}), ("rtx3090", {"fp8": True}), ("gtx1080", {"kernels": "triton"})],
+)
+def test_what_the_trainer_refuses_is_not_proposed(card: str, setting: dict[str, Any]) -> None:
+    config = combine(find_recipe("quickstart"), {"dtype": "float32", **setting})
+    with pytest.raises(UserError, match=f"--{next(iter(setting))}|8-bit"):
+        propose(config, of_card(named_card(card).card, "asked for"), CHARACTERS, 1.0)
+
+
+def test_cards_without_bfloat16_are_not_proposed_to_shard() -> None:
+    """The trainer refuses float16 with it, and nobody asked for either."""
+    cards = together(of_card(named_card("v100").card, "asked for"), 8, 16, 12.5)
+    proposal = propose(combine(find_recipe("gpt2_124m_fast"), {}, "cuda"), cards, WEB, 1000.0)
+    assert not any(option.config.shard for option in proposal.considered)
 
 
 def test_a_proposal_is_a_file_that_can_be_trained(tmp_path: Path) -> None:

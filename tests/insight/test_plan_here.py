@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from glassgpt.account.hardware import cards, named_card
+from glassgpt.cli.plan import plan
 from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan import target as targets
@@ -61,6 +63,28 @@ def test_a_card_found_here_is_the_tables(says: pytest.MonkeyPatch) -> None:
     assert make_plan(config, unknown, known_text("shakespeare_char")).times is None
     says.setattr(here, "output_of", lambda *command: None)
     assert find_target("auto").device_type == ("mps" if sys.platform == "darwin" else "cpu")
+
+
+def test_the_device_that_the_run_will_take_is_planned_for(
+    says: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says.setattr(here, "output_of", lambda *command: TWO)
+    assert find_target("auto", "cuda").name == "RTX 4090"  # CUDA's first
+    assert find_target("auto", "cuda:1").name == "RTX 3060"
+    assert find_target("auto", "cpu").device_type == "cpu"
+    assert find_target("rtx4070", "cpu").name == "RTX 4070"  # what if
+    for device in ("cuda:2", "mps"):
+        with pytest.raises(UserError, match=f"--device={device} is not in this machine"):
+            find_target("auto", device)
+    assert plan(["shakespeare_char_cpu", "--json=True"]) == 0  # this preset says so
+    assert json.loads(capsys.readouterr().out)["target"]["device_type"] == "cpu"
+
+
+def test_a_plan_for_what_the_run_will_not_take_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["shakespeare_char_cpu", "--gpu=rtx4070"]) == 0
+    assert "--device=cpu is not RTX 4070" in capsys.readouterr().out
+    assert plan(["shakespeare_char_cpu", "--gpu=rtx4070", "--hours=0.1"]) == 0
+    assert 'device = "auto"' in capsys.readouterr().out
 
 
 def test_a_driver_that_does_not_say_the_memory(says: pytest.MonkeyPatch) -> None:
@@ -234,6 +258,14 @@ def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> N
         made = make_plan(config, this_cpu("asked for", seconds=0.05), find_text(config))
         told = [problem.what for problem in made.problems if "busy" in problem.what]
         assert bool(told) == is_told
+
+
+def test_a_proposal_of_a_busy_machine_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("glassgpt.insight.plan.target.load", lambda: 64.0)
+    assert plan(["quickstart", "--gpu=cpu", "--hours=10"]) == 0
+    assert "other programs keep 64.0 cores busy" in capsys.readouterr().out
 
 
 def test_hours_on_a_card_that_nobody_knows() -> None:

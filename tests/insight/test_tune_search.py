@@ -398,6 +398,11 @@ def test_the_sentence_says_what_the_neighbours_lose() -> None:
     )
 
 
+def test_the_sentence_counts_times_where_percents_are_hard_to_read() -> None:
+    outcome = told(Machine(cpu(), lambda setting: 1e3 * (75 if setting.threads == 1 else 1)), config=SMALL)
+    assert "1 thread, is 75 times as fast as the automatic choice" in outcome.sentence
+
+
 def test_the_sentence_where_the_automatic_choice_wins() -> None:
     machine = Machine(cpu(), lambda setting: 1e3 * setting.micro_batch * (setting.threads or 2))
     outcome = told(machine, config=SMALL)

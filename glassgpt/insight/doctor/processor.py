@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,10 @@ def threads_line(threads: int, cores: Cores, environment: Mapping[str, str]) -> 
     if threads < best:
         held = "unset OMP_NUM_THREADS" if asked else f"export OMP_NUM_THREADS={best}"
         return Line("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
+    if asked and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", asked):
+        return Line(
+            "threads", f"{says}, which is no count: not heeded", "note", "unset OMP_NUM_THREADS", numbers
+        )
     return Line("threads", says, numbers=numbers)
 
 

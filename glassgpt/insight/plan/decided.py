@@ -85,22 +85,25 @@ def _with_weights(config: TrainConfig, text: Text) -> tuple[TrainConfig, int]:
             f"--init_from={config.init_from}: plan the run's own settings instead, "
             "glass plan RUN/config.toml --init_from=scratch"
         )
-    return with_shape_of(config.init_from, config), 50257
-
-
-def with_shape_of(weights: str, config: TrainConfig) -> TrainConfig:
-    """`weights`: GPT-2's, by name."""
-    layers, heads, width = GPT2_SHAPES[weights]
+    layers, heads, width = GPT2_SHAPES[config.init_from]
     context = min(config.block_size, 1024)
-    return replace(
-        config, init_from=weights, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True,
-        arch="gpt2", tie_embeddings=True,
+    shaped = replace(
+        config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True, arch="gpt2",
+        tie_embeddings=True,
     )  # fmt: skip
+    return shaped, 50257
 
 
 def can_shard(work: Work) -> bool:
     """The trainer refuses the others: a loss scaler and 8-bit floats do not go with it."""
     return work.dtype != "float16" and not work.config.fp8
+
+
+def without_luxury(work: Work) -> Work:
+    """Updates are only recorded where there is room for it, unless it is asked for; a copy to be saved goes
+    to main memory where a card has none for it."""
+    work = replace(work, saves_beside=work.device_type == "cpu")
+    return work if work.config.graph == "on" else replace(work, graph=False)
 
 
 def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:

@@ -10,9 +10,10 @@ from glassgpt.account import memory
 from glassgpt.account.memory import GIB, Memory, Work
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.insight.plan.decided import GPT2_SHAPES, Decided, can_shard, decide, with_shape_of
+from glassgpt.insight.plan.decided import Decided, can_shard, decide, without_luxury
 from glassgpt.insight.plan.problems import Problem, find_problems
 from glassgpt.insight.plan.prospect import Prospect, prospect
+from glassgpt.insight.plan.remedy import in_pieces, remedies
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.insight.plan.times import Times, forecast_of, times
@@ -116,9 +117,9 @@ class Plan:
 def make_plan(config: TrainConfig, target: Target, text: Text, price: float | None = None) -> Plan:
     """`price`: of an hour of that machine. Raises if not even one sequence fits."""
     decided = decide(config, target, text)
+    if _is_too_large(decided, target):
+        raise UserError(_too_large(decided, target, text))
     variants = find_variants(decided.work, target.limit)
-    if variants[0].largest is None:
-        raise UserError(_too_large(decided, target, variants))
     numbers = forecast_of(decided, target, text)
     timed = times(decided, target, numbers, price)
     ahead = prospect(decided, text)
@@ -145,60 +146,28 @@ def find_variants(work: Work, room: int) -> tuple[Variant, ...]:
         sharded = replace(work.config, shard=True)
         works["shard=True"] = replace(work, config=sharded, graph=False, compiled=compiled)
     return tuple(
-        Variant(name, memory.needed(one).total, memory.largest_batch(_without_luxury(one), room))
+        Variant(name, memory.needed(one).total, memory.largest_batch(without_luxury(one), room))
         for name, one in works.items()
     )
 
 
-def _without_luxury(work: Work) -> Work:
-    """Updates are only recorded where there is room for it, unless it is asked for; a copy to be saved goes
-    to main memory where a card has none for it."""
-    work = replace(work, saves_beside=work.device_type == "cpu")
-    return work if work.config.graph == "on" else replace(work, graph=False)
+def _is_too_large(decided: Decided, target: Target) -> bool:
+    """As it is and in the smallest pieces."""
+    if decided.config.eval_only or memory.needed(decided.work).total <= target.limit:
+        return False
+    return in_pieces(decided, target) is None
 
 
-def _too_large(decided: Decided, target: Target, variants: tuple[Variant, ...]) -> list[str]:
+def _too_large(decided: Decided, target: Target, text: Text) -> list[str]:
     """What would fit instead."""
-    work = replace(decided.work, batch_size=1)
-    least = memory.needed(work).total
+    work, alone = decided.work, decided.batch.sequences == decided.work.ranks
+    least = memory.needed(replace(without_luxury(work), batch_size=1, micro_steps=1 if alone else 2)).total
     named = (
         f"{target.name} has {target.memory / GIB:.1f} GiB, of which a run may take {target.limit / GIB:.1f}"
     )
     shared = f" a card, sharded over {work.ranks}" if work.is_sharded else ""
-    problems = [
+    problem = (
         f"this model needs at least {least / GIB:.1f} GiB{shared}, with one sequence at a time "
         f"(--batch_size=1), and {named}"
-    ]
-    for variant in variants[1:]:
-        if variant.largest is not None:
-            flags = " ".join(f"--{setting}" for setting in variant.name.split(", "))
-            problems.append(f"it fits with {flags}, {variant.largest} sequences at a time")
-    config = work.config
-    shorter = config.block_size // 2
-    while shorter >= 64:
-        smaller = replace(work, config=replace(config, block_size=shorter, batch_tokens=None))
-        if memory.needed(smaller).total <= target.limit:
-            problems.append(f"it fits with --block_size={shorter}")
-            break
-        shorter //= 2
-    smaller_model = _fewer_layers(work, target) if config.init_from == "scratch" else _weights(work, target)
-    return problems + ([f"it fits with {smaller_model}"] if smaller_model else [])
-
-
-def _fewer_layers(work: Work, target: Target) -> str:
-    layers = work.config.n_layer
-    while layers > 1:
-        layers -= max(1, layers // 8)
-        smaller = replace(work, config=replace(work.config, n_layer=layers))
-        if memory.needed(smaller).total <= target.limit:
-            return f"--n_layer={layers}"
-    return ""
-
-
-def _weights(work: Work, target: Target) -> str:
-    """The largest of GPT-2's that fit: they bring their layers along."""
-    for name in reversed(GPT2_SHAPES):
-        smaller = replace(work, config=with_shape_of(name, work.config))
-        if memory.needed(smaller).total <= target.limit:
-            return f"--init_from={name}"
-    return ""
+    )
+    return [problem, *(f"it fits with {flags}" for flags in remedies(decided, target, text, target.limit))]

@@ -13,10 +13,11 @@ from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
 from glassgpt.figures import count, duration
 from glassgpt.insight.plan.decided import Decided
-from glassgpt.insight.plan.prospect import Prospect
+from glassgpt.insight.plan.prospect import Prospect, expectation
+from glassgpt.insight.plan.remedy import enough, flags, in_pieces, remedies
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
-from glassgpt.insight.plan.times import Times
+from glassgpt.insight.plan.times import Times, forecast_of
 from glassgpt.insight.plan.ways import Way, Ways
 
 
@@ -32,6 +33,7 @@ class Problem:
 _SHARE_FELT = 0.05  # of a run, spent evaluating
 _LATE_S = 1800  # for a first checkpoint
 _FEW_TOKENS = 5  # per parameter
+_FEW_AT_A_TIME = 8192  # tokens of a micro-batch
 
 
 def find_problems(
@@ -44,49 +46,47 @@ def find_problems(
     ways: Ways | None = None,
 ) -> list[Problem]:
     found = [
-        *_of_memory(decided, target, needs),
-        *_of_machine(decided, target),
+        *_of_memory(decided, target, text, needs),
+        *_of_place(decided, target),
+        *refused_there(decided, target),
         *_of_cluster(decided, target, ways),
-        *_of_disk(decided, prospect, Path(decided.config.out_dir or "runs")),
     ]
     if not decided.config.eval_only:
-        found += [*_of_schedule(decided), *_of_data(decided, text, prospect)]
+        found += _of_disk(decided, prospect, Path(decided.config.out_dir or "runs"))
+        found += [*_of_schedule(decided), *_of_data(decided, target, text, prospect)]
         if times is not None:
-            found += _of_time(decided, times, prospect)
+            found += _of_time(decided, target, text, times, prospect)
     order = ("error", "warning", "hint")
     return sorted(found, key=lambda problem: order.index(problem.kind))
 
 
-def _of_memory(decided: Decided, target: Target, needs: Memory) -> Iterator[Problem]:
+def _of_memory(decided: Decided, target: Target, text: Text, needs: Memory) -> Iterator[Problem]:
     if decided.config.eval_only:
         yield from _of_evaluating(target, needs)
         return
-    size, sequences = decided.batch.batch_size, decided.batch.sequences
-    own = sequences // decided.work.ranks  # each card takes as many
-    # In pieces, gradients have to add up.
-    in_pieces = replace(decided.work, micro_steps=2, saves_beside=decided.work.device_type == "cpu")
-    largest = memory.largest_batch(in_pieces, target.room) or 1
-    best = max(n for n in range(1, min(largest, own) + 1) if own % n == 0)
-    steps = f" --gradient_accumulation_steps={sequences // best}"
+    size = decided.batch.batch_size
+    pieces = in_pieces(decided, target) or {"batch_size": 0}  # 0: only the whole update at once fits
+    roomy, gains = enough(decided, pieces, target, text, target.room), pieces["batch_size"] >= 2 * size
     if needs.total > target.limit:
         yield Problem(
             "error",
             f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
             f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
-            f"--batch_size={best}{steps} is the same run in less memory",
+            f"{flags(pieces)} is the same run in less memory",
         )
     elif needs.total > target.room:
+        less = roomy or ", or ".join(remedies(decided, target, text, target.room)) or "a smaller model"
         yield Problem(
             "warning",
             f"{needs.total / GIB:.1f} of {target.memory / GIB:.1f} GiB: it fits while nothing else uses "
             "the card, not even a desktop",
-            f"--batch_size={best}{steps} leaves room",
+            f"{less} leaves room",
         )
-    elif target.device_type == "cuda" and size * decided.config.block_size < 8192 and best >= 2 * size:
+    elif target.device_type == "cuda" and decided.work.tokens < _FEW_AT_A_TIME and roomy and gains:
         yield Problem(
             "hint",
-            f"micro-batches of {size * decided.config.block_size:,} tokens keep no GPU busy; there is room",
-            f"--batch_size={best}{steps} is the same run, faster; `glass tune` measures it",
+            f"micro-batches of {decided.work.tokens:,} tokens keep no GPU busy; there is room",
+            f"{roomy} is the same run, faster; `glass tune` measures it",
         )
 
 
@@ -97,16 +97,27 @@ def _of_evaluating(target: Target, needs: Memory) -> Iterator[Problem]:
             "error",
             f"the model and its evaluation need {needs.total / GIB:.1f} GiB, and a run may take "
             f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
-            "a smaller model, a card with more memory, or --device=cpu",
+            "a smaller model, or more memory" + ("" if target.device_type == "cpu" else "; or --device=cpu"),
         )
 
 
-def _of_machine(decided: Decided, target: Target) -> Iterator[Problem]:
-    """What the trainer would refuse there."""
-    config, work, on = decided.config, decided.work, target.traits
+def _of_place(decided: Decided, target: Target) -> Iterator[Problem]:
+    device = decided.config.device
+    if device != "auto" and device.partition(":")[0] != target.device_type:
+        what = f"--device={device} is not {target.name}: the run will not be as planned here"
+        yield Problem("warning", what, "--device=auto")
     if target.busy:
-        what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
-        yield Problem("warning", what, "plan again when the machine is quiet")
+        yield busy_machine(target)
+
+
+def busy_machine(target: Target) -> Problem:
+    what = f"other programs keep {target.busy:.1f} cores busy: speed and time are measured beside them"
+    return Problem("warning", what, "plan again when the machine is quiet")
+
+
+def refused_there(decided: Decided, target: Target) -> Iterator[Problem]:
+    """What the trainer would refuse on that machine."""
+    config, work, on = decided.config, decided.work, target.traits
     if config.fp8 and not choices.has_float8(on):
         yield Problem("error", f"{target.name} has no 8-bit floats", "leave --fp8 out")
     elif config.fp8:
@@ -130,13 +141,13 @@ def _of_schedule(decided: Decided) -> Iterator[Problem]:
         yield Problem(
             "warning",
             f"the warm-up of {warmup:,} updates does not end within --max_iters={config.max_iters:,}",
-            f"--warmup_iters={max(1, config.max_iters // 20)}",
+            f"--warmup_iters={config.max_iters // 20}",
         )
     elif warmup > config.max_iters / 3:
         yield Problem(
             "hint",
             f"the warm-up takes {warmup / config.max_iters:.0%} of the run",
-            f"--warmup_iters={max(1, config.max_iters // 20)}",
+            f"--warmup_iters={config.max_iters // 20}",
         )
     if end > 1.1 * config.max_iters:
         yield Problem(
@@ -152,7 +163,7 @@ def _of_schedule(decided: Decided) -> Iterator[Problem]:
         )
 
 
-def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Problem]:
+def _of_data(decided: Decided, target: Target, text: Text, prospect: Prospect) -> Iterator[Problem]:
     config = decided.config
     if text.train_tokens <= config.block_size:
         yield Problem(
@@ -161,11 +172,14 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             "prepare more text, or lower --block_size",
         )
     if prospect.overfits_at is not None and prospect.overfits_at < 0.9 * config.max_iters:
+        shorter = _stopped_before(decided, text, prospect.overfits_at)
+        # Our kernels may not pay then, and PyTorch's take more memory.
+        fitting = enough(decided, shorter, target, text, target.limit) or flags(shorter)
         yield Problem(
             "warning",
             f"it will probably begin to overfit near update {prospect.overfits_at:,}, after "
             f"{prospect.overfits_at * decided.batch.tokens / text.train_tokens:.1f} times through the text",
-            f"--max_iters={prospect.overfits_at}, more --dropout, or --patience=3; the best one is kept",
+            f"{fitting}, more --dropout, or --patience=3; the best one is kept",
         )
     from_nothing = config.init_from == "scratch" and text.tokenizer not in ("char", "byte")
     if prospect.tokens_per_parameter < _FEW_TOKENS and from_nothing:
@@ -175,6 +189,23 @@ def _of_data(decided: Decided, text: Text, prospect: Prospect) -> Iterator[Probl
             "with fewer than about 20, a smaller model is better for the same arithmetic",
             "a smaller model, or more updates",
         )
+
+
+def _stopped_before(decided: Decided, text: Text, overfits_at: int) -> dict[str, int]:
+    """So many updates that it does not overfit, with the schedule that goes with them."""
+    config, at = decided.config, overfits_at
+    while True:
+        changes = {"max_iters": at}
+        shorter = replace(config, max_iters=at)
+        if config.decay_lr and decay_iters(shorter) > at:
+            changes["lr_decay_iters"] = at
+        if config.decay_lr and warmup_iters(shorter) > at / 3:
+            changes["warmup_iters"] = at // 20
+        shorter = replace(config, **changes)  # type: ignore[arg-type]
+        ahead = expectation(shorter, decided.work.vocab_size, decided.batch.tokens, text).overfits_at
+        if ahead is None or ahead >= at:
+            return changes
+        at = ahead
 
 
 _WAITING_FELT = 0.25  # of an update
@@ -234,22 +265,43 @@ def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Prob
         )
 
 
-def _of_time(decided: Decided, times: Times, prospect: Prospect) -> Iterator[Problem]:
+def _of_time(
+    decided: Decided, target: Target, text: Text, times: Times, prospect: Prospect
+) -> Iterator[Problem]:
     config = decided.config
     if times.evaluation_share > _SHARE_FELT:
-        rarer = min(round(config.eval_interval * times.evaluation_share / 0.02), config.max_iters)
-        instead = f"--eval_interval={rarer}, or " if config.eval_interval < config.max_iters else ""
         yield Problem(
             "warning",
             f"evaluating takes {times.evaluation_share:.0%} of the run",
-            f"{instead}fewer --eval_tokens",
+            _evaluating_less(decided, target, text),
         )
     first_s = prospect.first_checkpoint * times.updates_s[1] / config.max_iters
-    if first_s > _LATE_S:
-        every = max(1, round(_LATE_S / 3 * config.max_iters / times.updates_s[1]))
+    every = max(1, round(_LATE_S / 3 * config.max_iters / times.updates_s[1]))
+    if first_s > _LATE_S and every < prospect.first_checkpoint:
         yield Problem(
             "hint",
             f"the first checkpoint comes after {duration(first_s)}",
             f"--checkpoint_interval={every} saves every "
             f"{duration(every * first_s / prospect.first_checkpoint)}",
         )
+
+
+def _evaluating_less(decided: Decided, target: Target, text: Text) -> str:
+    """Less often, if that is enough, or on less text; else it is what is done once, at the end."""
+
+    def is_felt(**changes: int | None) -> bool:
+        config = replace(decided.config, **changes)  # type: ignore[arg-type]
+        less = replace(decided, config=config, work=replace(decided.work, config=config))
+        ahead = forecast_of(less, target, text)
+        return (ahead.evaluation_s or 0) > _SHARE_FELT * (ahead.total_s or (0, 0, 0))[1]
+
+    interval, last = decided.config.eval_interval, decided.config.max_iters
+    while interval < last:
+        interval = min(2 * interval, last)
+        if not is_felt(eval_interval=interval):
+            return f"--eval_interval={interval}, or fewer --eval_tokens"
+    if is_felt(eval_interval=last, eval_iters=None, eval_tokens=1, closing_eval=False):
+        return "fewer --sample_tokens"
+    if is_felt(eval_interval=last, eval_iters=None, eval_tokens=1):
+        return "fewer --eval_tokens, with --closing_eval=False"
+    return "fewer --eval_tokens"

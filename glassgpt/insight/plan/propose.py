@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.account import flops, memory
+from glassgpt.account.choices import choose_dtype
 from glassgpt.account.expected_loss import Expectation, Point
 from glassgpt.account.forecast import Range
+from glassgpt.account.memory import LOW
 from glassgpt.account.pace import Pace
 from glassgpt.config import TrainConfig, padded_vocabulary
 from glassgpt.errors import UserError
 from glassgpt.figures import duration, parameters
-from glassgpt.insight.plan.decided import decide
+from glassgpt.insight.plan.decided import can_shard, decide
+from glassgpt.insight.plan.problems import refused_there
 from glassgpt.insight.plan.prospect import expectation
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
@@ -24,6 +27,13 @@ from glassgpt.recipe import to_toml
 _WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
 _WIDER = (2560, 3200, 4096)  # where many cards work
 _HEAD = 64  # channels
+# What is proposed, whatever the settings say.
+PROPOSED = (
+    "arch", "optimizer", "tie_embeddings", "bias", "n_embd", "n_head", "n_layer", "batch_size",
+    "batch_tokens", "gradient_accumulation_steps", "max_iters", "dropout", "learning_rate", "embedding_lr",
+    "matrix_lr", "beta1", "beta2", "muon_momentum", "weight_decay", "schedule", "wsd_decay_fraction",
+    "min_lr", "warmup_iters", "lr_decay_iters", "eval_interval", "eval_iters", "log_interval", "profile",
+)  # fmt: skip
 _SPARE = 0.97  # of the hours, for what nobody foresees
 _MUCH = 0.85  # of the hours
 # A batch of 0.3 times what the text is diverse enough for: as in the presets that were tuned.
@@ -92,26 +102,44 @@ class Proposal:
 
 
 def propose(
-    config: TrainConfig, target: Target, text: Text, hours: float, price: float | None = None
+    config: TrainConfig,
+    target: Target,
+    text: Text,
+    hours: float,
+    price: float | None = None,
+    longest: int | None = 256,
 ) -> Proposal:
     """`config` says the data, the context and the machine's settings; the rest is searched for. `price`: of
-    an hour of one machine."""
+    an hour of one machine. `longest`: context of characters, which gain little from more; None: as it is."""
+    if longest is not None and text.tokenizer in ("char", "byte"):
+        config = replace(config, block_size=min(config.block_size, longest))
+    if config.device.partition(":")[0] != target.device_type:
+        config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
     options = [
         option
         for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _WIDER)
         if (option := _option(config, width, target, text, hours * 3600 * _SPARE)) is not None
     ]
-    if not options and not target.peaks:
-        raise UserError(
-            f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
-        )
     if not options:
-        raise UserError(
-            f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
-            "another --gpu"
-        )
+        raise UserError(_why_none(config, target, hours))
     best = min(options, key=lambda option: option.loss[1])
+    refused = [f"{one.what}: {one.fix}" for one in refused_there(decide(best.config, target, text), target)]
+    if refused:
+        raise UserError(refused)
     return Proposal(best, tuple(options), target, hours, price)
+
+
+def _why_none(config: TrainConfig, target: Target, hours: float) -> str:
+    dtype = str(choose_dtype(config.dtype, target.traits, _WIDTHS[-1]).value)
+    if not target.peaks:
+        return f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
+    if target.peak(dtype) is None:
+        others = " or ".join(f"--dtype={name}" for name in LOW if target.peak(name) is not None)
+        return f"--hours: nobody knows how fast {target.title} is in {dtype}; it is known with {others}"
+    return (
+        f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
+        "another --gpu"
+    )
 
 
 def _option(config: TrainConfig, width: int, target: Target, text: Text, seconds: float) -> Option | None:
@@ -168,23 +196,25 @@ def _affordable(shaped: TrainConfig, target: Target, text: Text, seconds: float)
 def _lengths(
     shaped: TrainConfig, target: Target, text: Text, tokens: float
 ) -> tuple[bool, list[tuple[TrainConfig, Expectation]]]:
-    """Whether the text would be learnt by heart in all the time there is, and what to try, in order.
+    """Whether less than all the time there is brings more, as the text is then learnt by heart; and what to
+    try, the best first.
 
-    All the tokens there is time for, or a little less, as a smaller batch may be slower. Where that would be
-    learnt by heart, the best first of many lengths, the same ones whatever the time: batch and dropout follow
-    the length.
+    All the tokens there is time for, or a little less, as a smaller batch may be slower; and many shorter
+    lengths, the same ones whatever the time: batch and dropout follow the length.
     """
     tried = [_expected(shaped, target, text, share * tokens) for share in (1.0, 0.95, 0.85, 0.7)]
-    if tried[0][1].overfits_at is None:
+    if tokens < text.train_tokens / 10:  # nothing is seen again, whatever makes learning faster
         return False, tried
+    whole = tried[0][1].final.mid
     shorter = float(_FEWEST_SEQUENCES * shaped.block_size)
     while shorter < tokens:
         tried.append(_expected(shaped, target, text, shorter))
         shorter *= _LONGER
-    return True, sorted(tried, key=lambda one: one[1].final.mid)
+    tried.sort(key=lambda one: one[1].final.mid)
+    return tried[0][1].final.mid < whole, tried
 
 
-_LONGER = 1.2  # times
+_LONGER = 1.4  # times
 
 
 def _expected(
@@ -199,7 +229,9 @@ def _fitting(shaped: TrainConfig, target: Target, text: Text) -> TrainConfig | N
     ranks = target.cluster.ranks
     for shard in (False, True) if ranks > 1 and not shaped.shard else (shaped.shard,):
         tried = replace(shaped, shard=shard, batch_tokens=shaped.block_size * 16 * ranks)
-        if memory.largest_batch(decide(tried, target, text).work, target.room) is not None:
+        work = decide(tried, target, text).work
+        possible = can_shard(work) or not shard or shaped.shard
+        if possible and memory.largest_batch(work, target.room) is not None:
             return replace(shaped, shard=shard)
     return None
 
@@ -231,8 +263,8 @@ _EVALUATING = 0.03  # of a run
 
 
 def _evaluations(ahead: _Ahead, seconds: float) -> int:
-    """As many as take little of so short a run; there is one before the first update, too."""
-    return max(1, min(_EVALUATIONS, int(_EVALUATING * seconds / ahead.evaluation_s)))
+    """As many as take little of so short a run, after the one before the first update."""
+    return max(1, min(_EVALUATIONS, int(_EVALUATING * seconds / ahead.evaluation_s) - 1))
 
 
 def _evaluating_seldom(made: TrainConfig, target: Target, text: Text) -> tuple[TrainConfig, _Ahead | None]:
@@ -256,7 +288,6 @@ def _shaped(config: TrainConfig, width: int, text: Text) -> TrainConfig:
         n_embd=width,
         n_head=max(1, width // _HEAD),
         n_layer=max(3, round(width / _HEAD)),
-        block_size=min(config.block_size, 256) if of_characters else config.block_size,
         batch_size=None,
         gradient_accumulation_steps=None,
         batch_tokens=None,

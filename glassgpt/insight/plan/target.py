@@ -80,17 +80,17 @@ class Target:
         return self.peaks.get(dtype)
 
 
-def find_target(gpu: str) -> Target:
-    """`gpu`: a card's name, `cpu`, or `auto` for this machine."""
+def find_target(gpu: str, device: str = "auto") -> Target:
+    """`gpu`: a card's name, `cpu`, or `auto` for this machine; `device`: what of it the run will take."""
     gpu = gpu.strip()
     if not gpu:
         raise UserError("--gpu is empty: name a card, cpu or auto")
-    if gpu.lower() == "cpu":
+    if gpu.lower() == "cpu" or (gpu.lower() == "auto" and device == "cpu"):
         return this_cpu("asked for")
     if gpu.lower() != "auto":
         found = named_card(gpu)
         return of_card(found.card, "asked for", found.others)
-    return this_machine()
+    return this_machine(device)
 
 
 def of_card(card: Card, how: str, others: tuple[str, ...] = (), memory: int | None = None) -> Target:
@@ -121,15 +121,19 @@ def together(target: Target, cards: int, machines: int, network_gb_s: float) -> 
 # --- this machine ---
 
 
-def this_machine() -> Target:
+def this_machine(device: str = "auto") -> Target:
     """As a run would find it."""
     seen, why_none = _seen_cards()
-    if seen:
-        return _of_present(seen[0])
-    if sys.platform == "darwin":
+    kind, _, number = device.partition(":")
+    if kind != "mps" and int(number or 0) < len(seen):
+        return _of_present(seen[int(number or 0)])
+    if sys.platform == "darwin" and kind != "cuda":
         card = find_card(apple_gpu_name())
         if card is not None:
             return replace(of_card(card, "found here", memory=unified_memory()), lacks=lacking_here("mps"))
+    if device != "auto":
+        why = "it has none of that number" if seen and kind == "cuda" else why_none
+        raise UserError(f"--device={device} is not in this machine: {why}; --gpu=NAME plans for another")
     return this_cpu(why_none)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.figures import duration, percent, size
+from glassgpt.figures import duration, percent, size, times
 from glassgpt.insight.tune.evidence import WORTH, Evidence
 from glassgpt.insight.tune.foresight import NO_TIME
 from glassgpt.insight.tune.setting import Setting, in_words
@@ -174,7 +174,8 @@ class _Reason:
             return f"{what} is as fast as the automatic choice"
         than = "choice" if automatic.micro_batch == self._number else automatic.micro_batch
         over = " over the run, compiling included" if chosen.compile else ""
-        return f"{what} is {percent(gain)} faster than the automatic {than}{over}"
+        faster = f"{percent(gain)} faster than" if gain < 2 else f"{times(1 + gain)} times as fast as"
+        return f"{what} is {faster} the automatic {than}{over}"
 
     # --- neighbours ---
 

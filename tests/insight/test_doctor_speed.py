@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from glassgpt.account.hardware import Peak, find_card
 from glassgpt.account.machine import nearest_folder
@@ -35,6 +34,7 @@ from glassgpt.insight.doctor.speed import (
     look_at_matmuls,
     matmul_line,
 )
+from glassgpt.train.tensorfile import Packed
 
 MIB, GIB = 2**20, 2**30
 
@@ -161,9 +161,9 @@ def test_this_card_is_measured(tmp_path: Path) -> None:
 # --- the disk ---
 
 
-def fake_disk(clock: FakeClock, per_second: float, latency: float = 0.0) -> Callable[[Path, Tensor], None]:
-    def write(path: Path, content: Tensor) -> None:
-        clock.spend(latency + len(content) / per_second)
+def fake_disk(clock: FakeClock, per_second: float, latency: float = 0.0) -> Callable[[Path, Packed], None]:
+    def write(path: Path, packed: Packed) -> None:
+        clock.spend(latency + len(packed.content) / per_second)
 
     return write
 
@@ -208,11 +208,11 @@ def test_what_is_written_is_on_the_disk_before_the_clock_is_read(
 
     assert write_speed(tmp_path, (3 * MIB + 5,), 1.0, clock) > 0
     assert events == ["clock", "clock", "synced", "clock"]
-    content = some_bytes(3 * MIB + 5)
-    assert len(content) == 3 * MIB + 5
-    assert len(set(content[:1000].tolist())) > 100  # not zeros
-    write_to_disk(tmp_path / "file", content)
-    assert torch.equal(load_file(tmp_path / "file")["content"], content)
+    packed = some_bytes(3 * MIB + 5)
+    assert len(packed.content) == 3 * MIB + 5
+    assert len(set(packed.content[:1000].tolist())) > 100  # not zeros
+    write_to_disk(tmp_path / "file", packed)
+    assert torch.equal(load_file(tmp_path / "file")["content"], packed.content)
 
 
 @pytest.mark.parametrize(("write", "verdict"), [(500 * MIB, "ok"), (30 * MIB, "note"), (4 * MIB, "problem")])
@@ -274,7 +274,7 @@ def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
-    def write(path: Path, content: Tensor) -> None:
+    def write(path: Path, packed: Packed) -> None:
         path.write_bytes(b"a part of it")
         raise OSError(number, os.strerror(number))
 
@@ -288,11 +288,11 @@ def test_a_disk_that_cannot_be_written(
 
 def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10 * MIB))
-    monkeypatch.setattr(disk, "write_to_disk", lambda path, content: pytest.fail("written"))
+    monkeypatch.setattr(disk, "write_to_disk", lambda path, packed: pytest.fail("written"))
     (line,) = look_at_disk(Visit(tmp_path, tmp_path))
     assert (line.verdict, "--out_dir" in line.fix) == ("problem", True)
     written: list[int] = []
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20 * MIB))
-    monkeypatch.setattr(disk, "write_to_disk", lambda path, content: written.append(len(content)))
+    monkeypatch.setattr(disk, "write_to_disk", lambda path, packed: written.append(len(packed.content)))
     look_at_disk(Visit(tmp_path, tmp_path))
     assert written == [4 * MIB]  # a quarter of what is left, at most

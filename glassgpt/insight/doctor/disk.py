@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from glassgpt import figures
 from glassgpt.account.machine import nearest_folder
 from glassgpt.data.staging import sync_to_disk
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
-from glassgpt.train.tensorfile import pack, write_packed
+from glassgpt.train.tensorfile import Packed, pack, write_packed
 
 Clock = Callable[[], float]
-Write = Callable[[Path, Tensor], None]  # a file of these bytes, on the disk when it returns
+Write = Callable[[Path, Packed], None]  # a file of these bytes, on the disk when it returns
 
 _SIZES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
 _BUDGET_S = 1.0
@@ -83,22 +82,23 @@ def write_speed(
         for size in sizes:
             if speed and clock() + size / speed > deadline:
                 break
-            content = some_bytes(size)
+            packed = some_bytes(size)
             started = clock()
-            (write or write_to_disk)(Path(work) / "file", content)
+            (write or write_to_disk)(Path(work) / "file", packed)
             speed = size / max(clock() - started, 1e-9)
     return speed
 
 
-def some_bytes(size: int) -> Tensor:
+def some_bytes(size: int) -> Packed:
     """Not zeros, which some disks do not store."""
     some = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
-    return some.repeat(-(-size // len(some)))[:size]
+    content = some.repeat(-(-size // len(some)))[:size]
+    return pack({"content": content}, content.device)
 
 
-def write_to_disk(path: Path, content: Tensor) -> None:
+def write_to_disk(path: Path, packed: Packed) -> None:
     """As a checkpoint is."""
-    write_packed(path, pack({"content": content}, content.device))
+    write_packed(path, packed)
     sync_to_disk(path)
 
 

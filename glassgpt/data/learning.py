@@ -11,6 +11,7 @@ import numpy as np
 from glassgpt.data.corpus import Corpus
 from glassgpt.data.options import PrepareOptions, asked_tokenizer
 from glassgpt.data.ranks import Ranks
+from glassgpt.data.seams import cut_for_learning
 from glassgpt.data.split import are_validation, document_key
 from glassgpt.data.tokenizers import (
     BytePairTokenizer,
@@ -91,7 +92,7 @@ class Sample:
                 for text in self._training_texts(texts_of(parcel, self._column)[0]):
                     left -= len(text)
                     self._text_bytes += len(text)
-                    yield text.decode()
+                    yield from cut_for_learning([text.decode()])
 
     def _training_texts(self, texts: Sequence[bytes]) -> Iterator[bytes]:
         keys = np.array([document_key(text) for text in texts], dtype=np.uint64)

@@ -227,6 +227,9 @@ def _save(work: Path, mark: Mark, writers: Mapping[str, ShardWriter], seen: Seen
 
 def _manifest(order: _Order, encoder: Encoder, mark: Mark, sha256: Mapping[str, str]) -> Manifest:
     documents, tokenizer = sum(mark.documents.values()), encoder.tokenizer
+    if not documents:
+        found = f" (left out {plural(mark.empty, 'empty document')})" if mark.empty else ""
+        raise UserError(f"{order.corpus.description}: there is no text in it{found}: bring some")
     for split, what in (("train", "training"), ("val", "validation")):
         if not mark.documents[split]:
             found = f"{order.corpus.description}: of {plural(documents, 'document')} none is for {what}"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
@@ -521,6 +522,38 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
     assert "skipped 1 binary file" in dataset.manifest.notes
     assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
+
+
+def test_a_file_is_read_once_however_many_names_it_has(tmp_path: Path) -> None:
+    """A link that leads in a circle made forty copies of everything."""
+    folder = tmp_path / "texts"
+    (folder / "below").mkdir(parents=True)
+    for i, text in enumerate(TEXTS[:20]):
+        (folder / "below" / f"{i:02}.txt").write_text(text, encoding="utf-8")
+    (folder / "circle").symlink_to(folder)
+    dataset = made(f"{folder}/**/*.txt", tmp_path / "out", val_fraction=0.5)
+    assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:20])
+    assert any(note.startswith("skipped ") and "repeated files" in note for note in dataset.manifest.notes)
+
+
+def test_links_to_folders_are_said_to_be_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "crawl"
+    folder.mkdir()
+    json_lines(folder / "a.jsonl", TEXTS[:40])
+    (folder / "linked").symlink_to(tmp_path)
+    notes = made(folder, tmp_path / "out").manifest.notes
+    assert any(note.startswith("skipped 1 linked folder") for note in notes)
+
+
+def test_nothing_but_empty_documents_is_said(tmp_path: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", [""] * 7)
+    assert "there is no text in it (left out 7 empty documents)" in failing(tmp_path, tmp_path / "a.jsonl")
+
+
+def test_two_columns_of_one_name_are_not_called_damage(tmp_path: Path) -> None:
+    columns = [pa.array(range(40)), pa.array(TEXTS[:40])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "a.parquet")
+    assert "has 2 columns 'text'" in failing(tmp_path, tmp_path / "a.parquet")
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

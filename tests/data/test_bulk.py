@@ -635,7 +635,7 @@ def test_too_few_documents_to_split(tmp_path: Path) -> None:
     json_lines(tmp_path / "a.jsonl", [next(text for text in TEXTS if not is_held_out(text))])
     assert "of 1 document none is for validation: bring more" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("")
-    assert "of 0 documents none is for training" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
+    assert "there is no text in it" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

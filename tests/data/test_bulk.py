@@ -25,7 +25,7 @@ import zstandard
 from corpora import documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import bulk, learning, manifest, parcels, staging, workers
+from glassgpt.data import bulk, learning, manifest, parcels, progress, staging, workers
 from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -554,6 +554,16 @@ def test_two_columns_of_one_name_are_not_called_damage(tmp_path: Path) -> None:
     columns = [pa.array(range(40)), pa.array(TEXTS[:40])]
     pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "a.parquet")
     assert "has 2 columns 'text'" in failing(tmp_path, tmp_path / "a.parquet")
+
+
+def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 MB take a minute, and nothing else is said meanwhile."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    said: list[str] = []
+    options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
+    prepare(options, said.append)
+    assert any(line.startswith("learning bpe:300, from 100 MB at most: 0 of 100 MB, ") for line in said)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

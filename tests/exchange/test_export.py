@@ -605,3 +605,13 @@ def test_a_mistake_is_answered_with_code_2(
     assert main(["export", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_finetunes_an_export_on_other_characters_is_sent_to_its_own(root: Path, tmp_path: Path) -> None:
+    """Characters cannot be given to `glass prepare` as a table, as byte pairs can."""
+    folder = sent(root / "runs" / "char", tmp_path / "exported").out
+    known = json.loads((root / "char" / "data" / "char" / "manifest.json").read_text())["vocab_size"]
+    other = prepared(tmp_path, "char", "".join(chr(0x3041 + i) for i in range(known)) * 40)
+    complaint = r"which needs the dataset that it was trained on: its tokenizer is char"
+    with pytest.raises(UserError, match=complaint):
+        trained(tmp_path / "run", other, init_from=str(folder), arch="gpt2")

@@ -566,6 +566,19 @@ def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any(line.startswith("learning bpe:300, from 100 MB at most: 0 of 100 MB, ") for line in said)
 
 
+def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without shared memory there are no locks, and so no workers."""
+
+    def without_shared_memory(*args: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", without_shared_memory)
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
+    assert "could not be started" in complaint
+    assert "--workers 1" in complaint
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps({"text": text}) for text in TEXTS[:40])
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8-sig")

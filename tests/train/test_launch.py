@@ -68,6 +68,25 @@ def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pyte
     assert waits[1] >= 24 * 3600
 
 
+def test_the_launcher_itself_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Ctrl-C torch wrote a line of its own among those of the run."""
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.launcher import api
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
+        return lambda *words: agent.logger.warning("Received 2 death signal")
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    agent.logger.setLevel("WARNING")  # as torch does when it is imported
+    assert launch(2, ["train"]) == 0
+    assert not caplog.records
+
+
 def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) -> None:
     """A process dies by kill -9 in the first attempt; the second finishes the run."""
     config = tiny(**SHARED | {"checkpoint_interval": 3})

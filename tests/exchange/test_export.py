@@ -7,6 +7,8 @@ import json
 import math
 import pickle
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -615,3 +617,20 @@ def test_who_finetunes_an_export_on_other_characters_is_sent_to_its_own(root: Pa
     complaint = r"which needs the dataset that it was trained on: its tokenizer is char"
     with pytest.raises(UserError, match=complaint):
         trained(tmp_path / "run", other, init_from=str(folder), arch="gpt2")
+
+
+@pytest.mark.parametrize("to", ["hf", "nanogpt", "glass"])
+def test_a_full_disk_is_said_and_leaves_nothing(root: Path, tmp_path: Path, to: str) -> None:
+    """The libraries that write tensors do not call it an OSError."""
+    if not hasattr(signal, "SIGXFSZ"):
+        pytest.skip("this system has no limit on the size of files")
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+        "from glassgpt.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["export", str(root / "runs" / "char"), f"--to={to}", f"--out={tmp_path / 'there'}"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"error: {tmp_path / 'there'} could not be written (the disk may be full; " in done.stderr
+    assert list(tmp_path.iterdir()) == []

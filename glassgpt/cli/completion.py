@@ -20,6 +20,7 @@ from glassgpt.account import journal
 from glassgpt.cli.command import Help, help_of, parsed, print_help, wants_help
 from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.harmless import harmless
 from glassgpt.recipe import field_types, preset_names
 from glassgpt.words import LANGUAGES
 
@@ -143,6 +144,14 @@ def _names(usage: str) -> list[str]:
 
 
 def _folders(where: str, holding: str, whole: bool = True) -> list[str]:
-    """The folders in `where` that hold such a file, in the order that people read."""
+    """The folders in `where` that hold such a file, in the order that people read.
+
+    Shells put an offer on the line as it is, and would run a folder called $(rm -r .): names that would have
+    to be quoted are theirs to offer, with other files.
+    """
     found = sorted(path.parent for path in Path(where).glob(f"*/{holding}"))
-    return [str(path) if whole else path.name for path in found]
+    return [str(path) if whole else path.name for path in found if _is_plain_word(path.name)]
+
+
+def _is_plain_word(name: str) -> bool:
+    return harmless(name) == name and re.search(r"[\x00-\x7f]", re.sub(r"[\w.,:@%+-]", "", name)) is None

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from glassgpt.data.dataset import read_manifest
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
-from glassgpt.data.progress import tokenizing
+from glassgpt.data.progress import passing, tokenizing
 from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seen import BYTES_PER_KEY, Seen
 from glassgpt.data.shards import ShardWriter
@@ -92,7 +93,7 @@ def _write_all(
     progress: bool,
 ) -> None:
     if begun is None:
-        encoder, mark = _begin(order, ranks, work, say)
+        encoder, mark = _begin(order, ranks, work, say, progress)
         _check_room(order, encoder, out, say)
         write_mark(work, mark)
     else:
@@ -121,7 +122,7 @@ def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
 
 
 def _begin(
-    order: _Order, ranks: Ranks | None, work: Path, say: Callable[[str], None]
+    order: _Order, ranks: Ranks | None, work: Path, say: Callable[[str], None], progress: bool
 ) -> tuple[Encoder, Mark]:
     mark = Mark(order.request)
 
@@ -129,11 +130,12 @@ def _begin(
         mark.notes.append(line)
         say(line)
 
+    show = partial(passing, say=say, show=progress)
     for line in order.corpus.notes:
         note(line)
     share = f"{order.val_fraction:.4g} of the documents, chosen by a hash of their text"
     note(f"split: {share}, are for validation")
-    tokenizer = make_tokenizer(order.options, order.corpus, ranks, order.val_fraction, note)
+    tokenizer = make_tokenizer(order.options, order.corpus, ranks, order.val_fraction, note, show)
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
     return Encoder(tokenizer, order.options.text_column), mark
@@ -225,6 +227,9 @@ def _save(work: Path, mark: Mark, writers: Mapping[str, ShardWriter], seen: Seen
 
 def _manifest(order: _Order, encoder: Encoder, mark: Mark, sha256: Mapping[str, str]) -> Manifest:
     documents, tokenizer = sum(mark.documents.values()), encoder.tokenizer
+    if not documents:
+        found = f" (left out {plural(mark.empty, 'empty document')})" if mark.empty else ""
+        raise UserError(f"{order.corpus.description}: there is no text in it{found}: bring some")
     for split, what in (("train", "training"), ("val", "validation")):
         if not mark.documents[split]:
             found = f"{order.corpus.description}: of {plural(documents, 'document')} none is for {what}"

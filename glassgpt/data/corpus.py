@@ -14,6 +14,7 @@ import dataclasses
 import glob
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from glassgpt.data import hub
 from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.folder import read_folder, skipped, skipped_links
 from glassgpt.data.parcels import (
     Lines,
     Parcel,
@@ -111,7 +113,7 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
 
 def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
     """A dataset of Hugging Face in a folder: the files that would have been downloaded."""
-    there = [path for path in _visible(folder) if holds_documents(path.name)]
+    there = [path for path in read_folder(folder).files if holds_documents(path.name)]
     if not there:
         return _local(str(folder), column)
     paths = hub.chosen_in(folder, name)
@@ -121,33 +123,51 @@ def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
             f"their names and the dataset's card: give the files themselves, --source '{folder}/*'"
         )
     corpus = _of_documents(paths, column, f"folder {folder}")
-    return dataclasses.replace(corpus, notes=_skipped(len(there) - len(paths), "file of documents"))
+    return dataclasses.replace(corpus, notes=skipped(len(there) - len(paths), "file of documents"))
 
 
 def _local(where: str, column: str) -> Corpus:
     """A file, a folder or a pattern."""
     path = user_path(where)
+    notes: tuple[str, ...] = ()
+    paths: Sequence[Path]
     if path.is_dir():
-        paths, description = list(_visible(path)), f"folder {path}"
+        folder = read_folder(path)
+        paths, description, notes = folder.files, f"folder {path}", skipped_links(folder.linked)
     elif path.exists():
         paths, description = [path], f"file {path}"
     else:
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        paths, description = [file for file in found if file.is_file()], f"pattern {where}"
+        paths, copies = _matching(path)
+        description, notes = f"pattern {where}", skipped(copies, "repeated file")
     if not paths:
         raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
     if _is_mostly_documents(paths):
-        return _of_documents(paths, column, description)
+        return _of_documents(paths, column, description, notes)
     texts = [file for file in paths if not is_binary(file)]
-    notes = _skipped(len(paths) - len(texts), "binary file")
+    notes += skipped(len(paths) - len(texts), "binary file")
     if not texts:
-        raise UserError(f"{where} has no text files ({notes[0]}): give files of text, parquet or JSON lines")
+        raise UserError(
+            f"{where} has no text files ({', '.join(notes)}): give files of text, parquet or JSON lines"
+        )
     size = sum(file.stat().st_size for file in texts)
     description = f"{description}, {plural(len(texts), 'text')}"
     return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)
 
 
-def _of_documents(paths: Sequence[Path], column: str, description: str) -> Corpus:
+def _matching(pattern: Path) -> tuple[list[Path], int]:
+    """The files of a pattern, and how many names more they have: a link to a folder may lead in a circle."""
+    found = sorted((Path(name) for name in glob.glob(str(pattern), recursive=True)), key=_by_depth)
+    files = {os.path.realpath(path): path for path in reversed(found) if path.is_file()}
+    return sorted(files.values()), sum(path.is_file() for path in found) - len(files)
+
+
+def _by_depth(path: Path) -> tuple[int, Path]:
+    return len(path.parts), path
+
+
+def _of_documents(
+    paths: Sequence[Path], column: str, description: str, notes: tuple[str, ...] = ()
+) -> Corpus:
     files = [path for path in paths if holds_documents(path.name)]
     problems = [problem for path in files if is_parquet(path) and (problem := column_problem(path, column))]
     if problems:
@@ -159,23 +179,13 @@ def _of_documents(paths: Sequence[Path], column: str, description: str) -> Corpu
         Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
         for path, size in zip(files, sizes, strict=True)
     ]
-    notes = _skipped(len(paths) - len(files), "other file")
+    notes += skipped(len(paths) - len(files), "other file")
     return Corpus(f"{description}, {plural(len(files), 'file')} of documents", tuple(pieces), notes)
-
-
-def _skipped(count: int, what: str) -> tuple[str, ...]:
-    return (f"skipped {plural(count, what)}",) if count else ()
-
-
-def _visible(root: Path) -> Iterator[Path]:
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
-            yield path
 
 
 def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
     """It has files of documents, mostly; or texts, and more than one likes to read three times."""
-    paths = list(_visible(root))
+    paths = read_folder(root).files
     size = sum(path.stat().st_size for path in paths)
     return in_bulk or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
 

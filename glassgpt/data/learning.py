@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from glassgpt.data.corpus import Corpus
 from glassgpt.data.options import PrepareOptions, asked_tokenizer
 from glassgpt.data.ranks import Ranks
+from glassgpt.data.seams import cut_for_learning
 from glassgpt.data.split import are_validation, document_key
 from glassgpt.data.tokenizers import (
     BytePairTokenizer,
@@ -47,8 +49,9 @@ def make_tokenizer(
     ranks: Ranks | None,
     val_fraction: float,
     note: Callable[[str], None],
+    show: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
 ) -> BytePairTokenizer | ByteTokenizer:
-    """`ranks`: GPT-2's table, if that is asked for."""
+    """`ranks`: GPT-2's table, if that is asked for. `show` a pass over so many bytes, as `passing` does."""
     name, reason = corpus_tokenizer_name(options)
     note(f"tokenizer {name}: {reason}")
     if name == "byte":
@@ -58,7 +61,8 @@ def make_tokenizer(
     size = bpe_size(name)
     assert size is not None, name
     sample = Sample(corpus, options.text_column, val_fraction)
-    learned = train_bpe(sample.texts(), size)
+    with show(f"learning {name}, from {SAMPLE_BYTES / 1e6:,.0f} MB at most", SAMPLE_BYTES) as advance:
+        learned = train_bpe(sample.texts(advance), size)
     note(f"{name} was learned from {sample.describe()}")
     if learned.vocab_size < size:
         note(f"the text is too small for {size} tokens, it yields {learned.vocab_size}")
@@ -80,7 +84,7 @@ class Sample:
         self._text_bytes = 0
         self._is_whole = len(self._pieces) == len(corpus.pieces)
 
-    def texts(self) -> Iterator[str]:
+    def texts(self, advance: Callable[[int], None]) -> Iterator[str]:
         """The validation documents are not among them: a vocabulary that has seen them flatters them."""
         for piece in self._pieces:
             left = SAMPLE_BYTES // len(self._pieces)
@@ -91,7 +95,9 @@ class Sample:
                 for text in self._training_texts(texts_of(parcel, self._column)[0]):
                     left -= len(text)
                     self._text_bytes += len(text)
-                    yield text.decode()
+                    for piece_of_text in cut_for_learning([text.decode()]):
+                        yield piece_of_text
+                        advance(len(piece_of_text.encode()))
 
     def _training_texts(self, texts: Sequence[bytes]) -> Iterator[bytes]:
         keys = np.array([document_key(text) for text in texts], dtype=np.uint64)

@@ -17,7 +17,7 @@ from glassgpt.data.dataset import BUILT_IN, user_path
 from glassgpt.data.hub import hub_name
 from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
 from glassgpt.data.parcels import holds_documents
-from glassgpt.data.sources import dataset_problem, is_kept_download
+from glassgpt.data.sources import dataset_problem, is_kept_download, is_odd
 from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.data.unfinished import MARK
@@ -100,7 +100,7 @@ def check_options(options: PrepareOptions, out: Path) -> None:
     """Everything that can be known to be wrong before any work, all at once."""
     in_bulk = is_corpus(options.dataset, options.dedup)
     problems = [
-        None if in_bulk else dataset_problem(options.dataset),
+        dataset_problem(options.dataset) if not in_bulk or is_odd(user_path(options.dataset)) else None,
         tokenizer_problem(options.tokenizer),
         *(_bulk_problems(options) if in_bulk else _text_problems(options)),
     ]

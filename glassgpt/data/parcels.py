@@ -252,6 +252,8 @@ def column_problem(path: Path, column: str) -> str | None:
     if column not in schema.names:
         fix = f": add --text_column {texts[0]}" if len(texts) == 1 else ": name one by --text_column"
         return f"{path} has no column {column!r}; {others}" + (fix if texts else "")
+    if schema.names.count(column) > 1:
+        return f"{path} has {schema.names.count(column)} columns {column!r}: rename all but one"
     if column not in texts:
         return f"{path}: its column {column!r} holds {schema.field(column).type}, not text; {others}"
     return None

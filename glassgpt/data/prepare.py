@@ -35,7 +35,7 @@ from glassgpt.data.options import (
 )
 from glassgpt.data.progress import passing
 from glassgpt.data.ranks import Ranks, needed_ranks
-from glassgpt.data.seams import cut_safely
+from glassgpt.data.seams import cut_for_learning, cut_safely
 from glassgpt.data.sources import Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
 from glassgpt.data.staging import alone, move_into_place, staging
@@ -53,8 +53,6 @@ __all__ = ["PrepareOptions", "prepare"]
 
 # A text with more different characters than this spends its embedding table on rare ones.
 MOST_CHARACTERS = 512
-# The tokenizers library gathers 256 pieces before it counts words: small pieces keep its memory small.
-_LEARNING_CHUNK_BYTES = 2**16
 
 
 def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
@@ -168,7 +166,7 @@ def _make_tokenizer(
 
 def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> Iterator[str]:
     for span in spans:
-        for text in cut_safely(span.text("utf-8", _LEARNING_CHUNK_BYTES)):
+        for text in cut_for_learning(span.text("utf-8")):
             advance(len(text.encode()))
             yield text
 

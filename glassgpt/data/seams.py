@@ -17,25 +17,43 @@ _UP_TO_LAST_CUT = re.compile(rf".*(?=[{_BLANK}][^{_BLANK}])", re.DOTALL)
 # The look-behind keeps this linear: without it a long run would be tried again from each of its blanks.
 _LONG_BLANK = re.compile(rf"(?<![{_BLANK}])[{_BLANK}]{{10000,}}(?=[{_BLANK}][^{_BLANK}])")
 _LONGEST_UNCUT = 2**24
+# Learning takes the square of a word's length: a genome, or an image in base64, would never end.
+_LONGEST_LEARNED = 1000
+_LONG_WORD = re.compile(rf"[^{_BLANK}]{{{_LONGEST_LEARNED + 1},}}|[{_BLANK}]{{{_LONGEST_LEARNED + 1},}}")
+# The tokenizers library gathers 256 pieces before it counts words: small pieces keep its memory small.
+_LEARNED_PIECE = 2**16
 
 
-def cut_safely(chunks: Iterable[str]) -> Iterator[str]:
+def cut_safely(chunks: Iterable[str], longest_uncut: int = _LONGEST_UNCUT) -> Iterator[str]:
     """Re-cut a stream of text so that encoding the pieces one by one equals encoding it whole.
 
-    Text without a seam for 16 million characters is cut anywhere, rather than fill the memory.
+    Text without a seam for longer than `longest_uncut` is cut anywhere, rather than fill the memory.
     """
     pending = ""
     for chunk in chunks:
         pending += chunk
         match = _UP_TO_LAST_CUT.match(pending)
         cut = match.end() if match else 0
-        if len(pending) - cut > _LONGEST_UNCUT:
+        if len(pending) - cut > longest_uncut:
             cut = len(pending)
         if cut:
             yield pending[:cut]
             pending = pending[cut:]
     if pending:
         yield pending
+
+
+def cut_for_learning(chunks: Iterable[str]) -> Iterator[str]:
+    """A text in small pieces to learn a vocabulary from: its words, the very long ones in parts."""
+    small = (chunk[i : i + _LEARNED_PIECE] for chunk in chunks for i in range(0, len(chunk), _LEARNED_PIECE))
+    for text in cut_safely(small, _LEARNED_PIECE):
+        start = 0
+        for match in _LONG_WORD.finditer(text):
+            yield text[start : match.start()]
+            for begin in range(match.start(), match.end(), _LONGEST_LEARNED):
+                yield text[begin : min(begin + _LONGEST_LEARNED, match.end())]
+            start = match.end()
+        yield text[start:]
 
 
 def without_long_blanks(text: str) -> Iterator[str]:

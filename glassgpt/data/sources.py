@@ -21,9 +21,14 @@ from pathlib import Path
 
 from glassgpt.data.dataset import BUILT_IN, user_path
 from glassgpt.data.fingerprint import file_sha256
+from glassgpt.data.folder import read_folder, skipped, skipped_links
 from glassgpt.errors import UserError
+from glassgpt.figures import plural
 
 CHUNK_BYTES = 2**20
+
+# Text that somebody packed is not text. (Documents in bulk are unpacked: parcels.py.)
+_PACKED = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -61,10 +66,9 @@ class Document:
         except UnicodeDecodeError as error:
             # The decoder sees the bytes it kept back plus the chunk; the user wants a place in the file.
             offset = read_bytes - len(error.object) + error.start
-            raise UserError(
-                f"{self.path} is not UTF-8 at byte {offset:,}: convert it to UTF-8, "
-                "or use --tokenizer byte, which reads raw bytes"
-            ) from error
+            convert = "convert it to UTF-8, or use --tokenizer byte, which reads raw bytes"
+            fix = "unpack it first" if self.path.suffix.lower() in _PACKED else convert
+            raise UserError(f"{self.path} is not UTF-8 at byte {offset:,}: {fix}") from error
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
 
@@ -89,6 +93,8 @@ def dataset_problem(dataset: str) -> str | None:
     """Why `dataset` is neither a known name nor something to read, or None."""
     if not dataset:
         return f"no dataset named: give a file, a folder, or one of {', '.join(BUILT_IN)}"
+    if is_odd(user_path(dataset)):
+        return f"{dataset} is neither a file nor a folder: write the text to a file, and prepare that"
     name = named_by_script(dataset) or dataset
     is_script = name != dataset
     if name in BUILT_IN or (user_path(dataset).exists() and not is_script):
@@ -101,6 +107,11 @@ def dataset_problem(dataset: str) -> str | None:
     near = difflib.get_close_matches(dataset, BUILT_IN, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(BUILT_IN)}"
     return f"{dataset!r} is no known dataset, and there is no file or folder of that name: {hint}"
+
+
+def is_odd(path: Path) -> bool:
+    """A pipe or a device: text is read more than once, and they give it once."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
@@ -134,22 +145,16 @@ def _file(path: Path) -> Source:
 
 def _folder(root: Path) -> Source:
     """Every file under a folder but hidden ones and binaries; what was left out is said."""
-    texts: dict[str, Path] = {}
-    hidden = binary = 0
-    for folder, subfolders, names in os.walk(root):
-        hidden += sum(name.startswith(".") for name in subfolders + names)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for path in (Path(folder, name) for name in names if not name.startswith(".")):
-            if not path.is_file():
-                continue
-            if looks_binary(path):
-                binary += 1
-            else:
-                texts[path.relative_to(root).as_posix()] = path
+    folder = read_folder(root)
+    texts = {path.relative_to(root).as_posix(): path for path in folder.files if not looks_binary(path)}
     documents = _documents(texts)
-    skipped = {"binary": binary, "hidden": hidden, "empty": len(texts) - len(documents)}
-    notes = tuple(f"skipped {count} {kind} files" for kind, count in skipped.items() if count)
-    return Source(root.resolve().name, f"folder {root}, {len(documents)} files", documents, notes)
+    notes = (
+        *skipped(len(folder.files) - len(texts), "binary file"),
+        *skipped(folder.hidden, "hidden file"),
+        *skipped(len(texts) - len(documents), "empty file"),
+        *skipped_links(folder.linked),
+    )
+    return Source(root.resolve().name, f"folder {root}, {plural(len(documents), 'file')}", documents, notes)
 
 
 def looks_binary(path: Path) -> bool:

@@ -145,11 +145,12 @@ def encode_all(
         return
     # Not forked: a copy of a process with threads, such as a progress bar's, may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _begin, (encoder,))
+    with _started():
+        pool = ProcessPoolExecutor(workers, context, _begin, (encoder,))
     waiting: deque[tuple[int, Parcel, Future[Encoded]]] = deque()
     try:
         for number, parcel in parcels:
-            with _uninterrupted():  # a worker may be started here
+            with _started(), _uninterrupted():  # a worker may be started here
                 waiting.append((number, parcel, pool.submit(_encode, parcel)))
             if len(waiting) >= workers * _WAITING:
                 yield _first(waiting)
@@ -162,6 +163,17 @@ def encode_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[None]:
+    """Some containers have no shared memory, and some machines no room for more processes."""
+    try:
+        yield
+    except (OSError, ImportError, NotImplementedError) as error:
+        raise UserError(
+            f"worker processes could not be started ({error}): use --workers 1, for the same result"
+        ) from error
 
 
 @contextlib.contextmanager

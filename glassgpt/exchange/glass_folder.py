@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
+from glassgpt.exchange.disk import written_to_disk
 from glassgpt.exchange.hf import write_json
 from glassgpt.exchange.parcel import Parcel
 from glassgpt.model.pretrained import CONFIG, OUR_TYPE, WEIGHTS
@@ -26,6 +27,7 @@ def write(folder: Path, parcel: Parcel) -> None:
         for name, tensor in parcel.weights.items()
         if not (shape.tie_embeddings and name == "lm_head.weight")
     }
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with written_to_disk():
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / CONFIG, {"model_type": OUR_TYPE, **dataclasses.asdict(shape)})
     (folder / TOKENIZER_JSON).write_bytes(dump_tokenizer(parcel.tokenizer))

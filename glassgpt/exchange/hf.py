@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from glassgpt.data.ranks import END_OF_TEXT
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
+from glassgpt.exchange.disk import written_to_disk
 from glassgpt.exchange.parcel import Parcel
 from glassgpt.model.pretrained import CONFIG, WEIGHTS
 from glassgpt.model.weights import to_transformers
@@ -34,7 +35,9 @@ def problems(parcel: Parcel) -> list[str]:
 
 
 def write(folder: Path, parcel: Parcel) -> None:
-    save_file(to_transformers(parcel.weights, parcel.shape), folder / WEIGHTS, metadata={"format": "pt"})
+    weights = to_transformers(parcel.weights, parcel.shape)
+    with written_to_disk():
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     ends = {"bos_token_id": parcel.tokenizer.eot, "eos_token_id": parcel.tokenizer.eot}
     write_json(folder / CONFIG, _config(parcel) | ends)
     write_json(folder / "generation_config.json", ends)

@@ -19,6 +19,7 @@ from glassgpt import config as settings
 from glassgpt.config import TrainConfig
 from glassgpt.data.nanogpt import META
 from glassgpt.data.tokenizers import ByteTokenizer, Tokenizer
+from glassgpt.exchange.disk import written_to_disk
 from glassgpt.exchange.parcel import Parcel, without_padding
 from glassgpt.recipe import field_types
 from glassgpt.train.rundir import CKPT
@@ -63,7 +64,8 @@ def write(folder: Path, parcel: Parcel) -> None:
     memory = adamw_memory(parcel)
     if memory is not None:
         content["optimizer"] = _optimizer_state(parcel, memory, trained)
-    torch.save(content, folder / CKPT)
+    with written_to_disk():
+        torch.save(content, folder / CKPT)
     if needs_meta(parcel.tokenizer):
         with (folder / META).open("wb") as file:
             pickle.dump(_meta(parcel.tokenizer), file)

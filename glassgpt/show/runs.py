@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt import figures
-from glassgpt.harmless import harmless
+from glassgpt.harmless import harmless_name
 from glassgpt.insight.runs import RunSummary
 
 _RIGHT = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
@@ -24,7 +24,7 @@ def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
     for name in ("run", "state", *_RIGHT):
         table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True)
     for run in runs:
-        table.add_row(*(Text(harmless(cell)) for cell in _cells(run)))
+        table.add_row(*(Text(harmless_name(cell)) for cell in _cells(run)))
     out.print(table)
 
 

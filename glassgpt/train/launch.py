@@ -24,8 +24,10 @@ def launch(processes: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # What there is to say the processes say themselves.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # What there is to say the processes say themselves. Each of torch's loggers has a level of its own.
+    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     if processes > 1:  # or each would take all cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_S))  # older versions know none

@@ -32,7 +32,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from glassgpt.account.memory import AVERAGED_BYTES
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.train.interrupt import Stop
+from glassgpt.train.interrupt import Stop, ended_at_once
 from glassgpt.train.team import Plain, RankLost, Team
 from glassgpt.train.watch import Watch
 
@@ -49,7 +49,8 @@ class Ranks(Team):
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
         # Two lines to the same store: one for us, which never blocks; one for torch, which does.
-        self._store, self._torchs_store = (self._open_store() for _ in range(2))
+        with ended_at_once():  # whom it waits for may never come
+            self._store, self._torchs_store = (self._open_store() for _ in range(2))
         self._talks = 0  # numbered, so that all mean the same one
         self._all_know = False  # of the mistake that this process ends by
         self._watch = Watch(self._store, rank, size, _STARTUP_TIMEOUT_S)

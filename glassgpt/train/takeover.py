@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -77,8 +78,8 @@ def _token_problems(config: TrainConfig, dataset: Dataset, origin: Origin) -> li
         ]
     if origin.kind == "gpt2" and not _has_its_tokens(origin, dataset):
         return [
-            f"--dataset={config.dataset} numbers its tokens differently from {what}, which needs a dataset "
-            f"prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
+            f"--dataset={config.dataset} numbers its tokens differently from {what}, which needs "
+            f"{_its_dataset(origin)}"
         ]
     return []
 
@@ -93,6 +94,17 @@ def _has_its_tokens(origin: Origin, dataset: Dataset) -> bool:
     except UserError:  # weights alone: GPT-2's tokens go with them
         return manifest.tokenizer == "gpt2"
     return same_tokens(theirs, tokenizer_of(dataset))
+
+
+def _its_dataset(origin: Origin) -> str:
+    """Of a folder's tokenizers only a table of byte pairs can be given to `prepare`."""
+    with contextlib.suppress(UserError):  # weights alone: GPT-2's tokens go with them
+        theirs = tokenizer_beside(origin.folder, "--init_from")
+        if theirs.name == "byte":
+            return "a dataset prepared with --tokenizer=byte"
+        if theirs.eot is None:
+            return f"the dataset that it was trained on: its tokenizer is {theirs.name}"
+    return f"a dataset prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
 
 
 def knows_tokens(origin: Origin, vocab_size: int) -> bool:

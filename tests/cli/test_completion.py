@@ -85,6 +85,27 @@ def test_offers(place: Path, line: str, expected: list[str]) -> None:
     assert offers(line) == expected
 
 
+def test_a_folder_cannot_be_called_a_command(place: Path) -> None:
+    """What is offered stands on the line unquoted: a TAB and a return would run it."""
+    for name in (
+        "$(touch owned)",
+        "`id`",
+        "a b",
+        "a;b",
+        "a\nb",
+        "a\x1b[2J",
+        "q'",
+        "*",
+        "~",
+        "{a,b}",
+        "\u202eb",
+    ):
+        write_run(place / "runs" / name, finished_run())
+    write_run(place / "runs" / "कांच-1.5,b", finished_run())
+    assert offers("glass show ") == ["runs/mine", "runs/कांच-1.5,b"]
+    assert offers("glass show runs/a") == []  # the shell's own, which quotes
+
+
 def test_everything_is_offered() -> None:
     assert offers("glass ") == [*commands(), "--help", "--version"]
     assert offers("glass train ") == preset_names()

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from corpora import cut_small, documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import learning, parcels
+from glassgpt.data import learning, parcels, progress, workers
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -251,6 +252,61 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
 
 
+def test_a_file_is_read_once_however_many_names_it_has(tmp_path: Path) -> None:
+    """A link that leads in a circle made forty copies of everything."""
+    folder = tmp_path / "texts"
+    (folder / "below").mkdir(parents=True)
+    for i, text in enumerate(TEXTS[:20]):
+        (folder / "below" / f"{i:02}.txt").write_text(text, encoding="utf-8")
+    (folder / "circle").symlink_to(folder)
+    dataset = made(f"{folder}/**/*.txt", tmp_path / "out", val_fraction=0.5)
+    assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:20])
+    assert any(note.startswith("skipped ") and "repeated files" in note for note in dataset.manifest.notes)
+
+
+def test_links_to_folders_are_said_to_be_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "crawl"
+    folder.mkdir()
+    json_lines(folder / "a.jsonl", TEXTS[:40])
+    (folder / "linked").symlink_to(tmp_path)
+    notes = made(folder, tmp_path / "out").manifest.notes
+    assert any(note.startswith("skipped 1 linked folder") for note in notes)
+
+
+def test_nothing_but_empty_documents_is_said(tmp_path: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", [""] * 7)
+    assert "there is no text in it (left out 7 empty documents)" in failing(tmp_path, tmp_path / "a.jsonl")
+
+
+def test_two_columns_of_one_name_are_not_called_damage(tmp_path: Path) -> None:
+    columns = [pa.array(range(40)), pa.array(TEXTS[:40])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "a.parquet")
+    assert "has 2 columns 'text'" in failing(tmp_path, tmp_path / "a.parquet")
+
+
+def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 MB take a minute, and nothing else is said meanwhile."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    said: list[str] = []
+    options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
+    prepare(options, said.append)
+    assert any(line.startswith("learning bpe:300, from 100 MB at most: 0 of 100 MB, ") for line in said)
+
+
+def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without shared memory there are no locks, and so no workers."""
+
+    def without_shared_memory(*args: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", without_shared_memory)
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
+    assert "could not be started" in complaint
+    assert "--workers 1" in complaint
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps({"text": text}) for text in TEXTS[:40])
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8-sig")
@@ -330,7 +386,7 @@ def test_too_few_documents_to_split(tmp_path: Path) -> None:
     json_lines(tmp_path / "a.jsonl", [next(text for text in TEXTS if not is_held_out(text))])
     assert "of 1 document none is for validation: bring more" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("")
-    assert "of 0 documents none is for training" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
+    assert "there is no text in it" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

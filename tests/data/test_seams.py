@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_gpt2 import library, small_bpe
 
-from glassgpt.data import seams as seams_module
-from glassgpt.data.seams import cut_safely
+from glassgpt.data.seams import cut_for_learning, cut_safely
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
@@ -53,9 +52,8 @@ def test_pieces_follow_the_stream_and_do_not_pile_up() -> None:
     assert max(map(len, cut_safely(chunks))) < 1100
 
 
-def test_text_without_blanks_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams_module, "_LONGEST_UNCUT", 100)
-    pieces = list(cut_safely(["x" * 30] * 20))
+def test_text_without_blanks_is_cut_all_the_same() -> None:
+    pieces = list(cut_safely(["x" * 30] * 20, longest_uncut=100))
     assert "".join(pieces) == "x" * 600
     assert max(map(len, pieces)) < 131
 
@@ -69,3 +67,20 @@ def test_a_million_blanks_are_encoded(blank: str) -> None:
     # What a cut does to a long run is what the library does to it whole.
     shorter = "a" + blank * 20_000 + "b c"
     assert small_bpe().encode(shorter).tolist() == library().encode(shorter).ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(seams, max_size=6))
+def test_what_is_learned_from_has_the_same_words(chunks: list[str]) -> None:
+    pieces = list(cut_for_learning(chunks))
+    assert list(itertools.chain(*map(words, pieces))) == words("".join(chunks))
+
+
+@pytest.mark.parametrize("filler", ["x", " ", "字"])
+def test_no_piece_to_learn_from_has_an_endless_word(filler: str) -> None:
+    # Learning takes the square of a word's length, and memory for the whole of a piece.
+    text = "a b " + filler * 300_000 + " c d" + " word" * 100_000
+    pieces = list(cut_for_learning([text]))
+    assert "".join(pieces) == text
+    assert max(len(word) for piece in pieces for word in words(piece)) <= 3 * 1001  # three bytes a letter
+    assert max(map(len, pieces)) <= 2**17

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data import sources
+from glassgpt.data.corpus import is_corpus
+from glassgpt.data.options import PrepareOptions, check_options
 from glassgpt.data.sources import (
     Document,
     Source,
@@ -60,7 +65,49 @@ def test_a_folder_is_its_visible_text_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     source = source_of(tmp_path)
     assert [document.name for document in source.documents] == ["a.txt", "a/no_suffix", "a/z.md", "b.txt"]
-    assert source.notes == ("skipped 1 binary files", "skipped 2 hidden files", "skipped 1 empty files")
+    assert source.notes == ("skipped 1 binary file", "skipped 2 hidden files", "skipped 1 empty file")
+
+
+def test_a_folder_that_is_closed_to_us_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text would be missing, and nobody would know."""
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    scandir = os.scandir
+
+    def refusing(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"closed cannot be read: Permission denied"):
+        source_of(tmp_path)
+    with pytest.raises(UserError, match=r"closed cannot be read: Permission denied"):
+        is_corpus(str(tmp_path))
+
+
+def test_links_to_folders_are_not_followed_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    source = source_of(tmp_path)
+    assert [document.name for document in source.documents] == ["a.txt"]
+    assert source.notes == ("skipped 1 linked folder; a pattern in quotes, 'FOLDER/**/*', follows links",)
+
+
+def test_packed_text_is_to_be_unpacked(tmp_path: Path) -> None:
+    """Its bytes, which --tokenizer byte would learn, are nobody's text."""
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(PLAY))
+    with pytest.raises(UserError, match="unpack it first"):
+        list(Document("book", path, 9).text("utf-8"))
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.jsonl"])
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    options = PrepareOptions(str(tmp_path / name))
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        check_options(options, tmp_path / "out")
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
@@ -69,7 +116,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"folder has no text files: there is nothing"):
         source_of(tmp_path / "folder")
     (tmp_path / "folder" / "x.bin").write_bytes(b"\0")
-    with pytest.raises(UserError, match=r"\(skipped 1 binary files\)"):
+    with pytest.raises(UserError, match=r"\(skipped 1 binary file\)"):
         source_of(tmp_path / "folder")
     with pytest.raises(UserError, match=r"empty\.txt is empty"):
         source_of(tmp_path / "empty.txt")

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import math
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_runs import CONTEXT
-from some_runs import LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
+from some_runs import LINE, TOKENIZERS, own_logits, prepared, sent, some_tokens, train_with_each, trained
 from torch import Tensor
 
 from glassgpt import config as settings
@@ -355,4 +357,31 @@ def test_a_mistake_is_answered_with_code_2(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # nothing is asked of a network
     assert main(["export", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_finetunes_an_export_on_other_characters_is_sent_to_its_own(root: Path, tmp_path: Path) -> None:
+    """Characters cannot be given to `glass prepare` as a table, as byte pairs can."""
+    folder = sent(root / "runs" / "char", tmp_path / "exported").out
+    known = json.loads((root / "char" / "data" / "char" / "manifest.json").read_text())["vocab_size"]
+    other = prepared(tmp_path, "char", "".join(chr(0x3041 + i) for i in range(known)) * 40)
+    complaint = r"which needs the dataset that it was trained on: its tokenizer is char"
+    with pytest.raises(UserError, match=complaint):
+        trained(tmp_path / "run", other, init_from=str(folder), arch="gpt2")
+
+
+@pytest.mark.parametrize("to", ["hf", "nanogpt", "glass"])
+def test_a_full_disk_is_said_and_leaves_nothing(root: Path, tmp_path: Path, to: str) -> None:
+    """The libraries that write tensors do not call it an OSError."""
+    if not hasattr(signal, "SIGXFSZ"):
+        pytest.skip("this system has no limit on the size of files")
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+        "from glassgpt.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["export", str(root / "runs" / "char"), f"--to={to}", f"--out={tmp_path / 'there'}"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"error: {tmp_path / 'there'} could not be written (the disk may be full; " in done.stderr
     assert list(tmp_path.iterdir()) == []

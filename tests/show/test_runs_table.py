@@ -65,6 +65,7 @@ def test_no_runs_says_how_to_start_one() -> None:
 
 def test_names_cannot_harm_the_terminal() -> None:
     assert "\x1b" not in "".join(table(summary("runs/\x1b[2Jx", state="\x1b[31m")))
+    assert len(table(summary("runs/a\nb"))) == len(table(summary("runs/ab")))  # one line, whatever its name
 
 
 @pytest.mark.parametrize("name", ["runs/x[red]y", "runs/x[/b]", "runs/[bold]"])

@@ -14,8 +14,10 @@ import teams
 from tiny import MakeConfig, records, run_losses
 
 from glassgpt.cli.train import _without_nproc
+from glassgpt.errors import UserError
 from glassgpt.train.launch import _exit_code, launch
 from glassgpt.train.session import train
+from glassgpt.train.team import join
 
 GLASS = [sys.executable, "-m", "glassgpt"]
 SHARED = {"batch_size": 2, "gradient_accumulation_steps": 4, "max_iters": 10, "eval_interval": 5}
@@ -68,6 +70,25 @@ def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pyte
     assert waits[1] >= 24 * 3600
 
 
+def test_the_launcher_itself_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Ctrl-C torch wrote a line of its own among those of the run."""
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.launcher import api
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
+        return lambda *words: agent.logger.warning("Received 2 death signal")
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    agent.logger.setLevel("WARNING")  # as torch does when it is imported
+    assert launch(2, ["train"]) == 0
+    assert not caplog.records
+
+
 def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) -> None:
     """A process dies by kill -9 in the first attempt; the second finishes the run."""
     config = tiny(**SHARED | {"checkpoint_interval": 3})
@@ -113,3 +134,44 @@ def test_processes_are_asked_for_the_same_without_nproc() -> None:
     words = ["tiny", "--nproc", "4", "--seed=1"]
     assert _without_nproc(words) == ["tiny", "--seed=1"]
     assert _without_nproc(["--nproc=4", "--seed", "1"]) == ["--seed", "1"]
+
+
+@pytest.mark.parametrize(("rank", "size"), [("5", "2"), ("2", "2"), ("one", "2"), ("0", "two")])
+def test_a_rank_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
+    """It would wait for half an hour for nobody."""
+    said = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={size}"):
+        join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_waits_for_the_others_can_be_stopped(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The wait is torch's, and Python hears of no signal in it."""
+    said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    waiting = (
+        "import sys; from glassgpt.train import ranks; opened = ranks.rendezvous\n"
+        "def rendezvous(*args, **kwargs): print('waiting', flush=True); return opened(*args, **kwargs)\n"
+        "ranks.rendezvous = rendezvous\n"
+        "from glassgpt.cli import run; run()"
+    )
+    process = run([sys.executable, "-c", waiting, *teams.command(tiny("alone"))])
+    assert process.stdout is not None
+    assert "waiting" in process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(number)
+    try:
+        assert process.wait(timeout=20) == -number
+    finally:
+        process.kill()

@@ -7,6 +7,7 @@ whatever else does not fit is an error.
 
 from __future__ import annotations
 
+import errno
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,8 @@ def read_ckpt(path: Path) -> Ckpt:
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
+        if error.errno == errno.EINVAL:  # places before the file's beginning were asked for
+            raise UserError(f"{path} is damaged: a part of it is missing") from None
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise UserError(

@@ -191,6 +191,16 @@ def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None
     assert not Path(tiny().out_dir).exists()
 
 
+@pytest.mark.parametrize("whole", ["the first half", "the last half"])
+def test_half_a_file_is_called_damaged(tmp_path: Path, whole: str) -> None:
+    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] if whole == "the first half" else b"PK" + content[half:])
+    with pytest.raises(UserError, match="is damaged: "):
+        read_ckpt(path)
+
+
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path = ckpt.write(tmp_path / "ckpt.pt", 21)
     content = bytearray(path.read_bytes())

@@ -121,6 +121,7 @@ def test_a_gpu_that_computes_otherwise_is_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(selftests, "run", run)
     monkeypatch.setattr(selftests, "main_device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
 
     def verdicts(gpu: float, low: float) -> list[str]:
         factors.update({"cuda:0": gpu, "cuda:0 bfloat16": low})

@@ -90,6 +90,8 @@ def trailing_median(values: Floats, width: int) -> Floats:
 
 # --- where it is heading ---
 
+_LEAST_T, _MOST_T = 1e-9, 1e18  # updates and tokens are between; powers of what is not overflow
+
 
 @dataclass(frozen=True)
 class PowerLaw:
@@ -113,7 +115,7 @@ class Forecast:
 
 def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
     """Least squares, outliers weighed down; None where the values do not fall, or there are too few."""
-    keep = np.isfinite(t) & np.isfinite(values) & (t > 0)
+    keep = np.isfinite(values) & (_LEAST_T < t) & (t < _MOST_T)
     t, values = t[keep], values[keep]
     if len(np.unique(t)) < 4:
         return None
@@ -161,7 +163,7 @@ def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | Non
 def forecast(t: Floats, values: Floats, targets: tuple[float, ...]) -> tuple[PowerLaw, list[Forecast]] | None:
     """What the power law says of later times, with an error that holds the spread of the points, the choice
     of points, and the doubt whether one law covers the whole run."""
-    keep = np.isfinite(t) & np.isfinite(values) & (t > 0)
+    keep = np.isfinite(values) & (_LEAST_T < t) & (t < _MOST_T)
     t, values = _thinned(t[keep]), _thinned(values[keep])
     whole = fit_power_law(t, values)
     if whole is None:

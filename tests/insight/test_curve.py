@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from learnt_runs import CPU_VAL
 
@@ -85,6 +85,8 @@ def test_the_trailing_median_is_a_median(values: list[float], width: int) -> Non
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=12))
+@example([(1.0, 0.0), (2.0, 0.0), (3.3e-189, 0.0), (7.4e-193, 1.0)])
+@example([(1e200, 3.0), (1e201, 2.0), (1e202, 1.5), (1e203, 1.2)])
 def test_any_points_are_survived(points: list[tuple[float, float]]) -> None:
     with np.errstate(all="ignore"):
         found = forecast(np.array([t for t, _ in points]), np.array([value for _, value in points]), (100.0,))

@@ -115,7 +115,7 @@ class Forecast:
 
 def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
     """Least squares, outliers weighed down; None where the values do not fall, or there are too few."""
-    keep = np.isfinite(values) & (_LEAST_T < t) & (t < _MOST_T)
+    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
     t, values = t[keep], values[keep]
     if len(np.unique(t)) < 4:
         return None
@@ -163,7 +163,7 @@ def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | Non
 def forecast(t: Floats, values: Floats, targets: tuple[float, ...]) -> tuple[PowerLaw, list[Forecast]] | None:
     """What the power law says of later times, with an error that holds the spread of the points, the choice
     of points, and the doubt whether one law covers the whole run."""
-    keep = np.isfinite(values) & (_LEAST_T < t) & (t < _MOST_T)
+    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
     t, values = _thinned(t[keep]), _thinned(values[keep])
     whole = fit_power_law(t, values)
     if whole is None:

@@ -66,8 +66,8 @@ def _propose(asked: _Asked, hours: float) -> int:
     from glassgpt.show.plan import print_proposal
 
     options = asked.options
-    text, context = find_text(asked.config), {"longest": None} if asked.says_context else {}
-    proposal = propose(asked.config, asked.target, text, hours, options.price, **context)
+    text = find_text(asked.config)
+    proposal = propose(asked.config, asked.target, text, hours, options.price, asked.says_context)
     if options.out:
         _write(options.out, proposal.as_toml())
     if options.json:

@@ -115,8 +115,7 @@ class Forecast:
 
 def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
     """Least squares, outliers weighed down; None where the values do not fall, or there are too few."""
-    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
-    t, values = t[keep], values[keep]
+    t, values = _usable(t, values)
     if len(np.unique(t)) < 4:
         return None
     weights = np.ones(len(t))
@@ -132,6 +131,11 @@ def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
             break
         weights = np.minimum(1.0, limit / np.maximum(left, 1e-12))
     return found
+
+
+def _usable(t: Floats, values: Floats) -> tuple[Floats, Floats]:
+    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
+    return t[keep], values[keep]
 
 
 def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | None:
@@ -163,8 +167,7 @@ def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | Non
 def forecast(t: Floats, values: Floats, targets: tuple[float, ...]) -> tuple[PowerLaw, list[Forecast]] | None:
     """What the power law says of later times, with an error that holds the spread of the points, the choice
     of points, and the doubt whether one law covers the whole run."""
-    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
-    t, values = _thinned(t[keep]), _thinned(values[keep])
+    t, values = (_thinned(numbers) for numbers in _usable(t, values))
     whole = fit_power_law(t, values)
     if whole is None:
         return None

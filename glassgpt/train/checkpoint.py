@@ -292,7 +292,7 @@ class Saver:
         paths = [folder / f"{file}.safetensors" for file in snapshot]
         stagings = [self._staging.get(file) for file in snapshot]
         with ThreadPoolExecutor(len(snapshot), "checkpoint-file") as pool:
-            digests = list(pool.map(_write_file, paths, snapshot.values(), stagings))
+            digests = list(pool.map(write_packed, paths, snapshot.values(), stagings))
         return {path.name: digest for path, digest in zip(paths, digests, strict=True)}
 
     def _add_contributions(self, state: dict[str, Any]) -> None:
@@ -324,12 +324,6 @@ class Saver:
             if path not in bests:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
-
-
-def _write_file(path: Path, packed: Packed, staging: Staging | None) -> str:
-    found = write_packed(path, packed, staging)
-    sync_to_disk(path)
-    return found
 
 
 class NoSaver(Saver):

@@ -98,7 +98,8 @@ class Staging:
 
 
 def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> str:
-    """Writes the file, and returns its digest. What is packed on a card leaves it through `staging`.
+    """Writes the file, which is on the disk then, and returns its digest. What is packed on a card leaves it
+    through `staging`.
 
     Pieces are hashed while they are written. The disk is told to begin before the last piece has come.
     """
@@ -116,6 +117,7 @@ def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> 
                 flushing.result()  # what the disk could not take raises here
                 flushing, unflushed = beside.submit(os.fsync, file.fileno()), 0
         flushing.result()
+        os.fsync(file.fileno())
         digests += [future.result() for future in hashing]
     return _digest_of(digests)
 

@@ -24,7 +24,6 @@ from glassgpt.insight.doctor.disk import (
     room_line,
     some_bytes,
     write_speed,
-    write_to_disk,
 )
 from glassgpt.insight.doctor.speed import (
     bandwidth,
@@ -34,7 +33,7 @@ from glassgpt.insight.doctor.speed import (
     look_at_matmuls,
     matmul_line,
 )
-from glassgpt.train.tensorfile import Packed
+from glassgpt.train.tensorfile import Packed, write_packed
 
 MIB, GIB = 2**20, 2**30
 
@@ -211,7 +210,7 @@ def test_what_is_written_is_on_the_disk_before_the_clock_is_read(
     packed = some_bytes(3 * MIB + 5)
     assert len(packed.content) == 3 * MIB + 5
     assert len(set(packed.content[:1000].tolist())) > 100  # not zeros
-    write_to_disk(tmp_path / "file", packed)
+    write_packed(tmp_path / "file", packed)
     assert torch.equal(load_file(tmp_path / "file")["content"], packed.content)
 
 
@@ -278,7 +277,7 @@ def test_a_disk_that_cannot_be_written(
         path.write_bytes(b"a part of it")
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(disk, "write_to_disk", write)
+    monkeypatch.setattr(disk, "write_packed", write)
     lines = look_at_disk(Visit(tmp_path, tmp_path))
     assert lines[-1].verdict == "problem"
     assert said in lines[-1].says
@@ -288,11 +287,11 @@ def test_a_disk_that_cannot_be_written(
 
 def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10 * MIB))
-    monkeypatch.setattr(disk, "write_to_disk", lambda path, packed: pytest.fail("written"))
+    monkeypatch.setattr(disk, "write_packed", lambda path, packed: pytest.fail("written"))
     (line,) = look_at_disk(Visit(tmp_path, tmp_path))
     assert (line.verdict, "--out_dir" in line.fix) == ("problem", True)
     written: list[int] = []
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20 * MIB))
-    monkeypatch.setattr(disk, "write_to_disk", lambda path, packed: written.append(len(packed.content)))
+    monkeypatch.setattr(disk, "write_packed", lambda path, packed: written.append(len(packed.content)))
     look_at_disk(Visit(tmp_path, tmp_path))
     assert written == [4 * MIB]  # a quarter of what is left, at most

@@ -350,6 +350,7 @@ def die_at(count: int) -> None:
         for where, name in (
             (checkpoint, "write_packed"),
             (checkpoint, "sync_to_disk"),
+            (os, "fsync"),
             (Path, "mkdir"),
             (Path, "rename"),
             (Path, "write_text"),

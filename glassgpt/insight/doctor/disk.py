@@ -13,13 +13,12 @@ import torch
 
 from glassgpt import figures
 from glassgpt.account.machine import nearest_folder
-from glassgpt.data.staging import sync_to_disk
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 from glassgpt.train.tensorfile import Packed, pack, write_packed
 
 Clock = Callable[[], float]
-Write = Callable[[Path, Packed], None]  # a file of these bytes, on the disk when it returns
+Write = Callable[[Path, Packed], object]  # a file of these bytes, on the disk when it returns
 
 _SIZES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
 _BUDGET_S = 1.0
@@ -84,7 +83,7 @@ def write_speed(
                 break
             packed = some_bytes(size)
             started = clock()
-            (write or write_to_disk)(Path(work) / "file", packed)
+            (write or write_packed)(Path(work) / "file", packed)
             speed = size / max(clock() - started, 1e-9)
     return speed
 
@@ -94,12 +93,6 @@ def some_bytes(size: int) -> Packed:
     some = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
     content = some.repeat(-(-size // len(some)))[:size]
     return pack({"content": content}, content.device)
-
-
-def write_to_disk(path: Path, packed: Packed) -> None:
-    """As a checkpoint is."""
-    write_packed(path, packed)
-    sync_to_disk(path)
 
 
 def checkpoint_line(write: float, free: int) -> Line:

@@ -27,6 +27,7 @@ from glassgpt.recipe import to_toml
 _WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
 _WIDER = (2560, 3200, 4096)  # where many cards work
 _HEAD = 64  # channels
+_LONG_FOR_CHARACTERS = 256  # of context
 # What is proposed, whatever the settings say.
 PROPOSED = (
     "arch", "optimizer", "tie_embeddings", "bias", "n_embd", "n_head", "n_layer", "batch_size",
@@ -107,12 +108,12 @@ def propose(
     text: Text,
     hours: float,
     price: float | None = None,
-    longest: int | None = 256,
+    keeps_context: bool = False,
 ) -> Proposal:
     """`config` says the data, the context and the machine's settings; the rest is searched for. `price`: of
-    an hour of one machine. `longest`: context of characters, which gain little from more; None: as it is."""
-    if longest is not None and text.tokenizer in ("char", "byte"):
-        config = replace(config, block_size=min(config.block_size, longest))
+    an hour of one machine. `keeps_context`: of characters too, which gain little from a long one."""
+    if not keeps_context and text.tokenizer in ("char", "byte"):
+        config = replace(config, block_size=min(config.block_size, _LONG_FOR_CHARACTERS))
     if config.device.partition(":")[0] != target.device_type:
         config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
     options = [

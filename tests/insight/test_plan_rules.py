@@ -137,8 +137,8 @@ def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: 
         assert quick.times.updates_s[1] <= made.times.updates_s[1]
 
 
-# Always the same draws: lengths are tried on a grid, and between its points a proposal for more time may still
-# be worse by 0.0002 (t4, quickstart, half an hour).
+# Always the same draws: lengths are tried on a grid, and between its points a proposal for more time may
+# still be worse by 0.0002 (t4, quickstart, half an hour).
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     card=st.sampled_from(("rtx2060 6gb", "rtx4070", "h100", "m1", "t4")),

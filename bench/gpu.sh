@@ -26,7 +26,7 @@ for row in $order; do
         continue
     fi
     # Each row's table and JSON line are the last row's business.
-    timeout "${seconds[$row]}" "$python" -m bench "$row" --device cuda "$@" | grep -v -e '^|' -e '^{'
-    [ "${PIPESTATUS[0]}" = 124 ] && echo "$row: took more than its ${seconds[$row]} s"
+    timeout --kill-after=10 "${seconds[$row]}" "$python" -m bench "$row" --device cuda "$@" | grep -v -e '^|' -e '^{'
+    [[ "${PIPESTATUS[0]}" =~ ^(124|137)$ ]] && echo "$row: took more than its ${seconds[$row]} s"
 done
 "$python" -m bench table --device cuda "$@"

@@ -34,6 +34,7 @@ SIZES = ((6, 3, 192), (6, 6, 384), (12, 12, 768), (24, 16, 1024), (36, 20, 1280)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TINY_SIZES = ((1, 1, 32), (2, 2, 64))
+_WARM_UP = 5  # updates: three as usual, one that is recorded where launches dominate, one of the recording
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def sweep(ground: Ground) -> list[Result]:
                 batch_size=batch, gradient_accumulation_steps=1, max_iters=1000, eval_tokens=context,
                 device=ground.options.device, compile=ground.options.compile, probe_seconds=0,  # type: ignore[arg-type]
             )  # fmt: skip
-            point = measured(axis, config, ground.fresh("sweep"), ground.options.updates or 4)
+            point = measured(axis, config, ground.fresh("sweep"), ground.options.updates or 5)
             rate = "does not fit" if point.tokens_per_s is None else f"{point.tokens_per_s:,.0f} tokens/s"
             ground.say(f"{axis:<8}{point.parameters / 1e6:8,.0f}M  {context:5} x {batch:<3} {rate}")
             found.append(point)
@@ -106,10 +107,10 @@ def measured(axis: str, config: TrainConfig, folder: Path, updates: int) -> Poin
 
 
 def timed_updates(job: Job, updates: int) -> tuple[float, int | None]:
-    """Tokens/s after two updates to warm up, and the most memory that was in use."""
+    """Tokens/s when all is warm, and the most memory that was in use."""
     started = 0.0
-    for number in range(2 + updates):
-        if number == 2:
+    for number in range(_WARM_UP + updates):
+        if number == _WARM_UP:
             job.learner.take_results()  # waits for the device
             started = time.perf_counter()
         job.learner.update(number, number * job.plan.sequences)

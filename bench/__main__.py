@@ -2,7 +2,7 @@
 
     python -m bench cpu-speed cpu-to-loss --nanogpt PATH --shakespeare tinyshakespeare.txt --out results.jsonl
     python -m bench gpt2-speed --device cuda --nanogpt PATH --mdn mdn.jsonl.xz --out results.jsonl
-    python -m bench table --out results.jsonl --picture docs/speed.svg
+    python -m bench table --out results.jsonl --picture speed.svg --page PAGE.md
 
 Each row runs the sides in alternation and appends its results to --out; rows that are there already are
 skipped, unless --again. `table` prints what the file holds and draws it. The last line is one JSON document.
@@ -24,7 +24,7 @@ from bench import overhead, results, speed, sweep, to_loss, writing
 from bench.ground import Ground, Missing, Options
 from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
-from bench.table import document, table
+from bench.table import document, filled, table
 from bench.watch import Failed
 from glassgpt.errors import UserError
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     asked = vars(parser.parse_args(arguments))
     rows, again, scratch = asked.pop("rows"), asked.pop("again"), asked.pop("scratch")
-    picture, sweep_place = asked.pop("picture"), asked.pop("sweep_picture")
+    show = {name: asked.pop(name) for name in ("picture", "sweep_picture", "page")}
     options = Options(**asked | {"ours": tuple(asked["ours"])})
     code = 0
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
@@ -63,14 +63,26 @@ def main(arguments: list[str] | None = None) -> int:
                 code |= run_row(name, ground)
     found = results.read(options.out)
     print(f"\n{table(found)}")
-    if picture is not None:
-        picture.write_text(ratios_picture(found), encoding="utf-8")
-    swept = [result for result in found if result.row == "sweep"]
-    if sweep_place is not None and swept:
-        result = swept[-1]
-        sweep_place.write_text(sweep_picture(sweep.known_points(result), result.machine), encoding="utf-8")
+    for name, place in show.items():
+        if place is not None:
+            place.write_text(SHOWN[name](found, place), encoding="utf-8")
     print(json.dumps(document(found)))
     return code
+
+
+def draw_sweep(found: list[Result]) -> str:
+    swept = [result for result in found if result.row == "sweep"]
+    if not swept:
+        raise Missing("--sweep-picture: the row sweep is not among the results")
+    return sweep_picture(sweep.known_points(swept[-1]), swept[-1].machine)
+
+
+# What is made of all results, by the option that names its place.
+SHOWN: dict[str, Callable[[list[Result], Path], str]] = {
+    "picture": lambda found, place: ratios_picture(found),
+    "sweep_picture": lambda found, place: draw_sweep(found),
+    "page": lambda found, place: filled(place.read_text(encoding="utf-8"), found),
+}
 
 
 def is_done(name: str, ground: Ground) -> bool:
@@ -129,6 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--picture", type=Path, help="an SVG of the ratios")
     add("--sweep-picture", type=Path, help="an SVG of the sweep")
+    add("--page", type=Path, help="a page of Markdown whose table, between its marks, is made anew")
     add("--rounds", type=int, default=usual["rounds"], help="of the rows that time updates")
     add("--updates", type=int, help="instead of the row's own number; of sampling, tokens")
     add(

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from bench.results import Result
 from bench.sweep import Point
-from bench.table import BARS, in_order, verdict
+from bench.table import BARS, in_order, verdict, where
 
 # Greys and blues that stand out from white and from near-black alike: a picture does not know its page.
 _STYLE = """
@@ -42,9 +42,24 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 # --- how many times faster ---
 
 
+def ratios_words(results: Sequence[Result]) -> str:
+    """The picture for who cannot see it."""
+    words = [f"{BARS[one.key].what}, {where(one)}: {_times(one)}" for one in _shown(results)]
+    return "Times nanoGPT, same machine, same command. " + "; ".join(words)
+
+
+def _shown(results: Sequence[Result]) -> list[Result]:
+    return [one for one in in_order(results) if BARS[one.key].form == "x" and BARS[one.key].bar is not None]
+
+
+def _times(result: Result) -> str:
+    words = f"{result.value:.{0 if result.value >= 10 else 2}f}x"
+    return words + (" does not count" if verdict(result).startswith("does not") else "")
+
+
 def ratios_picture(results: Sequence[Result]) -> str:
     """A bar for each ratio where more is better, from 1 on, with its bar and its reach marked."""
-    shown = [one for one in in_order(results) if BARS[one.key].form == "x" and BARS[one.key].bar is not None]
+    shown = _shown(results)
     ends = [mark for one in shown for mark in (BARS[one.key].reach, one.value) if mark is not None]
     most = max([*ends, 2.0]) * 1.08
     x = _scale(1, most, _LABELS, _LABELS + _BARS)
@@ -64,7 +79,7 @@ def ratios_picture(results: Sequence[Result]) -> str:
         _line(_LABELS + 40, bottom + 28, _LABELS + 40, bottom + 40, "reach"),
         _text(_LABELS + 46, bottom + 38, "reached for", "small"),
     ]
-    return _svg(_WIDTH, bottom + 48, "GlassGPT against nanoGPT", body)
+    return _svg(_WIDTH, bottom + 48, ratios_words(results), body)
 
 
 def _ratio(result: Result, x: Callable[[float], float], top: float) -> list[str]:
@@ -73,17 +88,13 @@ def _ratio(result: Result, x: Callable[[float], float], top: float) -> list[str]
     assert bar.reach is not None
     left, right = sorted((x(1), x(max(result.value, 0.1))))
     kind = "void" if result.objection else "ours"
-    where = "CPU" if result.device == "cpu" else "GPU"
-    words = f"{result.value:.{0 if result.value >= 10 else 2}f}x" + (
-        " does not count" if verdict(result).startswith("does not") else ""
-    )
     return [
-        _text(_LABELS - 12, top + 17, f"{bar.what}, {where}", "end"),
+        _text(_LABELS - 12, top + 17, f"{bar.what}, {where(result)}", "end"),
         f'<rect x="{left:.1f}" y="{top + 4}" width="{max(1.0, right - left):.1f}" height="18" rx="2" '
         f'class="{kind}"/>',
         _line(x(bar.bar), top + 1, x(bar.bar), top + 25, "mark"),
         _line(x(bar.reach), top + 1, x(bar.reach), top + 25, "reach"),
-        _text(max(right, x(bar.reach)) + 8, top + 17, words, "strong"),
+        _text(max(right, x(bar.reach)) + 8, top + 17, _times(result), "strong"),
     ]
 
 
@@ -135,16 +146,14 @@ def _panel(
             _line(left, y(tick), left + _PANEL, y(tick), "grid"),
             _text(left - 6, y(tick) + 4, _short(tick), "end small"),
         ]
-    found = [
-        (x(where), y(value)) for where, point in zip(at, points, strict=True) if (value := figure(point))
-    ]
+    found = [(x(spot), y(value)) for spot, point in zip(at, points, strict=True) if (value := figure(point))]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in found)
     body += [f'<polyline points="{path}" class="line"/>']
     body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="ours"/>' for a, b in found]
-    for where, point in zip(at, points, strict=True):
-        body.append(_text(x(where), top + _HEIGHT + 16, _short(where), "mid small"))
+    for spot, point in zip(at, points, strict=True):
+        body.append(_text(x(spot), top + _HEIGHT + 16, _short(spot), "mid small"))
         if point.tokens_per_s is None:
-            body.append(_text(x(where), top + _HEIGHT - 6, "no room", "mid small"))
+            body.append(_text(x(spot), top + _HEIGHT - 6, "no room", "mid small"))
     return body
 
 

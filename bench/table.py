@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,6 +58,10 @@ BARS: dict[tuple[str, str], Bar] = {
 }  # fmt: skip
 
 
+# The part of a page that holds the table.
+_PART = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.S)
+
+
 def bar_of(result: Result) -> Bar | None:
     return BARS.get(result.key)
 
@@ -78,6 +83,25 @@ def in_order(results: Sequence[Result]) -> list[Result]:
     return [found[key] for key in BARS if key in found]
 
 
+def where(result: Result) -> str:
+    return "CPU" if result.device == "cpu" else "GPU"
+
+
+def machines(results: Sequence[Result]) -> str:
+    """Which ones they are, for a line below the table."""
+    named = dict.fromkeys(f"{where(result)}: {result.machine}" for result in in_order(results))
+    return ". ".join(named)
+
+
+def filled(page: str, results: Sequence[Result]) -> str:
+    """The page with the table between its marks made anew."""
+    content = f"\n{table(results)}\n\n{machines(results)}.\n\n"
+    page, marks = _PART.subn(lambda part: content, page)
+    if marks != 1:
+        raise ValueError(f"a page has one place for the table, this one has {marks}")
+    return page
+
+
 def table(results: Sequence[Result]) -> str:
     """In Markdown."""
     head = ("", "machine", "bar", "reach", "nanoGPT", "GlassGPT", "value", "spread", "loss", "verdict")
@@ -92,7 +116,7 @@ def _cells(result: Result) -> tuple[str, ...]:
         spread = f"{bar.show(min(result.values))} to {bar.show(max(result.values))}"
     return (
         bar.what,
-        result.device,
+        where(result),
         bar.show(bar.bar),
         bar.show(bar.reach),
         _figure(result.nanogpt, result.unit),

@@ -333,7 +333,7 @@ def test_the_table_says_what_was_compared() -> None:
     lines = text.splitlines()
     assert len(lines) == 4  # mdn-rates is no row of the table
     assert lines[2] == (
-        "| GPT-2 124M, tokens/s | cuda | 1.20x | 1.35x | 505,000 tokens/s | 645,000 tokens/s | 1.28x "
+        "| GPT-2 124M, tokens/s | GPU | 1.20x | 1.35x | 505,000 tokens/s | 645,000 tokens/s | 1.28x "
         "| 1.25x to 1.30x | 1.4697 @256 / 1.4450 @512, 1.4650 @256 | bar met |"
     )
     assert "| 3.00% | 1.00% |" in lines[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from tiny import (
 from glassgpt.config import TrainConfig
 from glassgpt.model import pieces
 from glassgpt.model.generate import generate
+from glassgpt.model.gpt import attend
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import open_writer
+from glassgpt.train import speedups
 from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
 from glassgpt.train.session import train
 
@@ -47,6 +50,21 @@ def on_gpu(tiny: MakeConfig) -> MakeConfig:
         return tiny(name, **settings | changes)
 
     return make
+
+
+def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel takes is the card's time: a host that launches late changes nothing."""
+
+    def slow(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.001)
+        return attend(*arguments)
+
+    config = TrainConfig(n_layer=1, n_head=12, n_embd=768, block_size=1024)
+    usual = speedups._attention_times(config, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(speedups, "attend", slow)
+    late = speedups._attention_times(config, torch.device("cuda"), torch.bfloat16)
+    assert usual.keys() == late.keys()
+    assert all(late[how] == pytest.approx(usual[how], rel=0.15) for how in usual)
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])

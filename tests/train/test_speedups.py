@@ -44,6 +44,25 @@ def test_attention_is_tried_where_it_is_asked_for() -> None:
     assert chosen(attention="manual") == "manual"
 
 
+def test_one_slow_round_does_not_decide_about_attention(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    """In ms. `efficient` is out of the question here."""
+    rounds = {"flash": [2.0, 2.0, 2.0], "cudnn": [3.0, 1.5, 1.5]}
+    left = {how: list(times) for how, times in rounds.items()}
+
+    def timed(qkv: torch.Tensor, dropout: float, how: str) -> float:
+        if how not in left:
+            raise RuntimeError("no kernel for this shape")
+        return left[how].pop(0) / 1000
+
+    card(9, 0)
+    monkeypatch.setattr("glassgpt.train.speedups._attention_time", timed)
+    monkeypatch.setattr(torch, "randn", lambda shape, **settings: torch.empty(0))
+    choice = choose_attention(TrainConfig(), CUDA, "bfloat16", 1e6)
+    assert choice.value == "cudnn"
+    assert choice.reason == "measured forward and backward: flash 2.00 ms, cudnn 1.50 ms"
+    assert not any(left.values())
+
+
 def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     def problems(device: torch.device, **settings: Any) -> str:
         config = TrainConfig(fp8=True, **settings)

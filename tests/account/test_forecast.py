@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from glassgpt.account.flops import flops_of
 from glassgpt.account.forecast import forecast
 from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import Work
 from glassgpt.account.pace import expected_pace
 from glassgpt.config import TrainConfig
+from glassgpt.recipe import combine, find_recipe
 
 H200 = named_card("h200").card
 GPT2_FLOPS = 854_800_000
@@ -49,6 +51,19 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
     assert expected_pace(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
         share * expected_pace(alone, GPT2_FLOPS, 989e12, H200).mid
     )
+
+
+def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None:
+    """shakespeare_char_fast on an H200, recorded, PyTorch's kernels: 1.034, 1.036, 1.037 million tokens/s."""
+    fast = combine(find_recipe("shakespeare_char_fast"), {})
+    plain = Work(config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True)
+    flops_per_token = flops_of(fast, 128)
+    pace = expected_pace(plain, flops_per_token, 989e12, H200)
+    assert all(pace.holds(measured) for measured in (1.034e6, 1.036e6, 1.037e6))
+    assert pace.why.endswith(
+        "; less for Muon's own arithmetic and the modern architecture's many small steps"
+    )
+    assert expected_pace(replace(plain, kernels=True), flops_per_token, 989e12, H200).mid > 1.5 * pace.mid
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:

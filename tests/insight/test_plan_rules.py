@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.account.hardware import cards, named_card
@@ -25,6 +25,7 @@ from glassgpt.recipe import combine, find_recipe, preset_names
 
 CPU = Target("a CPU", "cpu", 8 * GIB, {"float32": 1e11, "bfloat16": 2e11}, "measured", "asked for")
 TARGETS = [CPU, *(of_card(card, "asked for") for card in cards())]
+SMALL_CARD = of_card(named_card("rtx2050").card, "asked for")
 PRESETS = [name for name in preset_names() if not name.startswith("eval_")]
 SETTINGS = {
     "n_layer": (1, 3, 12, 48, 96),
@@ -78,6 +79,7 @@ def errors(made: Plan) -> list[Problem]:
 
 @settings(max_examples=150, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
+@example(preset="gpt2_124m_fast", target=SMALL_CARD, changes={"batch_size": 1, "dataset": "shakespeare"})
 def test_advice_that_is_followed_helps(preset: str, target: Target, changes: dict[str, Any]) -> None:
     assume(preset != "finetune_shakespeare" or changes.get("block_size", 0) <= 1024)  # GPT-2 has no more
     try:
@@ -137,9 +139,8 @@ def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: 
         assert quick.times.updates_s[1] <= made.times.updates_s[1]
 
 
-# Always the same draws: lengths are tried on a grid, and between its points a proposal for more time may
-# still be worse by 0.0002 (t4, quickstart, half an hour).
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None)
+@example(card="t4", preset="quickstart", hours=0.5)
 @given(
     card=st.sampled_from(("rtx2060 6gb", "rtx4070", "h100", "m1", "t4")),
     preset=st.sampled_from(("quickstart", "shakespeare_char_fast", "gpt2_124m")),

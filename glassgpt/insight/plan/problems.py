@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from glassgpt.account import choices, memory
 from glassgpt.account.machine import nearest_folder
@@ -174,12 +175,14 @@ def _of_data(decided: Decided, target: Target, text: Text, prospect: Prospect) -
     if prospect.overfits_at is not None and prospect.overfits_at < 0.9 * config.max_iters:
         shorter = _stopped_before(decided, text, prospect.overfits_at)
         # Our kernels may not pay then, and PyTorch's take more memory.
-        fitting = enough(decided, shorter, target, text, target.limit) or flags(shorter)
+        ways = (shorter, shorter | {"kernels": "triton"})
+        tried = (enough(decided, changes, target, text, target.limit) for changes in ways)
+        fitting = next((f"{way}, " for way in tried if way), "")
         yield Problem(
             "warning",
             f"it will probably begin to overfit near update {prospect.overfits_at:,}, after "
             f"{prospect.overfits_at * decided.batch.tokens / text.train_tokens:.1f} times through the text",
-            f"{fitting}, more --dropout, or --patience=3; the best one is kept",
+            f"{fitting}more --dropout, or --patience=3; the best one is kept",
         )
     from_nothing = config.init_from == "scratch" and text.tokenizer not in ("char", "byte")
     if prospect.tokens_per_parameter < _FEW_TOKENS and from_nothing:
@@ -191,17 +194,17 @@ def _of_data(decided: Decided, target: Target, text: Text, prospect: Prospect) -
         )
 
 
-def _stopped_before(decided: Decided, text: Text, overfits_at: int) -> dict[str, int]:
+def _stopped_before(decided: Decided, text: Text, overfits_at: int) -> dict[str, Any]:
     """So many updates that it does not overfit, with the schedule that goes with them."""
     config, at = decided.config, overfits_at
     while True:
-        changes = {"max_iters": at}
+        changes: dict[str, Any] = {"max_iters": at}
         shorter = replace(config, max_iters=at)
         if config.decay_lr and decay_iters(shorter) > at:
             changes["lr_decay_iters"] = at
         if config.decay_lr and warmup_iters(shorter) > at / 3:
             changes["warmup_iters"] = at // 20
-        shorter = replace(config, **changes)  # type: ignore[arg-type]
+        shorter = replace(config, **changes)
         ahead = expectation(shorter, decided.work.vocab_size, decided.batch.tokens, text).overfits_at
         if ahead is None or ahead >= at:
             return changes

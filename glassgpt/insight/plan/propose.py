@@ -198,24 +198,25 @@ def _lengths(
     shaped: TrainConfig, target: Target, text: Text, tokens: float
 ) -> tuple[bool, list[tuple[TrainConfig, Expectation]]]:
     """Whether less than all the time there is brings more, as the text is then learnt by heart; and what to
-    try, the best first.
+    try, the best first. Some are a little too long: batch and dropout follow the length, and the pace them.
 
-    All the tokens there is time for, or a little less, as a smaller batch may be slower; and many shorter
-    lengths, the same ones whatever the time: batch and dropout follow the length.
+    The lengths are the same ones whatever the time, so that with more of it nothing worse is proposed.
     """
-    tried = [_expected(shaped, target, text, share * tokens) for share in (1.0, 0.95, 0.85, 0.7)]
-    if tokens < text.train_tokens / 10:  # nothing is seen again, whatever makes learning faster
-        return False, tried
-    whole = tried[0][1].final.mid
-    shorter = float(_FEWEST_SEQUENCES * shaped.block_size)
-    while shorter < tokens:
-        tried.append(_expected(shaped, target, text, shorter))
-        shorter *= _LONGER
+    shortest = _FEWEST_SEQUENCES * shaped.block_size
+    count = 1 + math.floor(math.log(tokens / shortest, _LONGER))
+    seen_again = tokens >= text.train_tokens / 10  # if not, longer is better, whatever makes learning faster
+    first = 0 if seen_again else max(0, count - _LOOKED_BACK)
+    tried = [
+        _expected(shaped, target, text, shortest * _LONGER**number)
+        for number in range(first, count + _LOOKED_AHEAD)
+    ]
+    whole = tried[count - 1 - first][1].final.mid
     tried.sort(key=lambda one: one[1].final.mid)
-    return tried[0][1].final.mid < whole, tried
+    return seen_again and tried[0][1].final.mid < whole, tried
 
 
-_LONGER = 1.4  # times
+_LONGER = 1.05  # times
+_LOOKED_BACK, _LOOKED_AHEAD = 8, 3  # lengths
 
 
 def _expected(

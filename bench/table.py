@@ -37,11 +37,11 @@ class Bar:
 
 BARS: dict[tuple[str, str], Bar] = {
     ("gpt2-speed", "cuda"): Bar("GPT-2 124M, tokens/s", 1.20, 1.35),
-    ("gpt2-500", "cuda"): Bar("GPT-2 124M, tokens/s over 500 updates", 1.20, 1.35),
-    ("fp8", "cuda"): Bar("GPT-2 124M with FP8, tokens/s over 500 updates", 1.30, 1.6),
-    ("gpt2-speed-fp8", "cuda"): Bar("GPT-2 124M with FP8, tokens/s", None, None),
+    ("gpt2-500", "cuda"): Bar("GPT-2 124M, tokens/s, 500 updates", 1.20, 1.35),
+    ("fp8", "cuda"): Bar("GPT-2 124M in FP8, tokens/s, 500 updates", 1.30, 1.6),
+    ("gpt2-speed-fp8", "cuda"): Bar("GPT-2 124M in FP8, tokens/s", None, None),
     ("gpt2-memory", "cuda"): Bar("GPT-2 124M, peak memory", 0.75, 0.5, "<x"),
-    ("gpt2-memory-fp8", "cuda"): Bar("GPT-2 124M with FP8, peak memory", None, None, "<x"),
+    ("gpt2-memory-fp8", "cuda"): Bar("GPT-2 124M in FP8, peak memory", None, None, "<x"),
     ("shakespeare-whole", "cuda"): Bar("shakespeare_char, the whole command", 2.5, 4.0),
     ("shakespeare-whole-warm", "cuda"): Bar("the same, compile caches warm", None, None),
     ("shakespeare-to-loss", "cuda"): Bar("shakespeare_char, time to loss", 4.0, 7.0),

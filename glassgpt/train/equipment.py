@@ -23,7 +23,7 @@ from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import readable
 from glassgpt.train.device import Placement
-from glassgpt.train.speedups import choose_speedups
+from glassgpt.train.speedups import Load, choose_speedups
 from glassgpt.train.task import Task
 from glassgpt.train.team import Team
 from glassgpt.version import VERSION
@@ -74,9 +74,8 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
     def choose() -> tuple[Placement, list[Choice]]:
         room = devices.recording_fits(config, shape.vocab_size, plan, free)
         speed = peak.measured or peak.value
-        return choose_speedups(
-            config, device, str(dtype.value), plan, per_token, speed, data_bytes, free, room
-        )
+        load = Load(plan, per_token, data_bytes, speed, free, room)
+        return choose_speedups(config, device, str(dtype.value), load)
 
     peak = _peak_from(team, find_peak)
     placement, speedups = _placement_from(team, device, choose)

@@ -7,6 +7,7 @@ account/choices.py's, which `glass plan` asks too; here is what only the device 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
@@ -19,33 +20,36 @@ from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import DTYPES, Placement, traits_of
 
 
+@dataclass(frozen=True)
+class Load:
+    """What there is to do, and what the device has for it."""
+
+    plan: BatchPlan
+    flops_per_token: int
+    data_bytes: int
+    peak: float | None = None  # FLOP/s, if known
+    free_bytes: int | None = None  # of the card's memory, if it has one
+    recording_fits: bool = True
+
+
 def choose_speedups(
-    config: TrainConfig,
-    device: torch.device,
-    dtype: str,
-    plan: BatchPlan,
-    flops_per_token: int,
-    peak: float | None,
-    data_bytes: int,
-    free_bytes: int | None,
-    recording_fits: bool = True,
+    config: TrainConfig, device: torch.device, dtype: str, load: Load
 ) -> tuple[Placement, list[Choice]]:
-    """`peak`: FLOP/s, if known. `free_bytes`: of the card's memory, if it has one."""
-    on = traits_of(device)
+    plan, on = load.plan, traits_of(device)
     kernels = choices.choose_kernels(config, on)
     own_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, own_kernels, plan)
-    eager_step_s = _eager_step_s(config, device.type, plan, flops_per_token, peak)
+    eager_step_s = _eager_step_s(config, device.type, load)
     compiling = choices.choose_compile(config, on, eager_step_s, own_kernels, config.shard)
-    micro_tokens, some_peak = plan.own_tokens // plan.micro_steps, peak or costs.SOME_CARDS_PEAK
-    micro_s = costs.arithmetic_s(device.type, micro_tokens, flops_per_token, some_peak)
+    micro_tokens, some_peak = plan.own_tokens // plan.micro_steps, load.peak or costs.SOME_CARDS_PEAK
+    micro_s = costs.arithmetic_s(device.type, micro_tokens, load.flops_per_token, some_peak)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
     launch_s = costs.launch_s(device.type, config.n_layer)
     graph = choices.choose_graph(
-        config, on, dtype, compiling.value == "on", micro_s, launch_s, config.shard, recording_fits
+        config, on, dtype, compiling.value == "on", micro_s, launch_s, config.shard, load.recording_fits
     )
-    data = choices.choose_data_place(config.data_place, data_bytes, on, free_bytes)
+    data = choices.choose_data_place(config.data_place, load.data_bytes, on, load.free_bytes)
     placement = Placement(
         device,
         dtype,
@@ -64,13 +68,16 @@ def choose_speedups(
     return placement, [compiling, attention, *of_cuda]
 
 
-def _eager_step_s(
-    config: TrainConfig, device_type: str, plan: BatchPlan, flops_per_token: int, peak: float | None
-) -> float | None:
-    if peak is None:
+def _eager_step_s(config: TrainConfig, device_type: str, load: Load) -> float | None:
+    if load.peak is None:
         return None
     return costs.eager_step_s(
-        device_type, plan.own_tokens, plan.micro_steps, flops_per_token, config.n_layer, peak
+        device_type,
+        load.plan.own_tokens,
+        load.plan.micro_steps,
+        load.flops_per_token,
+        config.n_layer,
+        load.peak,
     )
 
 

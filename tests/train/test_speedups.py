@@ -14,7 +14,7 @@ from glassgpt.errors import UserError
 from glassgpt.model import float8
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import traits_of
-from glassgpt.train.speedups import check_float8, choose_attention, choose_speedups
+from glassgpt.train.speedups import Load, check_float8, choose_attention, choose_speedups
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -79,9 +79,8 @@ def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.Monke
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:
-    placement, choices = choose_speedups(
-        TrainConfig(max_iters=10), CPU, "float32", BatchPlan(4, 1, 4, 4096), 10**6, 1e11, 10**6, None
-    )
+    load = Load(BatchPlan(4, 1, 4, 4096), flops_per_token=10**6, data_bytes=10**6, peak=1e11)
+    placement, choices = choose_speedups(TrainConfig(max_iters=10), CPU, "float32", load)
     assert [choice.name for choice in choices] == ["compile", "attention"]
     decided = (placement.kernels, placement.graph, placement.data_on_card, placement.compile)
     assert decided == (False, False, False, False)

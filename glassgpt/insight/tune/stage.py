@@ -24,7 +24,7 @@ from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.device import Placement
 from glassgpt.train.setup import too_little_text
-from glassgpt.train.speedups import choose_speedups
+from glassgpt.train.speedups import Load, choose_speedups
 from glassgpt.train.task import task_of
 
 
@@ -143,10 +143,8 @@ def _decided(
 ) -> Placement:
     size = int(stage.tokens.nbytes)
     room = stage.device.type != "cuda" or devices.recording_fits(config, stage.shape.vocab_size, plan, free)
-    placement, _ = choose_speedups(
-        config, stage.device, stage.dtype, plan, stage.flops_per_token, rate, size, free, room
-    )
-    return placement
+    load = Load(plan, stage.flops_per_token, size, rate, free, room)
+    return choose_speedups(config, stage.device, stage.dtype, load)[0]
 
 
 def _automatics(

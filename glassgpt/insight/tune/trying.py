@@ -22,7 +22,7 @@ from glassgpt.model.gpt import GPT
 from glassgpt.train.batching import BatchPlan, evaluation_rows
 from glassgpt.train.device import Placement, adapt
 from glassgpt.train.learner import Learner
-from glassgpt.train.speedups import choose_speedups
+from glassgpt.train.speedups import Load, choose_speedups
 from glassgpt.train.stream import Stream
 
 Clock = Callable[[], float]
@@ -63,9 +63,8 @@ def _placement(stage: Stage, setting: Setting, sequences: int) -> Placement:
     size, kind = setting.micro_batch, stage.device.type
     config = with_setting(stage.config, setting, sequences, size, kind)
     plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
-    placement, choices = choose_speedups(
-        config, stage.device, stage.dtype, plan, stage.flops_per_token, None, int(stage.tokens.nbytes), None
-    )
+    load = Load(plan, stage.flops_per_token, int(stage.tokens.nbytes))
+    placement, choices = choose_speedups(config, stage.device, stage.dtype, load)
     there = dataclasses.replace(setting_of(config, placement, size), threads=setting.threads)
     different = next(there.differences(setting), None)
     if different is not None:

@@ -368,8 +368,8 @@ def _to_float8(
 
 
 def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit, what is not finite as NaN; and
-    the same transposed."""
+    """`factor` times x (R, C) in an 8-bit dtype, and the same transposed. What is too large is at the dtype's
+    limit, what is not finite is NaN."""
     assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)

@@ -230,7 +230,9 @@ def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
         assert _draw(logits, 1.0, None, None, ours).tolist() == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": None}, {"top_p": 0.9}, {"graph": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": None}, {"top_p": 0.9}, {"graph": True}, {"temperature": 0.0}, {"top_k": 1}]
+)
 def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[str, Any]) -> None:
     model = little_gpt()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Attention's kernels, compiled code and recordings on a CUDA device have the plain path's loss and gradients.
+"""Attention's kernels, compiled code and recordings on a card have the plain path's loss and gradients.
 
 In float32 within 1e-5; in bfloat16 no further from float32 than the plain path is.
 """

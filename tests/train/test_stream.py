@@ -32,7 +32,7 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_resident_text_gives_the_same_passages(dtype: type) -> None:
     """Of one token, of a whole window, and of the text's end, which a window reaches beyond."""
-    tokens = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
+    tokens: np.ndarray = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
     tokens[[0, 5, 6, 40, 290, 299]] = 255
     passages = Passages(tokens, 255, 16)
     starts, counts = passages.drawn(3, 0, 2 * len(passages))

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from bench import overhead, results, speed, sweep, to_loss, writing
 from bench.ground import Ground, Missing, Options
@@ -175,7 +176,23 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def end_when_told() -> None:
+    """By a time limit, or when the terminal is closed: the processes of a row end with this one."""
+    told = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # `timeout` tells a process and then its group. The second signal must not interrupt what the first
+        # has begun: children would stay behind.
+        nonlocal told
+        if not told:
+            told = True
+            sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, end)
+
+
 if __name__ == "__main__":
-    # A time limit's signal: the processes of a row end with this one.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     sys.exit(main())

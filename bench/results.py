@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable
@@ -46,7 +47,9 @@ def own_loss(losses: Losses) -> float:
 
 
 def median_loss(losses: Iterable[Losses]) -> float:
-    return statistics.median(own_loss(one) for one in losses)
+    """Not a number if one of them is none: that has no place in an order, and a median would pass over it."""
+    own = [own_loss(one) for one in losses]
+    return math.nan if any(map(math.isnan, own)) else statistics.median(own)
 
 
 def to_json(result: Result) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def arrivals(
     goal = min(known) if ground.options.target is None else ground.options.target
     losses = [ground.score_glass(run, data, context) for run in runs]
     ground.say(f"target {goal:.4f}; GlassGPT {losses}")
-    late = [own_loss(loss) for loss in losses if own_loss(loss) > goal]
+    late = [own_loss(loss) for loss in losses if not own_loss(loss) <= goal]  # nor is NaN an arrival
     walls = [run.wall_s for run in runs]
     at_baseline = [loss.get(context, own_loss(loss)) for loss in losses]
     return ground.result(
@@ -163,7 +163,8 @@ def updates_that_fit(ground: Ground) -> int:
     step_ms = ground.options.step_ms
     if step_ms is None:
         found = latest(ground.options.out, "gpt2-speed", ground.kind)
-        step_ms = 1000 * 64 * 1024 / sorted(found.nanogpt)[-1] if found else NANOGPT_STEP_MS
+        tokens = ground.options.batch * 1024
+        step_ms = 1000 * tokens / max(found.nanogpt) if found else NANOGPT_STEP_MS
     return max(8, int(1000 * ground.options.seconds / step_ms))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +48,14 @@ def watch(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # a group of its own, which all that it starts belongs to
     )
     limit = threading.Timer(limit_s, _end, [process])
-    limit.start()
+    limit.daemon = True  # Python would wait for it at its end, if a signal came before it was cancelled
     lines: list[Line] = []
     satisfied = False
     try:
+        limit.start()
         assert process.stdout is not None
         for text in process.stdout:
             lines.append(Line(time.perf_counter() - started, text.rstrip("\n")))
@@ -62,8 +66,8 @@ def watch(
             _end(process)
         code = process.wait()
     finally:
-        limit.cancel()
         _end(process)
+        limit.cancel()
     wall_s = time.perf_counter() - started
     if code and not satisfied:
         tail = "\n".join(line.text for line in lines[-_SHOWN_ON_FAILURE:])
@@ -74,8 +78,10 @@ def watch(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
+    """And whatever it has started, also where it is gone itself; unless it was waited for to its end."""
+    if process.returncode is None:  # nobody else can have its number yet
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def environment(caches: Path) -> dict[str, str]:

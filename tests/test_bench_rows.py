@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,18 @@ def test_a_worse_loss_is_objected_to(tmp_path: Path) -> None:
     assert "3.1000 is worse than 3.0000" in speed.gpt2_speed(ground)[0].objection
 
 
+def test_a_loss_that_is_not_a_number_is_objected_to(tmp_path: Path) -> None:
+    """Of one seed too, which a median would pass over."""
+    ground = Made(tmp_path, rounds=3)
+    ground.our_loss = lambda settings: math.nan if settings["seed"] in (1, 1337) else 2.9
+    assert speed.gpt2_speed(ground)[0].objection
+    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("3 of 3")
+    ground.their_loss, ground.our_loss = lambda settings: 3.0, lambda settings: 1.4
+    assert not to_loss.shakespeare_to_loss(ground)[0].objection
+    ground.our_loss = lambda settings: math.nan if settings["seed"] == 1 else 1.4
+    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("1 of 3")
+
+
 def test_fp8_is_held_against_nanogpt_and_against_bf16(tmp_path: Path) -> None:
     ground = Made(tmp_path)
     ground.our_loss = lambda settings: 2.985 if settings.get("fp8") else 2.96
@@ -147,6 +160,8 @@ def test_nanogpts_updates_fit_its_measured_speed(tmp_path: Path) -> None:
     assert to_loss.updates_that_fit(ground) == 720
     results.append(ground.options.out, speed.gpt2_speed(ground)[0])
     assert to_loss.updates_that_fit(ground) == 900  # at 100 ms
+    half = Made(tmp_path, batch=32)  # an update of half as many tokens takes half as long
+    assert to_loss.updates_that_fit(half) == 1800
 
 
 def test_overhead_takes_what_races_found_and_runs_the_rest(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def _draw(
     """
     logits = logits.expand(len(generators), -1)
     if temperature < _COLDEST:
-        return logits.argmax(-1)
+        most, likeliest = logits.max(-1)  # of what is no number, that is the most
+        return likeliest.where(most.isfinite(), -1)
     ids = None
     if top_k is not None and top_k < logits.shape[-1]:
         logits, ids = logits.topk(top_k)

@@ -242,9 +242,15 @@ def _normal(x):
 
 
 @triton.jit
+def _positive(x):
+    """x, or 0 if it is negative. The hardware's maximum would make 0 of what is not a number, and hide it."""
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
 def _activation(x, RELU2: tl.constexpr):
     if RELU2:
-        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+        return _positive(x) * _positive(x)
     below, _ = _normal(x)
     return x * below
 
@@ -252,7 +258,7 @@ def _activation(x, RELU2: tl.constexpr):
 @triton.jit
 def _slope(x, RELU2: tl.constexpr):
     if RELU2:
-        return 2 * tl.maximum(x, 0.0)
+        return 2 * _positive(x)
     below, density = _normal(x)
     return below + x * density
 
@@ -275,6 +281,7 @@ class Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, relu2: bool):
+        x = x.contiguous()  # as the gradient will be: one place in memory is one element of both
         ctx.save_for_backward(x)
         ctx.relu2 = relu2
         out = torch.empty_like(x)
@@ -328,6 +335,7 @@ def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr
 
 def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
     """Overwrites logits (rows, V) by their loss's gradient. Returns the losses (rows)."""
+    assert logits.is_contiguous()
     losses = torch.empty(len(logits), device=logits.device)
     _turn[(len(logits),)](logits, targets, losses, logits.shape[1], ignored, _LOGITS, num_warps=16)
     return losses
@@ -354,11 +362,14 @@ def _to_float8(
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
-    _store_both_ways(tl.minimum(tl.maximum(v, -LIMIT), LIMIT), out, out_t, r, c, R, C)
+    within = tl.minimum(tl.maximum(v, -LIMIT), LIMIT)
+    # What is not finite must not pass for a number: the update that it came from is not to be applied.
+    _store_both_ways(tl.where(tl.abs(v) < float("inf"), within, float("nan")), out, out_t, r, c, R, C)
 
 
 def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed."""
+    """`factor` times x (R, C) in an 8-bit dtype, and the same transposed. What is too large is at the dtype's
+    limit, what is not finite is NaN."""
     assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)

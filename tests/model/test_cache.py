@@ -125,6 +125,19 @@ def test_it_remembers_in_the_precision_of_autocast(arch: str, attention: str) ->
     torch.testing.assert_close(logits, expected, atol=0.05, rtol=0)
 
 
+@both
+@torch.no_grad()
+def test_in_bfloat16_it_is_as_near_to_float32_as_reading_the_whole(arch: str) -> None:
+    by_steps = whole = 0.0
+    for seed in range(6):
+        model, tokens = little_gpt(seed, arch=arch).eval(), some_tokens(seed=seed)
+        exact = model(tokens)
+        with torch.autocast("cpu", torch.bfloat16):
+            whole += float((model(tokens) - exact).square().sum())
+            by_steps += float((read_in_pieces(model, tokens, list(range(1, CONTEXT))) - exact).square().sum())
+    assert 0 < by_steps < 1.1 * whole
+
+
 def test_keys_that_a_norm_made_float32_are_kept_as_the_values_are() -> None:
     k = torch.randn(1, 2, 3, 4)
     keys, values = LayerCache(5).extend(k, k.bfloat16())

@@ -164,6 +164,14 @@ def test_temperature_0_takes_the_likeliest() -> None:
     assert text(model, [4, 2], temperature=0.0, seed=1) == text(model, [4, 2], temperature=0.0, seed=2)
 
 
+@pytest.mark.parametrize("top_k", [VOCABULARY - 3, VOCABULARY, 10**9])
+def test_more_than_there_are_is_all(top_k: int) -> None:
+    """Of the tokenizer's ids, which may be fewer than the model's."""
+    model = little_gpt()
+    options: dict[str, Any] = {"vocab_size": VOCABULARY - 3, "temperature": 1.5, "count": 2 * CONTEXT}
+    assert texts(model, [1], 3, top_k=top_k, **options) == texts(model, [1], 3, top_k=None, **options)
+
+
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-320}])
 def test_what_leaves_only_the_likeliest_is_temperature_0(options: dict[str, Any]) -> None:
     model = little_gpt()
@@ -230,7 +238,9 @@ def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
         assert _draw(logits, 1.0, None, None, ours).tolist() == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": None}, {"top_p": 0.9}, {"graph": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": None}, {"top_p": 0.9}, {"graph": True}, {"temperature": 0.0}, {"top_k": 1}]
+)
 def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[str, Any]) -> None:
     model = little_gpt()
     with torch.no_grad():

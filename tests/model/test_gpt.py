@@ -128,6 +128,23 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
 
 
 @both
+def test_textbook_attention_in_bfloat16_is_about_as_near_to_float32_as_fused(arch: str) -> None:
+    """A CPU is given it for its speed. It rounds its scores, which the fused kernel does not."""
+    errors = {"sdpa": 0.0, "manual": 0.0}
+    for seed in range(4):
+        model = little_gpt(seed, arch=arch)
+        tokens, targets = some_batch(rows=8)
+        _, exact = gradients(model, tokens, targets)
+        for how in errors:
+            model.set_attention(how)
+            with torch.autocast("cpu", torch.bfloat16):
+                _, found = gradients(model, tokens, targets)
+            errors[how] += sum(float((found[name] - exact[name]).square().sum()) for name in exact)
+        model.set_attention("sdpa")
+    assert 0 < errors["manual"] < 1.2**2 * errors["sdpa"]
+
+
+@both
 @pytest.mark.parametrize("fused", [True, False])
 @few
 @given(st.integers(1, CONTEXT - 1), st.integers(0, VOCABULARY - 1))

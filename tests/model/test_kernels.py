@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,20 @@ def test_activations(name: str, shape: tuple[int, ...]) -> None:
     check(lambda x, kernel: fused.activate(x, name, kernel), normal(*shape))
 
 
+@pytest.mark.parametrize("name", ["gelu", "relu2"])
+def test_an_activation_of_what_does_not_lie_row_by_row(name: str) -> None:
+    check(lambda x, kernel: fused.activate(x, name, kernel), normal(70, 5).detach().t().requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu2"])
+def test_an_activation_hides_nothing_that_is_not_a_number(name: str) -> None:
+    x = torch.tensor([1.0, math.nan, -2.0, 0.0], device="cuda", requires_grad=True)
+    for kernel in (False, True):
+        out = fused.activate(x, name, kernel)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert out.isnan().tolist() == grad.isnan().tolist() == [False, True, False, False], kernel
+
+
 def test_gelu_is_exact_far_out() -> None:
     x = torch.linspace(-12, 12, 20_001, device="cuda")
     wanted = torch.nn.functional.gelu(x.double())
@@ -86,7 +101,7 @@ def test_rotation_and_norm(heads: int, width: int) -> None:
     check(piece, normal(2, 19, 3, heads, width))
 
 
-@pytest.mark.parametrize("vocabulary", [2, 65, 8192, 50_304])
+@pytest.mark.parametrize("vocabulary", [2, 65, 8192, 8193, 50_257, 50_304])
 def test_the_gradient_of_the_loss(vocabulary: int) -> None:
     logits = normal(9, vocabulary).detach() * 4
     targets = torch.randint(0, vocabulary, (9,), device="cuda")
@@ -95,6 +110,32 @@ def test_the_gradient_of_the_loss(vocabulary: int) -> None:
     losses = [fused.turn_into_gradient(x, targets, kernel) for x, kernel in ((plain, False), (own, True))]
     torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(own, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_a_row_of_logits_that_is_not_a_number_has_no_loss_and_spoils_no_other() -> None:
+    logits = normal(4, 9000).detach()
+    logits[1, 8500], logits[2, 3] = math.nan, math.inf
+    targets = torch.tensor([5, 6, 7, 8], device="cuda")
+    for kernel in (False, True):
+        own = logits.clone()
+        losses = fused.turn_into_gradient(own, targets, kernel)
+        assert losses.isfinite().tolist() == [True, False, False, True], kernel
+        assert own.isfinite().all(1).tolist() == [True, False, False, True], kernel
+
+
+def test_logits_beyond_the_reach_of_32_bits() -> None:
+    """The last row begins after 2^31 elements."""
+    rows, vocabulary = 42_700, 50_304
+    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
+        pytest.skip("needs 10 GiB of the card's memory")
+    logits = torch.zeros(rows, vocabulary, dtype=torch.float16, device="cuda")
+    logits[-1] = normal(vocabulary).detach()
+    last = logits[-1:].clone()
+    targets = torch.full((rows,), 3, device="cuda")
+    losses = fused.turn_into_gradient(logits, targets, True)
+    wanted = fused.turn_into_gradient(last, targets[:1], True)
+    assert torch.equal(losses[-1:], wanted)
+    assert torch.equal(logits[-1:], last)
 
 
 # --- the whole model ---

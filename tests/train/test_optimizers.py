@@ -27,7 +27,7 @@ def make_model(arch: str = "gpt2") -> GPT:
 def give_gradients(model: GPT, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.device)
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -213,6 +213,30 @@ def test_a_skipped_step_changes_nothing(optimizer: Any) -> None:
         one.step()
     assert {name: bits(parameter) for name, parameter in model.named_parameters()} == weights
     assert {name: bits(tensor) for name, tensor in optimizer_tensors(model, both).items()} == state
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_card_takes_the_steps_of_a_cpu(optimizer: Any) -> None:
+    """With its rate on the card, and a step that the card itself skips."""
+    config = replace(MUON, optimizer=optimizer, weight_decay=0.1, matrix_lr=0.01)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    ends = []
+    for device in ("cpu", "cuda"):
+        model = make_model("modern").to(device)
+        both = make_optimizers(model, config, torch.float32)
+        for seed in range(4):
+            give_gradients(model, seed)
+            for one in both:
+                one.set_learning_rate(config.learning_rate / (1 + seed))
+                one.found_inf = torch.full((), float(seed == 2), device=device)
+                one.step()
+        state = optimizer_tensors(model, both)
+        ends.append({**dict(model.named_parameters()), **state})
+    torch.set_float32_matmul_precision(precision)
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(ends[1][name].detach().cpu(), tensor.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("before", "now"), [("adamw", "muon"), ("muon", "adamw")])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from glassgpt.data.passages import Passages, passage_batch
 from glassgpt.train.stream import Ahead, Resident
 
 
@@ -26,6 +27,19 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
         assert x[row].tolist() == tokens[start : start + 16].tolist()
         assert y[row].tolist() == tokens[start + 1 : start + 17].tolist()
     assert x.dtype == y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_resident_text_gives_the_same_passages(dtype: type) -> None:
+    """Of one token, of a whole window, and of the text's end, which a window reaches beyond."""
+    tokens: np.ndarray = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
+    tokens[[0, 5, 6, 40, 290, 299]] = 255
+    passages = Passages(tokens, 255, 16)
+    starts, counts = passages.drawn(3, 0, 2 * len(passages))
+    assert set(counts.tolist()) >= {1, 9, 16}
+    found = Resident(tokens, 16, torch.device("cpu")).passages(*map(torch.from_numpy, (starts, counts)))
+    for mine, other in zip(found, passage_batch(tokens, starts, counts, 16), strict=True):
+        assert mine.tolist() == other.tolist()
 
 
 def made(first: int, calls: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

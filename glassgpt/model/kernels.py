@@ -362,14 +362,11 @@ def _to_float8(
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
-    within = tl.minimum(tl.maximum(v, -LIMIT), LIMIT)
-    # What is not finite must not pass for a number: the update that it came from is not to be applied.
-    _store_both_ways(tl.where(tl.abs(v) < float("inf"), within, float("nan")), out, out_t, r, c, R, C)
+    _store_both_ways(tl.minimum(tl.maximum(v, -LIMIT), LIMIT), out, out_t, r, c, R, C)
 
 
 def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, and the same transposed. What is too large is at the dtype's
-    limit, what is not finite is NaN."""
+    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed."""
     assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.account.clock import Ledger
-from glassgpt.account.hardware import Peak
 from glassgpt.account.meter import Interval, Mean, Sharing
+from glassgpt.account.peak import Peak
 from glassgpt.account.sink import Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import figures
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.account.machine import apple_gpu_name, describe_machine
 from glassgpt.insight.doctor.asking import ask
 from glassgpt.insight.doctor.checkup import Line, Number, Visit

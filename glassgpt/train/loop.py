@@ -275,7 +275,7 @@ def close(job: Job, ending: Ending) -> Ending:
         tell_profile(job, at_the_end=True)
         if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
             # All of it once, whatever was sampled before.
-            evaluate_split(job, "val", job.windows_of("val", None), closing=True)
+            evaluate_split(job, "val", job.windows["val"].of_whole_split(), closing=True)
         if job.sampling is not None and not job.stop.requested:
             write_sample(job, job.sampling)
     with job.ledger.phase("checkpoint"):

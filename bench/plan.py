@@ -200,7 +200,7 @@ def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
 
 
 def planned_batch(limit_gib: int, data: Path) -> int:
-    from glassgpt.account.hardware import named_card
+    from glassgpt.account.cards import named_card
     from glassgpt.insight.plan.plan import make_plan
     from glassgpt.insight.plan.target import of_card
     from glassgpt.insight.plan.text import find_text

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.train.device import Placement, device_name
@@ -123,10 +124,9 @@ def same_models(checkout: Path, device: torch.device) -> tuple[Any, GPT]:
 def check_same_text(theirs: Any, ours: GPT) -> None:
     prompt = torch.randint(KNOWN_TOKENS, (1, 9), device=ours.lm_head.weight.device)
     expected = theirs.generate(prompt, 20, top_k=1)[0, 9:].tolist()
+    likeliest = Draws(KNOWN_TOKENS, temperature=0.0)
     for graph in (False, True):
-        text = list(
-            generate(ours, prompt[0].tolist(), 20, vocab_size=KNOWN_TOKENS, temperature=0.0, graph=graph)
-        )
+        text = list(generate(ours, prompt[0].tolist(), 20, likeliest, graph=graph))
         assert text == expected, (text, expected)
 
 
@@ -147,16 +147,8 @@ def write_nanogpt(model: Any, placement: Placement, batch: int, count: int) -> N
 
 def write_glass(model: GPT, placement: Placement, batch: int, count: int) -> None:
     """As `glass sample` does it: the autocast is entered for each token, which is printed before the next."""
-    steps = generate_samples(
-        model,
-        [PROMPT],
-        count,
-        samples=range(batch),
-        vocab_size=KNOWN_TOKENS,
-        temperature=TEMPERATURE,
-        top_k=TOP_K,
-        graph=placement.graph,
-    )
+    draws = Draws(KNOWN_TOKENS, TEMPERATURE, TOP_K)
+    steps = generate_samples(model, [PROMPT], count, draws, samples=range(batch), graph=placement.graph)
     for _ in range(count):
         with placement.autocast():
             next(steps)

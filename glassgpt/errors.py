@@ -17,7 +17,16 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-def first_line(error: Exception) -> str:
+_LONGEST = 300  # characters of somebody else's message
+
+
+def complaint(error: BaseException) -> str:
+    """How its message begins; its kind, if it has none."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip()[:_LONGEST]
+
+
+def first_line(error: BaseException) -> str:
     """Its kind, and how its message begins."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
+    kind = type(error).__name__
+    return f"{kind}: {complaint(error)}"[:_LONGEST] if str(error).strip() else kind

@@ -21,7 +21,7 @@ from functools import cache
 from importlib import resources
 
 from glassgpt.account import costs, memory
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.account.memory import Work
 from glassgpt.account.pace import Pace
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.account import costs, memory
+from glassgpt.account.cards import Card
 from glassgpt.account.cluster import ONE_CARD, Cluster, pace_together
-from glassgpt.account.hardware import Card
 from glassgpt.account.memory import Memory, Work
 from glassgpt.account.pace import Pace, expected_pace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import accumulate, pairwise
 
 from glassgpt import config as settings
 from glassgpt.account import flops
+from glassgpt.account.learning_rate import LearningRate
 from glassgpt.config import TrainConfig
 
 
@@ -76,21 +76,14 @@ def setup_of(
 
 def rate_share(setup: Setup, iteration: float) -> float:
     """The learning rate there, of its highest."""
-    if setup.schedule == "constant":
-        return 1.0
-    if iteration < setup.warmup_iters:
-        return (iteration + 1) / (setup.warmup_iters + 1)
+    return _shares(setup).at(iteration)
+
+
+def _shares(setup: Setup) -> LearningRate:
     end = setup.max_iters if setup.decay_iters is None else setup.decay_iters
-    begin = setup.warmup_iters
-    if setup.schedule == "wsd":
-        begin = max(begin, round(end * (1 - setup.wsd_decay_fraction)))
-    if iteration <= begin:
-        return 1.0
-    if iteration >= end:
-        return setup.least_share
-    part = (iteration - begin) / (end - begin)
-    fallen = part if setup.schedule == "wsd" else (1 - math.cos(math.pi * part)) / 2
-    return 1 - (1 - setup.least_share) * fallen
+    return LearningRate(
+        1.0, setup.least_share, setup.warmup_iters, end, setup.schedule, setup.wsd_decay_fraction
+    )
 
 
 # Progress goes with the learning rate's share of its highest to this power: of the same curves, both laws.
@@ -123,7 +116,8 @@ def progress_of(setup: Setup) -> Progress:
     knots = {float(setup.max_iters) * cell / _CELLS for cell in range(_CELLS + 1)}
     knots |= {float(warmup) * cell / 32 for cell in range(33)}
     iterations = sorted(knots)
-    powers = [rate_share(setup, at) ** _RATE_POWER for at in iterations]
+    shares = _shares(setup)
+    powers = [shares.at(iteration) ** _RATE_POWER for iteration in iterations]
     corners = pairwise(zip(iterations, powers, strict=True))
     areas = ((right - left) * (one + other) / 2 for (left, one), (right, other) in corners)
     return Progress(iterations, list(accumulate(areas, initial=0.0)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.account.clock import Ledger, since
-from glassgpt.account.hardware import Peak, mfu_percent
+from glassgpt.account.peak import Peak, mfu_percent
 
 STEP_PHASES = ("data", "train")  # what an update consists of; nothing else enters its time
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from glassgpt.account import flops
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.account.memory import Work
 from glassgpt.account.references import Query, mfu_band
 

@@ -20,7 +20,7 @@ from importlib import resources
 from typing import Any
 
 from glassgpt.account import costs, flops
-from glassgpt.account.hardware import Card, find_card
+from glassgpt.account.cards import Card, find_card
 
 
 @dataclass(frozen=True, kw_only=True)

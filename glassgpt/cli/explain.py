@@ -18,7 +18,7 @@ from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptio
 from glassgpt.words import preferred_language, speaking
 
 if TYPE_CHECKING:
-    from glassgpt.account.hardware import Card
+    from glassgpt.account.cards import Card
     from glassgpt.insight.history import History
     from glassgpt.insight.watching import News, Watch
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, complaint
 
 PARCEL_BYTES = 2**20
 BLOCK_BYTES = 2**20
@@ -342,5 +342,4 @@ def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Bas
 
 
 def damaged(path: Path, error: BaseException) -> str:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"{path} is damaged ({reason}): get it again"
+    return f"{path} is damaged ({complaint(error)}): get it again"

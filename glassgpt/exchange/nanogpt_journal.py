@@ -15,8 +15,8 @@ from pathlib import Path
 
 from glassgpt.account import flops
 from glassgpt.account.clock import PHASES
-from glassgpt.account.hardware import Peak
 from glassgpt.account.journal import Record
+from glassgpt.account.peak import Peak
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.insight.endings import how_it_ended

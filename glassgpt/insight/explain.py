@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.insight.facts import Facts, facts_of
 from glassgpt.insight.findings import accidents, learning, resumes, speed, timing
 from glassgpt.insight.findings.finding import Case, Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.account.hardware import Card, named_card
+from glassgpt.account.cards import Card, named_card
 from glassgpt.errors import UserError
 from glassgpt.words import LANGUAGES
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from glassgpt.account import journal
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
 from glassgpt.insight.explain import Explanation, explain

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from glassgpt.data.dataset import user_path
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.weights import from_transformers, with_head
 
@@ -130,7 +130,7 @@ def _download(repository: str, name: str) -> Path:
     except UserError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        reason = first_line(error)[:200]
         raise UserError(
             f"the weights of {name} are not on this machine and could not be downloaded ({reason}): "
             f"{_BRING_FILES}{_REFUSALS.get(type(error).__name__, '')}"

@@ -24,6 +24,7 @@ from glassgpt.data.tokenizers import (
     load_tokenizer,
 )
 from glassgpt.errors import UserError
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import model_of
@@ -72,18 +73,11 @@ class Writer:
     def _write_group(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
         # A token may end in the middle of a character; it shows when the character is whole.
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in numbers]
-        steps = generate_samples(
-            self.model,
-            prompt,
-            options.max_new_tokens,
-            samples=numbers,
-            vocab_size=self.tokenizer.vocab_size,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
-            graph=self.placement.graph,
+        draws = Draws(
+            self.tokenizer.vocab_size, options.temperature, options.top_k, options.top_p, options.seed
         )
+        count, graph = options.max_new_tokens, self.placement.graph
+        steps = generate_samples(self.model, prompt, count, draws, samples=numbers, graph=graph)
         while True:
             with self.placement.autocast():
                 tokens = next(steps, None)

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from glassgpt import figures
 from glassgpt.account.clock import PHASES
-from glassgpt.account.hardware import Peak, mfu_note
 from glassgpt.account.journal import Record
+from glassgpt.account.peak import Peak, mfu_note
 from glassgpt.harmless import harmless
 from glassgpt.insight.profiles import is_sound
 from glassgpt.show.chart import bar, sparkline

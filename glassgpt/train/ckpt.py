@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, complaint
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASKS, with_head
 from glassgpt.recipe import check_settings, field_types
@@ -67,8 +67,7 @@ def read_ckpt(path: Path) -> Ckpt:
             "is in it, so it is refused"
         ) from None
     except _UNREADABLE as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(f"{path} is damaged: {first_line}") from None
+        raise UserError(f"{path} is damaged: {complaint(error)}") from None
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
     try:

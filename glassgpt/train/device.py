@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from glassgpt.account import choices
+from glassgpt.account.cards import has_tensor_cores
 from glassgpt.account.choices import Traits, lacking_here
-from glassgpt.account.hardware import has_tensor_cores
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
 from glassgpt.config import DEVICE, Choice, TrainConfig

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.account import flops, hardware
+from glassgpt.account import flops
+from glassgpt.account.cards import Card, find_card
 from glassgpt.account.cluster import Cluster, link_of
-from glassgpt.account.hardware import Card, Peak
+from glassgpt.account.peak import Peak, find_peak
 from glassgpt.config import ELSEWHERE, Choice, TrainConfig, Value
 from glassgpt.data.dataset import Dataset
 from glassgpt.errors import UserError
@@ -68,8 +69,8 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
     # What is measured is measured once, and what follows from it is the same for all.
     name = devices.device_name(device)
 
-    def find_peak() -> Peak:
-        return hardware.find_peak(device.type, name, str(dtype.value), total, config.probe_seconds)
+    def look_for_peak() -> Peak:
+        return find_peak(device.type, name, str(dtype.value), total, config.probe_seconds)
 
     def choose() -> tuple[Placement, list[Choice]]:
         room = devices.recording_fits(config, shape.vocab_size, plan, free)
@@ -77,9 +78,9 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
         load = Load(plan, per_token, data_bytes, speed, free, room)
         return choose_speedups(config, device, str(dtype.value), load)
 
-    peak = _peak_from(team, find_peak)
+    peak = _peak_from(team, look_for_peak)
     placement, speedups = _placement_from(team, device, choose)
-    card = hardware.find_card(name, total)
+    card = find_card(name, total)
     cluster = _cluster(team, card, device.type)
     return Equipment(placement, shape, plan, peak, per_token, free, card, cluster), choices + speedups
 

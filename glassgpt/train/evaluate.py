@@ -82,11 +82,14 @@ class Windows:
         device: torch.device,
         team: Team | None = None,
     ) -> None:
-        """`eval_tokens=None`: all of the split. `rows`: windows in a batch."""
+        """`eval_tokens=None`: the whole split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
         self._team = team or Team()
         self._starts = evaluation_windows(len(tokens), block_size, eval_tokens)
         self._kept: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
+
+    def of_whole_split(self) -> Windows:
+        return Windows(self._tokens, self._block_size, None, self._rows, self._device, self._team)
 
     def __len__(self) -> int:
         return len(self._starts)

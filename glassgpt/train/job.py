@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.account.clock import Ledger
-from glassgpt.account.hardware import Peak
 from glassgpt.account.meter import Interval, Mean, Sharing
 from glassgpt.account.sink import Sink
 from glassgpt.config import Choice, TrainConfig
@@ -21,6 +20,7 @@ from glassgpt.model.gpt import GPT
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.checkpoint import Saver
 from glassgpt.train.device import Placement
+from glassgpt.train.equipment import Equipment
 from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.learner import Learner
@@ -60,46 +60,52 @@ class Job:
     """A run, ready to go."""
 
     config: TrainConfig
+    choices: list[Choice]  # what was decided besides, and why
+    takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
     team: Team
-    place: Place | Site
-    sink: Sink
-    ledger: Ledger
     stop: Stop
-    placement: Placement
-    plan: BatchPlan
+
+    # What it works with.
+    equipment: Equipment
     dataset: Dataset
     splits: Mapping[str, Tokens]
+    stream: Stream
     model: GPT
     learner: Learner
-    stream: Stream
-    saver: Saver
-    peak: Peak
-    flops_per_token: int
-    eval_tokens: int
-    eval_rows: int  # windows in a batch
-    outcome: Outcome
-    progress: Progress
-    choices: list[Choice]
-    takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
+
+    # What it looks at on the way.
+    eval_tokens: int  # of a split, each time
+    windows: Mapping[str, Windows]  # these tokens of each split
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
-    interval: Interval
     profiling: Profiling
-    windows: dict[str, Windows] = field(init=False)  # what is evaluated of each split
-    recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    # Where things are written.
+    place: Place | Site
+    sink: Sink
+    saver: Saver
+
+    # Where the time goes.
+    ledger: Ledger
+    interval: Interval
+    outcome: Outcome
+
+    # Where it stands; what only this process has to remember comes after the progress.
+    progress: Progress
     reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
     saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
+    recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     told_setbacks: set[str] = field(default_factory=set)
     eval_cost: Mean = field(default_factory=Mean)
     save_cost: Mean = field(default_factory=Mean)
     sharing: Sharing | None = None  # of the updates so far, in a team
 
-    def __post_init__(self) -> None:
-        self.windows = {split: self.windows_of(split, self.eval_tokens) for split in self.splits}
+    @property
+    def placement(self) -> Placement:
+        return self.equipment.placement
 
-    def windows_of(self, split: str, eval_tokens: int | None) -> Windows:
-        """`eval_tokens=None`: the whole split."""
-        tokens, context = self.splits[split], self.config.block_size
-        return Windows(tokens, context, eval_tokens, self.eval_rows, self.placement.device, self.team)
+    @property
+    def plan(self) -> BatchPlan:
+        return self.equipment.plan
 
     @property
     def run_dir(self) -> Path:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate
 from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
@@ -274,7 +275,7 @@ def close(job: Job, ending: Ending) -> Ending:
         tell_profile(job, at_the_end=True)
         if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
             # All of it once, whatever was sampled before.
-            evaluate_split(job, "val", job.windows_of("val", None), closing=True)
+            evaluate_split(job, "val", job.windows["val"].of_whole_split(), closing=True)
         if job.sampling is not None and not job.stop.requested:
             write_sample(job, job.sampling)
     with job.ledger.phase("checkpoint"):
@@ -298,8 +299,8 @@ def write_sample(job: Job, sampling: Sampling) -> None:
             return
         # Most tokenizers have a token for "here a text begins"; characters have not.
         beginning = int(job.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
-        count, vocab_size = job.config.sample_tokens, tokenizer.vocab_size
-        tokens = generate(model, start or [beginning], count, vocab_size=vocab_size, seed=job.config.seed)
+        draws = Draws(tokenizer.vocab_size, seed=job.config.seed)
+        tokens = generate(model, start or [beginning], job.config.sample_tokens, draws)
         text = tokenizer.decode([*start, *tokens])
     tell(job, records.sample_record(job, text, phase.seconds))
 

@@ -19,14 +19,14 @@ from glassgpt.train.schedule import learning_rate
 
 def run_record(job: Job) -> Record:
     """What this process is about to do, on what, and why."""
-    shape, manifest = job.model.config, job.dataset.manifest
+    shape, manifest, peak = job.model.config, job.dataset.manifest, job.equipment.peak
     counted = flops.parameters_of(shape, shape.vocab_size, positions=False)
     multiplied = flops.parameters_of(shape, shape.vocab_size, lookups=False)
     model = {
         "parameters": flops.parameters_of(shape, shape.vocab_size),
         "parameters_without_positions": counted,
         "parameters_multiplied": multiplied,
-        "flops_per_token": job.flops_per_token,
+        "flops_per_token": job.equipment.flops_per_token,
         "flops_convention": flops.CONVENTION,
         "plain_flops_per_token": flops.plain_flops_per_token(multiplied),
     }
@@ -47,7 +47,7 @@ def run_record(job: Job) -> Record:
         "choices": [dataclasses.asdict(choice) for choice in job.choices],
         "model": dataclasses.asdict(shape) | model,
         "batch": dataclasses.asdict(job.plan),
-        "peak": dataclasses.asdict(job.peak) | {"value": job.peak.value, "source": job.peak.source},
+        "peak": dataclasses.asdict(peak) | {"value": peak.value, "source": peak.source},
         "data": data,
         "machine": machine.describe_machine(str(job.placement.device)),
         "forecast": job.outcome.forecast.as_dict(),
@@ -75,13 +75,13 @@ def _team(job: Job) -> Record:
 
 def step_record(job: Job) -> Record:
     """The updates since the last such record; the next interval begins here."""
-    config, progress, plan = job.config, job.progress, job.plan
+    config, progress, plan, equipment = job.config, job.progress, job.plan, job.equipment
     updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
     memory = machine.memory_now(str(job.placement.device))
     shared = _shared(job, seconds, updates, memory)
     job.outcome.add(updates * plan.tokens, seconds, phases["data"], memory)
-    speed = rates(updates, seconds, plan.tokens, job.flops_per_token, job.peak, job.team.size)
+    speed = rates(updates, seconds, plan.tokens, equipment.flops_per_token, equipment.peak, job.team.size)
     record: Record = {
         "kind": "step",
         "iter": progress.iter,

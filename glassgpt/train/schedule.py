@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
+from glassgpt.account.learning_rate import LearningRate
 from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
 
 
 def learning_rate(config: TrainConfig, update: int) -> float:
-    """The rate of update 0, 1, …: linear warm-up, then `cosine` or `wsd` down to min_lr."""
-    peak, floor = config.learning_rate, min_lr(config)
-    warmup, end = warmup_iters(config), decay_iters(config)
-    if not config.decay_lr:  # no warm-up either, as nanoGPT means it
-        return peak
-    if update < warmup:
-        return peak * (update + 1) / (warmup + 1)  # never 0: the first update should count
-    if update >= end:
-        return floor
-    if config.schedule == "wsd":
-        fall = max(1, round(end * config.wsd_decay_fraction))
-        return floor + (peak - floor) * min(1.0, (end - update) / fall)
-    done = (update - warmup) / (end - warmup)
-    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
+    """The rate of update 0, 1, …"""
+    return LearningRate(
+        config.learning_rate,
+        min_lr(config),
+        warmup_iters(config),
+        decay_iters(config),
+        config.schedule if config.decay_lr else "constant",
+        config.wsd_decay_fraction,
+    ).at(update)
 
 
 def describe(config: TrainConfig) -> str:

@@ -29,6 +29,7 @@ from glassgpt.train.batching import evaluation_rows, tokens_to_evaluate
 from glassgpt.train.checkpoint import NoSaver, Saver
 from glassgpt.train.device import adapt
 from glassgpt.train.equipment import Equipment, equip
+from glassgpt.train.evaluate import Windows
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, Progress, Sampling
 from glassgpt.train.learner import Learner
@@ -74,25 +75,6 @@ def set_up(
     place = _take_place(task, team)
     return Job(
         config=config,
-        team=team,
-        place=place,
-        sink=_make_sink(place, config, team, listeners),
-        ledger=ledger,
-        stop=stop,
-        placement=placement,
-        plan=plan,
-        dataset=dataset,
-        splits=splits,
-        model=model,
-        learner=learner,
-        stream=stream,
-        saver=_make_saver(place.directory, config, team, placement.shard),
-        peak=equipment.peak,
-        flops_per_token=equipment.flops_per_token,
-        eval_tokens=eval_tokens,
-        eval_rows=evaluation_rows(config, device.type),
-        outcome=Outcome(expected, course, held_before=held_before),
-        progress=Progress(),
         choices=[
             *task.notes,
             *_without_work(config),
@@ -104,9 +86,25 @@ def set_up(
             _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
         ],
         takes_everything=takes_everything,
+        team=team,
+        stop=stop,
+        equipment=equipment,
+        dataset=dataset,
+        splits=splits,
+        stream=stream,
+        model=model,
+        learner=learner,
+        eval_tokens=eval_tokens,
+        windows=_windows(config, splits, eval_tokens, device, team),
         sampling=sampling,
-        interval=Interval(ledger),
         profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
+        place=place,
+        sink=_make_sink(place, config, team, listeners),
+        saver=_make_saver(place.directory, config, team, placement.shard),
+        ledger=ledger,
+        interval=Interval(ledger),
+        outcome=Outcome(expected, course, held_before=held_before),
+        progress=Progress(),
     )
 
 
@@ -139,6 +137,16 @@ def _check_lengths(config: TrainConfig, splits: Mapping[str, Tokens]) -> None:
         problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
     if problems:
         raise UserError(problems)
+
+
+def _windows(
+    config: TrainConfig, splits: Mapping[str, Tokens], eval_tokens: int, device: torch.device, team: Team
+) -> dict[str, Windows]:
+    rows = evaluation_rows(config, device.type)
+    return {
+        split: Windows(tokens, config.block_size, eval_tokens, rows, device, team)
+        for split, tokens in splits.items()
+    }
 
 
 def _choose_passages(

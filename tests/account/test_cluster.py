@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glassgpt.account.cards import cards, find_card
 from glassgpt.account.cluster import (
     NETWORK_GB_S,
     ONE_CARD,
@@ -20,7 +21,6 @@ from glassgpt.account.cluster import (
     waiting_s,
 )
 from glassgpt.account.forecast import forecast
-from glassgpt.account.hardware import cards, find_card
 from glassgpt.account.memory import Work, block_parameters, largest_batch, needed, parameters
 from glassgpt.account.pace import Pace
 from glassgpt.config import TrainConfig

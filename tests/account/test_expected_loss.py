@@ -372,10 +372,12 @@ def test_a_size_that_nobody_measured_widens_the_band() -> None:
         TrainConfig(max_iters=1000, warmup_iters=100),
         TrainConfig(max_iters=1000, warmup_iters=0, min_lr=0.0),
         TrainConfig(max_iters=1000, schedule="wsd", wsd_decay_fraction=0.3),
+        TrainConfig(max_iters=1000, schedule="wsd", wsd_decay_fraction=0.8, warmup_iters=500),
         TrainConfig(max_iters=1000, lr_decay_iters=600),
+        TrainConfig(max_iters=1000, lr_decay_iters=100, warmup_iters=200),
         TrainConfig(max_iters=1000, decay_lr=False),
     ],
-    ids=["cosine", "to nothing", "wsd", "ends early", "constant"],
+    ids=["cosine", "to nothing", "wsd", "warm-up into the fall", "ends early", "at once", "constant"],
 )
 def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
     text = {
@@ -388,7 +390,7 @@ def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
     setup = setup_of(config, vocab_size=65, **text)  # type: ignore[arg-type]
     for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
         assert rate_share(setup, update) == pytest.approx(
-            learning_rate(config, update) / config.learning_rate, abs=0.002
+            learning_rate(config, update) / config.learning_rate
         )
     exact = sum(rate_share(setup, update) ** 0.6 for update in range(1000))
     assert progress_of(setup).at(1000) == pytest.approx(exact, rel=0.005)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from glassgpt.account.cards import named_card
 from glassgpt.account.flops import flops_of
 from glassgpt.account.forecast import forecast
-from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import Work
 from glassgpt.account.pace import expected_pace
 from glassgpt.config import TrainConfig

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.account.clock import Ledger
-from glassgpt.account.hardware import Peak
 from glassgpt.account.meter import STEP_PHASES, Interval, Mean, Rates, rates, time_to_go
+from glassgpt.account.peak import Peak
 
 few = settings(max_examples=100, deadline=None)
 

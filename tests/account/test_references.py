@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.account import costs
-from glassgpt.account.hardware import Card, cards, find_card
+from glassgpt.account.cards import Card, cards, find_card
 from glassgpt.account.references import (
     Query,
     Reference,

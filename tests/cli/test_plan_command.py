@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glassgpt.account.hardware import named_card
+from glassgpt.account.cards import named_card
 from glassgpt.cli import main
 from glassgpt.cli.plan import plan
 from glassgpt.insight.plan.propose import PROPOSED, propose

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.insight.compare import Comparison, compare
 from glassgpt.insight.facts import Facts, facts_of
 from glassgpt.insight.given import read_given, with_given

@@ -11,7 +11,7 @@ import doctor_looks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from glassgpt.insight.doctor.apart import Failed, first_line, look_apart
+from glassgpt.insight.doctor.apart import Failed, failure_line, look_apart
 from glassgpt.insight.doctor.checks import CHECKS
 from glassgpt.insight.doctor.checkup import Answer, Check, Line, Page, Verdict, Visit
 from glassgpt.insight.doctor.examination import examine
@@ -255,7 +255,9 @@ def test_a_failure_apart_is_a_line_of_the_page(tmp_path: Path) -> None:
 
 
 def test_an_error_in_one_line() -> None:
-    assert first_line(ValueError("\n one \ntwo")) == "ValueError: one"
-    assert first_line(ValueError()) == "ValueError"
-    assert first_line(ValueError("one\nx:2: error: no\ny:3: error: not")) == "ValueError: one: x:2: error: no"
-    assert len(first_line(ValueError("x" * 10_000))) < 500
+    assert failure_line(ValueError("\n one \ntwo")) == "ValueError: one"
+    assert failure_line(ValueError()) == "ValueError"
+    assert (
+        failure_line(ValueError("one\nx:2: error: no\ny:3: error: not")) == "ValueError: one: x:2: error: no"
+    )
+    assert len(failure_line(ValueError("x" * 10_000))) < 500

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from glassgpt.account.hardware import Peak, find_card
+from glassgpt.account.cards import find_card
 from glassgpt.account.machine import nearest_folder
+from glassgpt.account.peak import Peak
 from glassgpt.insight.doctor import disk, speed
 from glassgpt.insight.doctor.checkup import Visit
 from glassgpt.insight.doctor.disk import (

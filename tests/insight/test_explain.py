@@ -14,7 +14,7 @@ from learnt_runs import any_history, cpu_run, gpu_run, healthy_run, in_two
 from timed_runs import even, histories
 
 from glassgpt.account import journal
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.insight.explain import _FINDERS, Explanation, explain
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Finding

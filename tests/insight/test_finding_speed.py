@@ -10,7 +10,7 @@ from histories import made_history, made_steps
 from hypothesis import given
 from timed_runs import about, even, found, histories
 
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.config import Value
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from glassgpt.account.cards import named_card
 from glassgpt.account.choices import choose_dtype
-from glassgpt.account.hardware import named_card
 from glassgpt.account.memory import GIB, needed
 from glassgpt.config import TrainConfig
 from glassgpt.data import options

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account.hardware import cards, named_card
+from glassgpt.account.cards import cards, named_card
 from glassgpt.cli.plan import plan
 from glassgpt.errors import UserError
 from glassgpt.insight.plan import here

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from glassgpt.account.hardware import cards, named_card
+from glassgpt.account.cards import cards, named_card
 from glassgpt.account.memory import GIB
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import Plan, make_plan

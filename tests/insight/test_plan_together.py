@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.account.hardware import named_card
+from glassgpt.account.cards import named_card
 from glassgpt.account.memory import parameters
 from glassgpt.cli import main
 from glassgpt.errors import UserError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.account import journal
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.errors import UserError
 from glassgpt.insight import watching
 from glassgpt.insight.explain import explain

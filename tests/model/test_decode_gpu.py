@@ -11,12 +11,14 @@ from little import CONTEXT, VOCABULARY, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
 from glassgpt.model.decode import CacheReader, WindowReader, prepared
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 
 pytestmark = pytest.mark.gpu
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 one_or_several = pytest.mark.parametrize("rows", [1, 5])
+PLAIN = Draws(VOCABULARY)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +34,10 @@ def on_gpu(arch: str, **changes: Any) -> GPT:
     return little_gpt(arch=arch, **changes).cuda().eval()
 
 
-def texts(model: GPT, prompt: list[int], samples: int, count: int, **options: Any) -> list[list[int]]:
-    numbers = range(samples)
-    return list(generate_samples(model, prompt, count, samples=numbers, vocab_size=VOCABULARY, **options))
+def texts(
+    model: GPT, prompt: list[int], samples: int, count: int, draws: Draws = PLAIN, **reading: bool
+) -> list[list[int]]:
+    return list(generate_samples(model, prompt, count, draws, samples=range(samples), **reading))
 
 
 @both
@@ -61,17 +64,21 @@ def test_a_recorded_step_gives_the_logits_of_a_plain_one(arch: str, rows: int, l
 @one_or_several
 @pytest.mark.parametrize("length", [1, 7, CONTEXT, 2 * CONTEXT])
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}, {"temperature": 0.0}]
+    "draws",
+    [
+        PLAIN,
+        Draws(VOCABULARY, top_k=5),
+        Draws(VOCABULARY, top_p=0.8, temperature=1.3),
+        Draws(VOCABULARY, temperature=0.0),
+    ],
 )
-def test_the_same_text_recorded_or_not_and_on_a_cpu(
-    arch: str, rows: int, length: int, options: dict[str, Any]
-) -> None:
+def test_the_same_text_recorded_or_not_and_on_a_cpu(arch: str, rows: int, length: int, draws: Draws) -> None:
     """Across the edge of the context, too."""
     prompt = some_tokens(1, length)[0].tolist()
-    recorded = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, graph=True, **options)
-    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, **options)
-    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, use_cache=False, **options)
-    assert recorded == texts(little_gpt(arch=arch), prompt, rows, 2 * CONTEXT, **options)
+    recorded = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws, graph=True)
+    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws)
+    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws, use_cache=False)
+    assert recorded == texts(little_gpt(arch=arch), prompt, rows, 2 * CONTEXT, draws)
 
 
 @both
@@ -93,9 +100,8 @@ def test_in_half_precision_it_is_what_autocast_computes(arch: str, dtype: torch.
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_in_their_callers_autocast(graph: bool) -> None:
     model = on_gpu("gpt2")
-    steps = generate_samples(
-        model, [1], 2 * CONTEXT, samples=range(4), vocab_size=VOCABULARY, graph=graph, top_k=5
-    )
+    few = Draws(VOCABULARY, top_k=5)
+    steps = generate_samples(model, [1], 2 * CONTEXT, few, samples=range(4), graph=graph)
     for _ in range(2 * CONTEXT):
         with torch.autocast("cuda", torch.bfloat16):
             assert len(next(steps)) == 4
@@ -106,7 +112,7 @@ def test_two_texts_at_a_time_do_not_disturb_each_other() -> None:
     model = on_gpu("gpt2")
     alone = [texts(model, [prompt], 2, CONTEXT - 1) for prompt in (1, 2)]
     steps = [
-        generate_samples(model, [prompt], CONTEXT - 1, samples=range(2), vocab_size=VOCABULARY, graph=True)
+        generate_samples(model, [prompt], CONTEXT - 1, PLAIN, samples=range(2), graph=True)
         for prompt in (1, 2)
     ]
     together = list(zip(*steps, strict=True))
@@ -118,6 +124,6 @@ def test_a_model_that_is_not_a_number_says_so(graph: bool) -> None:
     model = on_gpu("gpt2")
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[5] = float("nan")
-    steps = generate_samples(model, [1], CONTEXT, samples=range(2), vocab_size=VOCABULARY, graph=graph)
+    steps = generate_samples(model, [1], CONTEXT, PLAIN, samples=range(2), graph=graph)
     with pytest.raises(UserError, match="not a number"):
         list(steps)

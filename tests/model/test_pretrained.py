@@ -467,7 +467,7 @@ def test_why_a_download_failed_is_said_in_a_sentence(
     with pytest.raises(UserError) as caught:
         find_pretrained("gpt2")
     (problem,) = caught.value.problems
-    start = f"the weights of gpt2 are not on this machine and could not be downloaded ({reason}: "
+    start = f"the weights of gpt2 are not on this machine and could not be downloaded ({reason}"
     assert problem.startswith(start)
     assert problem.endswith(
         "): download the folder with config.json, model.safetensors, vocab.json and merges.txt elsewhere "

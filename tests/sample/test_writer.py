@@ -25,6 +25,7 @@ from glassgpt.data.tokenizers import (
 )
 from glassgpt.errors import UserError
 from glassgpt.harmless import harmless
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import writer as writers
@@ -76,16 +77,8 @@ def texts(writer: Writer, prompt: list[int], options: SampleOptions) -> list[str
 def test_the_pieces_together_are_the_text_of_the_tokens(root: Path, kind: str) -> None:
     writer = open_writer(str(root / "runs" / kind), SOME)
     prompt = writer.encode("glass, कांच")
-    steps = generate_samples(
-        writer.model,
-        prompt,
-        40,
-        samples=range(4),
-        vocab_size=writer.tokenizer.vocab_size,
-        temperature=1.5,
-        top_k=None,
-        seed=3,
-    )
+    draws = Draws(writer.tokenizer.vocab_size, temperature=1.5, top_k=None, seed=3)
+    steps = generate_samples(writer.model, prompt, 40, draws, samples=range(4))
     tokens = list(zip(*steps, strict=True))
     samples = samples_of(writer, prompt, SOME)
     assert ["".join(pieces) for pieces in samples] == [writer.tokenizer.decode(ids) for ids in tokens]

@@ -26,6 +26,7 @@ from tiny import (
 
 from glassgpt.config import TrainConfig
 from glassgpt.model import pieces
+from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate
 from glassgpt.model.gpt import attend
 from glassgpt.sample.options import SampleOptions
@@ -264,8 +265,8 @@ def test_text_is_that_of_the_cpu_with_and_without_cache(on_gpu: MakeConfig, arch
         texts[device] = [
             "".join(parts) for parts in zip(*filter(None, writer.write(prompt, options)), strict=True)
         ]
-        plain = generate(writer.model, prompt, 40, vocab_size=writer.tokenizer.vocab_size, temperature=0.0,
-                         use_cache=False)  # fmt: skip
+        likeliest = Draws(writer.tokenizer.vocab_size, temperature=0.0)
+        plain = generate(writer.model, prompt, 40, likeliest, use_cache=False)
         assert texts[device] == [writer.tokenizer.decode(plain)] * 3
     assert texts["cuda"] == texts["cpu"]
     half = open_writer(run_dir, replace(options, device="cuda", dtype="bfloat16"))

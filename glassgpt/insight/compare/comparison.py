@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt import figures
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.errors import UserError
 from glassgpt.insight.compare.alignment import Alignment, Reached, Reading, align_all, reached
 from glassgpt.insight.compare.comparable import Comparability, bits_per_byte, comparable, perplexity

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.account import flops
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.insight.facts import Facts, parameters_without_positions
 from glassgpt.insight.history import History
 from glassgpt.insight.inference import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.insight.compare.derived import Derived, derive, peaks
 from glassgpt.insight.compare.last_run import last_run, runs_in
 from glassgpt.insight.compare.progress import Progress, training_progress, validation_progress

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from glassgpt.errors import first_line
 from glassgpt.insight.doctor.checkup import Line
 
 Look = Callable[[Path], Sequence[Line]]  # given a folder to work in; must be a module's own function
@@ -126,15 +127,15 @@ def main(look: str, folder: str) -> None:
             lines = getattr(importlib.import_module(module), name)(Path(folder))
             answer: dict[str, object] = {"lines": [asdict(line) for line in lines]}
         except Exception as error:  # noqa: BLE001 - it is told over there
-            answer = {"error": first_line(error), "trace": "".join(traceback.format_exception(error))}
+            answer = {"error": failure_line(error), "trace": "".join(traceback.format_exception(error))}
         json.dump(answer, out)
 
 
-def first_line(error: BaseException) -> str:
-    """The kind of error and its first line; of a compiler's long complaint also the line that says what."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines[1:] if "error: " in line), "")
-    return ": ".join(part for part in (type(error).__name__, *lines[:1], told) if part)[:_LONGEST]
+def failure_line(error: BaseException) -> str:
+    """Its first line; of a compiler's long complaint also the line that says what."""
+    _, *later = str(error).strip().splitlines() or [""]
+    told = next((line.strip() for line in later if "error: " in line), "")
+    return ": ".join(part for part in (first_line(error), told) if part)[:_LONGEST]
 
 
 _LONGEST = 400

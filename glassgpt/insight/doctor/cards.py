@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import figures
-from glassgpt.account.hardware import find_card
+from glassgpt.account.cards import find_card
 from glassgpt.account.machine import apple_gpu_name, describe_machine
+from glassgpt.errors import complaint
 from glassgpt.insight.doctor.asking import ask
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 from glassgpt.insight.doctor.nvidia import CardState, read_cards
@@ -169,7 +170,7 @@ def why_no_cuda() -> str:
             warnings.simplefilter("ignore")
             torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return str(error).strip().splitlines()[0]
+        return complaint(error)
     return "it finds no card"
 
 

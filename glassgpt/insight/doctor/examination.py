@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from glassgpt.insight.doctor.apart import Failed, first_line
+from glassgpt.insight.doctor.apart import Failed, failure_line
 from glassgpt.insight.doctor.checkup import Answer, Check, Line, Page, Visit
 
 
@@ -51,7 +51,7 @@ def look(check: Check, visit: Visit) -> tuple[list[Line], bool]:
             Line(check.name, f"failed: {error}", "problem", _fix(check, str(error)), error=error.trace)
         ], True
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in one check is shown, and ends only that one
-        what, trace = first_line(error), "".join(traceback.format_exception(error))
+        what, trace = failure_line(error), "".join(traceback.format_exception(error))
         return [Line(check.name, f"failed: {what}", "problem", _fix(check, what), error=trace)], True
 
 

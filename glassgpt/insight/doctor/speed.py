@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.hardware import Card, Peak, Run, find_card, find_peak, mfu_note, rate
+from glassgpt.account.cards import Card, find_card
 from glassgpt.account.machine import cpu_model, read_text
+from glassgpt.account.peak import Peak, Run, find_peak, mfu_note, rate
 from glassgpt.insight.doctor.cards import find_gpus, short_name
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 from glassgpt.insight.doctor.dtypes import measured_dtypes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from glassgpt.account.hardware import Card
+from glassgpt.account.cards import Card
 from glassgpt.insight.course import Course, course_of
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.rise import Rise, rise_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.account.learning_rate import LearningRate
 from glassgpt.figures import percent, rate, whole
 from glassgpt.insight.course import continues, planned_end, setting, takes_nanogpt_settings
 from glassgpt.insight.findings.finding import Case, Finding
@@ -35,12 +35,7 @@ class Schedule:
     assumed: tuple[str, ...]  # settings that the log does not show
 
     def at(self, iteration: float) -> float:
-        if iteration < self.warmup:
-            return self.peak * (iteration + 1) / (self.warmup + 1)
-        if iteration > self.decay:
-            return self.floor
-        done = (iteration - self.warmup) / max(1.0, self.decay - self.warmup)
-        return self.floor + 0.5 * (1 + math.cos(math.pi * done)) * (self.peak - self.floor)
+        return LearningRate(self.peak, self.floor, self.warmup, self.decay).at(iteration)
 
 
 def schedule_of(history: History) -> Schedule | None:

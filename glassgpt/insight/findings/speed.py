@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.account.hardware import Card, find_card
+from glassgpt.account.cards import Card, find_card
 from glassgpt.figures import flop_rate, points
 from glassgpt.insight.findings.finding import Case, Finder, Finding
 from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.account.hardware import Card, cards, find_card
+from glassgpt.account.cards import Card, cards, find_card
 from glassgpt.account.machine import output_of, read_text
 
 

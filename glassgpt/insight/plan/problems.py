@@ -64,26 +64,43 @@ def find_problems(
 def _of_memory(decided: Decided, target: Target, text: Text, needs: Memory) -> Iterator[Problem]:
     if decided.config.eval_only:
         yield from _of_evaluating(target, needs)
-        return
-    size = decided.batch.batch_size
-    pieces = in_pieces(decided, target) or {"batch_size": 0}  # 0: only the whole update at once fits
-    roomy, gains = enough(decided, pieces, target, text, target.room), pieces["batch_size"] >= 2 * size
-    if needs.total > target.limit:
-        yield Problem(
-            "error",
-            f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
-            f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
-            f"{flags(pieces)} is the same run in less memory",
-        )
+    elif needs.total > target.limit:
+        yield _too_much(decided, target, needs)
     elif needs.total > target.room:
-        less = roomy or ", or ".join(remedies(decided, target, text, target.room)) or "a smaller model"
-        yield Problem(
-            "warning",
-            f"{needs.total / GIB:.1f} of {target.memory / GIB:.1f} GiB: it fits while nothing else uses "
-            "the card, not even a desktop",
-            f"{less} leaves room",
-        )
-    elif target.device_type == "cuda" and decided.work.tokens < _FEW_AT_A_TIME and roomy and gains:
+        yield _too_tight(decided, target, text, needs)
+    elif target.device_type == "cuda" and decided.work.tokens < _FEW_AT_A_TIME:
+        yield from _of_small_batches(decided, target, text)
+
+
+def _too_much(decided: Decided, target: Target, needs: Memory) -> Problem:
+    size, pieces = decided.batch.batch_size, in_pieces(decided, target)
+    assert pieces is not None, "who plans has refused what fits in no pieces"
+    return Problem(
+        "error",
+        f"{size} sequences at a time need {needs.total / GIB:.1f} GiB, and a run may take "
+        f"{target.limit / GIB:.1f} of {target.name}'s {target.memory / GIB:.1f}",
+        f"{flags(pieces)} is the same run in less memory",
+    )
+
+
+def _too_tight(decided: Decided, target: Target, text: Text, needs: Memory) -> Problem:
+    pieces = in_pieces(decided, target)  # None: only the whole update at once fits
+    less = enough(decided, pieces, target, text, target.room) if pieces else ""
+    less = less or ", or ".join(remedies(decided, target, text, target.room)) or "a smaller model"
+    return Problem(
+        "warning",
+        f"{needs.total / GIB:.1f} of {target.memory / GIB:.1f} GiB: it fits while nothing else uses "
+        "the card, not even a desktop",
+        f"{less} leaves room",
+    )
+
+
+def _of_small_batches(decided: Decided, target: Target, text: Text) -> Iterator[Problem]:
+    """A hint if larger ones fit, and make a difference."""
+    pieces = in_pieces(decided, target)
+    if pieces is None or pieces["batch_size"] < 2 * decided.batch.batch_size:
+        return
+    if roomy := enough(decided, pieces, target, text, target.room):
         yield Problem(
             "hint",
             f"micro-batches of {decided.work.tokens:,} tokens keep no GPU busy; there is room",

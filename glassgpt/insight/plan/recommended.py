@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.account.hardware import named_card
+from glassgpt.account.cards import named_card
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import make_plan
 from glassgpt.insight.plan.propose import Option, propose

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glassgpt.account.cards import Card, find_card, has_tensor_cores, named_card
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
-from glassgpt.account.hardware import Card, Run, best_rate, find_card, has_tensor_cores, named_card
 from glassgpt.account.machine import (
     apple_gpu_name,
     cpu_model,
@@ -22,6 +22,7 @@ from glassgpt.account.machine import (
     usable_cores,
     usable_memory,
 )
+from glassgpt.account.peak import Run, best_rate
 from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan.here import Present

@@ -11,8 +11,9 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from glassgpt import config as settings
-from glassgpt.account import flops, hardware
+from glassgpt.account import flops
 from glassgpt.account.machine import cpu_model, load, memory_now, memory_room, read_text, usable_cores
+from glassgpt.account.peak import find_peak
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
@@ -88,9 +89,7 @@ def look(stage: Stage) -> Ground:
     on_card = free if device.type == "cuda" else None
     fits = devices.sequences_that_fit(config, stage.shape.vocab_size, on_card)
     plan, _ = plan_batch(config, device.type, fits)
-    peak = hardware.find_peak(
-        device.type, devices.device_name(device), stage.dtype, total, config.probe_seconds
-    )
+    peak = find_peak(device.type, devices.device_name(device), stage.dtype, total, config.probe_seconds)
     rate = peak.measured or peak.value
     placement = _decided(stage, config, plan, rate, free)
     return Ground(

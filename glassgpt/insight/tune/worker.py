@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from glassgpt.insight.tune.stage import Stage
@@ -69,7 +69,7 @@ class Work:
             return {"problems": error.problems}
         except Exception as error:  # noqa: BLE001 - whatever it was, the one who asks decides
             outcome = "out of memory" if is_memory(error) else "crashed"
-            return {"outcome": outcome, "why": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+            return {"outcome": outcome, "why": first_line(error)}
 
     def _answer(self, request: Document) -> Document:
         if request["do"] == "device":

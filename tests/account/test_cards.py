@@ -1,4 +1,4 @@
-"""The card table against itself and against arithmetic; the probe against a clock we control."""
+"""The card table against itself and against arithmetic; names as drivers report and people type them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.account import hardware
-from glassgpt.account.hardware import (
-    Card,
-    Peak,
-    best_rate,
-    cards,
-    find_card,
-    find_peak,
-    measure_peak,
-    mfu_note,
-    mfu_percent,
-    named_card,
-    nearest_cards,
-    rate,
-)
+from glassgpt.account.cards import DTYPES, Card, _plain, cards, find_card, named_card, nearest_cards
 from glassgpt.errors import UserError
 
 GIB = 2**30
@@ -88,7 +73,7 @@ def test_every_peak_is_cores_times_clock_times_operations(one: Card) -> None:
         return
     assert one.cuda_cores is not None
     assert one.boost_mhz is not None
-    for dtype, operations in zip(hardware.DTYPES, OPERATIONS[one.family], strict=True):
+    for dtype, operations in zip(DTYPES, OPERATIONS[one.family], strict=True):
         mhz = one.boost_mhz if dtype == "float32" else one.tensor_mhz or one.boost_mhz
         expected = one.cuda_cores * mhz * 1e6 * operations
         assert one.peaks.get(dtype, 0.0) == pytest.approx(expected, rel=0.03, abs=1e9), dtype
@@ -105,7 +90,7 @@ def test_a_card_has_a_source_and_sane_numbers(one: Card) -> None:
     assert all(math.isfinite(peak) and 1e12 < peak < 1e16 for peak in one.peaks.values())
     assert 50 < one.bandwidth_gb_s < 10_000
     assert one.memory_gb is None or 4 <= one.memory_gb <= 288
-    assert set(one.peaks) <= set(hardware.DTYPES)
+    assert set(one.peaks) <= set(DTYPES)
 
 
 @pytest.mark.parametrize("one", [one for one in cards() if one.vendor == "nvidia"], ids=lambda one: one.name)
@@ -381,7 +366,7 @@ def test_a_name_that_drivers_report_means_a_card_that_reports_it(one: Card) -> N
     for name in one.device_names:
         found = named_card(name)
         assert one.name in {found.card.name, *found.others}
-        assert hardware._plain(name) in found.card.known_as
+        assert _plain(name) in found.card.known_as
 
 
 @given(st.text(max_size=12))
@@ -432,166 +417,8 @@ def test_several_cards_are_said_in_another_way(several: str) -> None:
 
 def test_the_table_can_be_read_without_torch() -> None:
     code = (
-        "import sys, json; from glassgpt.account import hardware; hardware.named_card('t4');"
+        "import sys, json; from glassgpt.account import cards; cards.named_card('t4');"
         "print(json.dumps('torch' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) is False
-
-
-# --- the probe
-
-
-class Machine:
-    """A device with a known speed and a clock that only its work moves."""
-
-    def __init__(
-        self, speed: Callable[[int], float], wait_s: float = 0.0, jitter: tuple[float, ...] = (1.0,)
-    ) -> None:
-        self.now, self.speed, self.wait_s, self.jitter = 100.0, speed, wait_s, jitter
-        self.sizes: list[int] = []
-        self.calls = 0
-
-    def clock(self) -> float:
-        return self.now
-
-    def prepare(self, size: int) -> hardware.Run:
-        self.sizes.append(size)
-
-        def run(count: int) -> None:
-            slowdown = self.jitter[self.calls % len(self.jitter)]
-            self.calls += 1
-            self.now += count * 2 * size**3 / self.speed(size) * slowdown + self.wait_s
-
-        return run
-
-
-def test_the_rate_is_flops_over_time() -> None:
-    machine = Machine(lambda size: 5e12)
-    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
-    assert machine.now - 100 <= 0.51
-
-
-def test_one_slow_batch_does_not_change_the_rate() -> None:
-    machine = Machine(lambda size: 5e12, jitter=(1, 1, 1, 9, 1, 1, 1))
-    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
-
-
-def test_waiting_for_the_device_is_shared_by_many_matmuls() -> None:
-    machine = Machine(lambda size: 500e12, wait_s=20e-6)
-    one_by_one = 2 * 2048**3 / (2 * 2048**3 / 500e12 + 20e-6)
-    found = rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
-    assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < found <= 500e12
-
-
-def test_the_best_size_wins_and_growing_stops_past_it() -> None:
-    speeds = {256: 1e11, 512: 4e11, 1024: 2e11, 2048: 1e11}
-    machine = Machine(speeds.__getitem__)
-    assert best_rate(machine.prepare, list(speeds), 1.0, machine.clock) == pytest.approx(4e11)
-    assert 2048 not in machine.sizes
-
-
-def test_a_fast_device_is_measured_at_every_size_within_the_time() -> None:
-    machine = Machine(lambda size: 1e14 * size / 2048)
-    found = measure_peak("cuda", "bfloat16", 1.0, machine.clock, machine.prepare)
-    assert found == pytest.approx(4e14)
-    assert machine.now - 100 < 1.1
-
-
-@pytest.mark.parametrize("flops_per_s", [2e8, 1e9, 5e9, 1e11])
-def test_a_slow_cpu_still_ends_in_twice_the_time(flops_per_s: float) -> None:
-    machine = Machine(lambda size: flops_per_s)
-    assert measure_peak("cpu", "float32", 1.0, machine.clock, machine.prepare) == pytest.approx(flops_per_s)
-    assert machine.now - 100 < 2.0
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_real_probe_on_this_cpu(dtype: str) -> None:
-    import torch
-
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    assert 1e8 < measure_peak("cpu", dtype, 0.2) < 1e14
-    assert torch.equal(torch.rand(3), expected)  # training draws the same numbers with and without a probe
-
-
-@pytest.mark.gpu
-def test_the_real_probe_on_a_gpu() -> None:
-    import torch
-
-    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    peak = find_peak("cuda", name, "bfloat16", memory, 1.0)
-    assert peak.measured is not None
-    assert peak.table is None or 0.5 < peak.measured / peak.table < 1.2
-    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated()
-
-
-# --- peaks and MFU
-
-
-def test_a_known_card_has_both_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "measure_peak", lambda device, dtype, seconds: 70e12)
-    peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", 12 * GIB, 1.0)
-    assert peak.table == pytest.approx(80.2e12)
-    assert peak.measured == 70e12
-    assert peak.value == peak.table
-    assert "whitepaper" in peak.source
-
-
-def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "measure_peak", lambda device, dtype, seconds: 70e12)
-    for device_type, name in [("cuda", "NVIDIA GeForce RTX 6090"), ("cpu", "AMD EPYC"), ("cpu", None)]:
-        peak = find_peak(device_type, name, "bfloat16")
-        assert (peak.table, peak.value) == (None, 70e12)
-        assert peak.source == "measured: bfloat16 matmuls for 1 s"
-
-
-def test_no_table_entry_for_a_dtype_the_card_lacks() -> None:
-    peak = find_peak("cuda", "Tesla T4", "bfloat16", probe_seconds=0)
-    assert peak == Peak()
-    assert peak.value is None
-    assert peak.source.startswith("unknown")
-
-
-def test_a_probe_that_fails_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(device: str, dtype: str, seconds: float) -> float:
-        raise RuntimeError("no kernel for this dtype")
-
-    monkeypatch.setattr(hardware, "measure_peak", fail)
-    peak = find_peak("mps", None, "bfloat16")
-    assert peak.value is None
-    assert "no kernel for this dtype" in peak.source
-
-
-@pytest.mark.parametrize(("setting", "tflops"), [("highest", 19.5), ("high", 156.0)])
-def test_float32_follows_torchs_matmul_precision(setting: str, tflops: float) -> None:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(setting)
-        peak = find_peak("cuda", "NVIDIA A100-SXM4-80GB", "float32", probe_seconds=0)
-        assert peak.table == pytest.approx(tflops * 1e12, rel=1e-3)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_mfu_is_achieved_over_peak() -> None:
-    assert mfu_percent(48e12, Peak(table=80.2e12)) == pytest.approx(59.85, abs=0.01)
-    assert mfu_percent(35e12, Peak(measured=70e12)) == pytest.approx(50)
-
-
-@pytest.mark.parametrize("flops_per_s", [0.0, -1.0, math.inf, math.nan])
-def test_mfu_is_never_zero_infinite_or_negative(flops_per_s: float) -> None:
-    assert mfu_percent(flops_per_s, Peak(table=1e12)) is None
-    assert mfu_percent(1e12, Peak()) is None
-
-
-def test_mfu_above_100_is_explained() -> None:
-    table, measured = Peak(table=1e12), Peak(measured=1e12)
-    assert mfu_note(None) is None
-    assert mfu_note(100.0, table) is None
-    assert "boost clock" in str(mfu_note(107.0, table))
-    assert "suspect the timing" in str(mfu_note(337.0, table))
-    assert "probe" in str(mfu_note(107.0, measured))

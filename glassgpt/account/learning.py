@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from glassgpt import config as settings
@@ -111,12 +112,16 @@ _CELLS = 256
 
 
 def progress_of(setup: Setup) -> Progress:
+    return _progress(_shares(setup), setup.max_iters)
+
+
+@lru_cache(1024)  # models of many widths are weighed by the same lengths
+def _progress(shares: LearningRate, updates: int) -> Progress:
     """By trapezoids: a loop over 600,000 updates would be felt."""
-    warmup = min(setup.warmup_iters, setup.max_iters)
-    knots = {float(setup.max_iters) * cell / _CELLS for cell in range(_CELLS + 1)}
+    warmup = min(shares.warmup, updates)
+    knots = {float(updates) * cell / _CELLS for cell in range(_CELLS + 1)}
     knots |= {float(warmup) * cell / 32 for cell in range(33)}
     iterations = sorted(knots)
-    shares = _shares(setup)
     powers = [shares.at(iteration) ** _RATE_POWER for iteration in iterations]
     corners = pairwise(zip(iterations, powers, strict=True))
     areas = ((right - left) * (one + other) / 2 for (left, one), (right, other) in corners)

@@ -204,8 +204,10 @@ def _lengths(
     """
     shortest = _FEWEST_SEQUENCES * shaped.block_size
     count = 1 + math.floor(math.log(tokens / shortest, _LONGER))
-    seen_again = tokens >= text.train_tokens / 10  # if not, longer is better, whatever makes learning faster
-    first = 0 if seen_again else max(0, count - _LOOKED_BACK)
+    few = text.train_tokens / 20  # nothing is seen again, whatever makes learning faster: longer is better
+    seen_again = tokens >= 2 * few
+    first = math.floor(math.log(few / shortest, _LONGER)) if seen_again else count - _LOOKED_BACK
+    first = max(0, first)
     tried = [
         _expected(shaped, target, text, shortest * _LONGER**number)
         for number in range(first, count + _LOOKED_AHEAD)
@@ -215,8 +217,8 @@ def _lengths(
     return seen_again and tried[0][1].final.mid < whole, tried
 
 
-_LONGER = 1.05  # times
-_LOOKED_BACK, _LOOKED_AHEAD = 8, 3  # lengths
+_LONGER = 1.03  # times
+_LOOKED_BACK, _LOOKED_AHEAD = 12, 4  # lengths
 
 
 def _expected(

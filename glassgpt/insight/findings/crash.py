@@ -48,7 +48,7 @@ def _fault(history: History) -> Event | None:
     faults = [event for event in history.events if event.kind in ("traceback", "abort")]
     faults = [event for event in faults if event.line > history.last_step_line]
     telling = [event for event in faults if "ChildFailedError" not in event.text]
-    return (telling or faults or [None])[-1]
+    return next(reversed(telling or faults), None)
 
 
 def _advice(history: History, saved: int | None) -> str:

@@ -46,8 +46,9 @@ def launch(processes: int, words: Sequence[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        **({"signals_to_handle": _ENDS} if passes_on else {}),
     )
+    if passes_on:
+        config.signals_to_handle = _ENDS
     try:
         with _hangups_passed_on() if passes_on else contextlib.nullcontext():
             elastic_launch(config, sys.executable)("-m", "glassgpt", *words)

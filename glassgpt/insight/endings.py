@@ -45,6 +45,8 @@ def _stops_at_evaluation(history: History, last: int) -> bool:
     evaluated = list(dict.fromkeys(done.iteration for done in history.evals if done.iteration is not None))
     if last <= history.format.first_iteration or not evaluated or history.quoted:
         return False
+    if history.begun is not None and history.begun > last:
+        return False  # it went on
     if history.format.name == "nanogpt":
         return last in evaluated
     if history.format.name not in ("build-nanogpt", "llm.c") or len(evaluated) < 3:

@@ -144,7 +144,8 @@ def tokens_per_iteration(history: History) -> int | None:
 
 
 def _printed_tokens_per_s(history: History) -> float | None:
-    printed = history.steps.tokens_per_s[history.steady()]
+    steady = history.steady()  # none where lines say no times
+    printed = history.steps.tokens_per_s[steady if steady.any() else ~history.first_of_process()]
     return _median(printed[np.isfinite(printed)])
 
 
@@ -181,7 +182,22 @@ def _total_s(history: History, steady_ms: float | None) -> float | None:
     timed = ms[np.isfinite(ms)]
     if steady_ms is None:
         return None
+    if history.has_unlike_work:
+        return (float(timed.sum()) + _unlogged_ms(history, steady_ms)) / 1000
     return (float(timed.sum()) + (history.iterations() - len(timed)) * steady_ms) / 1000
+
+
+def _unlogged_ms(history: History, steady_ms: float) -> float:
+    """Of the iterations without a time, each at the usual time of its own process."""
+    steps, total = history.steps, 0.0
+    usual = np.isfinite(steps.ms) & ~history.first_of_process() & ~history.holds_eval()
+    for segment in np.unique(steps.segment):
+        here = steps.segment == segment
+        own = _median(steps.ms[here & usual])
+        count = int(steps.iteration[here][-1] - steps.iteration[here][0]) + 1
+        unlogged = count - int(np.isfinite(steps.ms[here]).sum())
+        total += unlogged * (steady_ms if own is None else own)
+    return total
 
 
 def _overhead_share(history: History, steady_ms: float | None, total_s: float | None) -> float | None:

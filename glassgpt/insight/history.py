@@ -89,6 +89,7 @@ class Segment:
     starts: bool  # its first logged iteration is the first of a process, so it holds the start-up
     resumed: bool = False  # the log says so; else it began anew, or nothing tells
     first_iteration: int | None = None
+    tokens_per_iteration: int | None = None  # as this process said; a resume may accumulate more
 
 
 # kill: from outside, with no chance to say why; abort: the process itself, by a fault.
@@ -142,6 +143,7 @@ class History:
     last_step_line: int = 0  # where in the log the last iteration was
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
     torn: bool = False  # the log ends in the middle of a line
+    begun: int | None = None  # the iteration of the latest line that says too little to be read
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
@@ -169,9 +171,12 @@ class History:
         """True where an iteration holds no start-up, evaluation or save, and says how long it took.
 
         Also where a trainer stops its clock while it evaluates, the iteration beside that is not a usual one;
-        but it is counted where there are no others.
+        but it is counted where there are no others. Of processes with unlike batches, those count whose
+        batch is the one that the setup tells.
         """
         usual = ~self._first & np.isfinite(self.steps.ms)
+        same = usual & self._same_work
+        usual = same if same.any() else usual
         apart = usual & ~self._marked
         return apart if self.format.times_hold_eval or apart.any() else usual
 
@@ -184,6 +189,21 @@ class History:
         first: Bools = changes & starts[steps.segment] if len(steps) else changes
         first.setflags(write=False)
         return first
+
+    @property
+    def has_unlike_work(self) -> bool:
+        """Processes of this log say unlike numbers of tokens per iteration."""
+        return len({segment.tokens_per_iteration for segment in self.segments} - {None}) > 1
+
+    @cached_property
+    def _same_work(self) -> Bools:
+        """True where the process said the setup's tokens per iteration, or none."""
+        if not self.has_unlike_work:
+            return np.ones(len(self.steps), dtype=bool)
+        wanted = (None, self.setup.tokens_per_iteration)
+        fits = np.array([segment.tokens_per_iteration in wanted for segment in self.segments], dtype=bool)
+        same: Bools = fits[self.steps.segment] if len(self.steps) else np.zeros(0, dtype=bool)
+        return same
 
     @cached_property
     def _marked(self) -> Bools:

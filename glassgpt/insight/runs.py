@@ -32,6 +32,7 @@ class RunSummary:
 def find_runs(folder: Path) -> list[RunSummary]:
     """The runs in `folder`, the latest last; the folder may be a run itself."""
     paths = [*folder.glob(journal.NAME), *sorted(folder.glob(f"*/{journal.NAME}"))]
+    paths = [path for path in paths if path.is_file()]  # reading a pipe may wait for ever
     found = [summarize(path.parent) for path in paths]
     return sorted(found, key=lambda run: run.started or 0.0)
 

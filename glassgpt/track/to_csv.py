@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from glassgpt.account.journal import Record
+from glassgpt.errors import UserError
 from glassgpt.track.tracker import Told, TrackedRun
 
 # fmt: off
@@ -38,6 +39,8 @@ class CsvFiles:
 
 class _Table:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        if path.is_fifo():  # opening one waits until somebody reads it, maybe for ever
+            raise UserError(f"{path} is a pipe, not a file: move it away")
         # Line by line, so that it can be read while the run lives. newline: csv ends its lines itself.
         self.file: IO[str] = path.open("w", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.DictWriter(self.file, columns, extrasaction="ignore", lineterminator="\n")

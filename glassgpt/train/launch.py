@@ -1,20 +1,26 @@
 """`glass train --nproc N`: torchrun's own launcher, in this very process, for one machine.
 
-Ctrl-C and SIGTERM reach every process it has started, and its exit code is theirs. For several machines, or
-to have processes restarted, there is torchrun itself.
+Ctrl-C, SIGTERM and SIGHUP reach every process it has started, and its exit code is theirs. For several
+machines, or to have processes restarted, there is torchrun itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+import psutil  # type: ignore[import-untyped]
 
 from glassgpt.account.machine import usable_cores
 
+# A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
+_ENDS = "SIGTERM,SIGINT,SIGQUIT"
 _STOPPING_S = 7 * 24 * 3600  # torch's own 30 s would kill processes that still finish an update and save
 
 
@@ -31,6 +37,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     if processes > 1:  # or each would take all cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_S))  # older versions know none
+    passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -40,13 +47,36 @@ def launch(processes: int, words: Sequence[str]) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
+    if passes_on:
+        config.signals_to_handle = _ENDS
     try:
-        elastic_launch(config, sys.executable)("-m", "glassgpt", *words)
+        with _hangups_passed_on() if passes_on else contextlib.nullcontext():
+            elastic_launch(config, sys.executable)("-m", "glassgpt", *words)
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
         return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
     return 0
+
+
+@contextlib.contextmanager
+def _hangups_passed_on() -> Iterator[None]:
+    """The processes have sessions of their own, so a terminal that closes tells only the launcher."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
+                child.send_signal(number)
+
+    hangup = getattr(signal, "SIGHUP", None)  # which Windows does not have
+    if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:  # nohup has it ignored, and so it stays
+        yield
+        return
+    before = signal.signal(hangup, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(hangup, before)
 
 
 def _exit_code(codes: dict[int, int]) -> int:

@@ -156,6 +156,9 @@ class Place:
             self._lock.close()
             raise UserError(f"another process is training in {directory} right now; let it end first")
         path = directory / journal.NAME
+        if path.exists() and not path.is_file():  # a pipe would be waited for, maybe for ever
+            self._lock.close()
+            raise UserError(f"{path} is no file to write into: move it away")
         records = list(journal.read(path)) if path.exists() else []
         self.process = sum(old["kind"] == "run" for old in records)
         # Otherwise the last process died, maybe between its last checkpoint and its end.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -134,3 +135,12 @@ def test_what_cannot_be_told(here: Path, words: tuple[str, ...], problems: list[
     for problem in problems:
         assert problem in done.stderr
     assert not list(here.rglob("*.csv"))
+
+
+def test_a_pipe_in_the_place_of_a_table(here: Path) -> None:
+    """Opening it would wait for a reader for ever."""
+    write_run(here / "runs/mine", finished_run())
+    os.mkfifo(here / "runs/mine/steps.csv")
+    done = glass("track", "runs/mine", "--to=csv")
+    assert done.returncode == 2
+    assert done.stderr == b"error: runs/mine/steps.csv is a pipe, not a file: move it away\n"

@@ -18,6 +18,7 @@ from learnt_runs import (
     gpu_run,
     in_two,
     noisy,
+    readme_run,
     text,
 )
 
@@ -278,3 +279,16 @@ def test_a_perplexity_is_no_loss() -> None:
     assert ppl_vs_loss(about(with_val([3.4, 3.3, 3.2]))) is None
     assert ppl_vs_loss(about(with_val([3.4, 9.0, 22.0]))) is None  # it was a loss, and it diverged
     assert ppl_vs_loss(about(with_val([222.0, 218.0], train=220.0))) is None
+
+
+def test_a_bend_of_the_curve_is_no_noise() -> None:
+    """Each evaluation is clearly below the one before; what is left over is the curve's own shape."""
+    val = [4.2026, 2.9493, 2.2715, 1.9137, 1.7294, 1.6123, 1.5680, 1.5359, 1.5171]
+    history = readme_run([value - 0.1 for value in val], val, 0.0, eval_iters=0)
+    assert case_noise(history) == "scatter"
+    assert eval_noise_finding(about(history)) is None
+
+
+def case_noise(history: History) -> str | None:
+    noise = about(history).noise
+    return None if noise is None else noise.source

@@ -251,3 +251,10 @@ def test_nothing_makes_a_finder_fail(history: History) -> None:
     for finder in FINDERS:
         finding = finder(case)
         assert finding is None or (finding.title and finding.evidence and finding.explanation)
+
+
+def test_an_mfu_of_evaluations_says_nothing_about_the_card() -> None:
+    """eval_interval=1: every time that it divides by is an evaluation's."""
+    steps = made_steps(range(30), [4030.0] * 30, mfu=[0.08] * 30)
+    history = made_history(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
+    assert mfu_wrong_peak(about(history)) is None

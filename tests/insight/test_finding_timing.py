@@ -391,6 +391,22 @@ def test_a_regular_pattern_is_no_jitter() -> None:
     assert jitter(about(replace(made_history(made_steps(range(1, 401), ms)), format=LITGPT))) is None
 
 
+def test_a_regular_wait_is_no_work() -> None:
+    """A loader that runs dry every seventh line: an update does not cost thirty micro-batches."""
+    ms = [930.0 if at % 7 == 0 else 30.0 for at in range(1, 401)]
+    finding = found(jitter(about(made_history(made_steps(range(10, 4010, 10), ms)))))
+    assert "930.0 ms" in finding.evidence
+    assert "loading of data" in finding.explanation
+
+
+def test_a_first_iteration_of_no_time_at_all() -> None:
+    """Of two processes the second one started slowly."""
+    ms = [0.0, *[1.0] * 9, 2001.0, *[1.0] * 9]
+    steps = made_steps([*range(10), *range(10)], ms, segment=[0] * 10 + [1] * 10)
+    two = replace(made_history(steps), segments=(Segment(starts=True), Segment(starts=True)))
+    assert "The first iteration took 0.00 ms" in found(startup_compile(about(two))).evidence
+
+
 def test_small_noise_is_no_jitter() -> None:
     assert jitter(about(even(400, noise=0.1))) is None
 

@@ -189,3 +189,9 @@ def test_foreign_text_in_a_journal_is_no_crash(tmp_path: Path) -> None:
         b"step 1: loss 3.2\n\xff\xfe\n" + raw + b"Traceback (most recent call last)\n"
     )
     assert summarize(run_dir).state == "finished"
+
+
+def test_a_journal_that_is_no_file_is_no_run(tmp_path: Path) -> None:
+    write(tmp_path / "a", STORY)
+    (tmp_path / "b" / NAME).mkdir(parents=True)
+    assert [run.path.name for run in find_runs(tmp_path)] == ["a"]

@@ -123,3 +123,14 @@ def test_whatever_goes_wrong_the_run_goes_on(
     said = out.getvalue() + capsys.readouterr().err
     assert "in the page" in said
     assert not (tmp_path / NAME).exists()
+
+
+def test_a_journal_that_somebody_removed_meanwhile(tmp_path: Path) -> None:
+    out = io.StringIO()
+    listen = ReportAtEnd(Console(file=out, width=200))
+    for record in records(tmp_path):
+        listen(record)
+    gone = tmp_path / journal.NAME
+    assert (
+        out.getvalue() == f"report        none: {gone} cannot be read any more (No such file or directory)\n"
+    )

@@ -48,6 +48,23 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
 
 
+def test_a_terminal_that_closes_ends_nothing_and_the_code_is_the_runs(tiny: MakeConfig) -> None:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    if "signals_to_handle" not in LaunchConfig.__dataclass_fields__:
+        pytest.skip("this version of torch takes a hangup for an end")
+    config = tiny("hung up", **SHARED | {"max_iters": 400})
+    process = run([*GLASS, *teams.command(config), "--nproc=2"])
+    while not Path(config.out_dir, "journal.jsonl").exists() or not run_losses(config.out_dir):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGHUP)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert "hangup" in [record.get("id") for record in records(config.out_dir, "finding")]
+    assert records(config.out_dir)[-1]["reason"] == "finished"
+
+
 def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two long updates and a checkpoint take more than the 30 s after which torch kills."""
     from torch.distributed.launcher import api

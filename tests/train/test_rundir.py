@@ -136,3 +136,12 @@ def test_looking_at_a_run_does_not_change_what_it_does_next(tiny: MakeConfig) ->
     later = resolve(Recipe("quickstart", "", {}), {**asked, "max_iters": "4"})
     assert not later.config.eval_only
     assert do(later).iter == 4
+
+
+def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
+    run = train(tiny("run", max_iters=1))
+    (run.out_dir / NAME).unlink()
+    (run.out_dir / NAME).mkdir()
+    for _ in range(2):  # and the folder is not held on to
+        with pytest.raises(UserError, match=r"journal\.jsonl is no file to write into: move it away"):
+            Place(run.out_dir)

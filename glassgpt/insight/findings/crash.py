@@ -44,9 +44,11 @@ def _telling(text: str) -> str:
 
 
 def _fault(history: History) -> Event | None:
-    """The last one after the last iteration."""
+    """The last one after the last iteration; torchrun's own, that a process failed, only if it is alone."""
     faults = [event for event in history.events if event.kind in ("traceback", "abort")]
-    return next((event for event in reversed(faults) if event.line > history.last_step_line), None)
+    faults = [event for event in faults if event.line > history.last_step_line]
+    telling = [event for event in faults if "ChildFailedError" not in event.text]
+    return next(reversed(telling or faults), None)
 
 
 def _advice(history: History, saved: int | None) -> str:

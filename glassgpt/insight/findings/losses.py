@@ -125,6 +125,8 @@ def eval_noise_finding(case: Case) -> Finding | None:
         return None
     if noise.source == "scatter" and history.format.name != "nanogpt":
         return None  # the others evaluate the same tokens every time: their scatter is not the evaluation's
+    if noise.source == "scatter" and np.all(np.diff(values[len(values) // 3 :]) < 0):
+        return None  # each is told apart from the one before: what is taken for scatter is the curve's bend
     steps = np.abs(np.diff(recent))
     usual = float(np.median(steps))
     visible = CERTAIN * math.sqrt(2) * noise.value

@@ -332,7 +332,8 @@ def _tail(level: Floats) -> float:
 
 
 def _is_regular(at: Ints, level: Floats) -> bool:
-    """Whether the scatter is a pattern: some iterations accumulate, others update too."""
+    """Whether the scatter is a pattern: some iterations accumulate, others update too. An update costs no
+    five micro-batches: what does, comes regularly, and has no line is a wait."""
     at, level = at[:MANY], level[:MANY]
     for period in range(2, LONGEST_PERIOD + 1):
         phase = at % period
@@ -340,6 +341,7 @@ def _is_regular(at: Ints, level: Floats) -> bool:
         for one in range(period):
             if np.any(phase == one):
                 usual[phase == one] = np.median(level[phase == one])
-        if len(level) >= FEWEST * period // 4 and np.all(usual > 0) and _tail(level / usual) <= EVEN:
+        is_work = len(level) >= FEWEST * period // 4 and np.all(usual > 0) and np.max(usual) < SPIKE
+        if is_work and _tail(level / usual) <= EVEN:
             return True
     return False

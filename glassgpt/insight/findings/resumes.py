@@ -35,6 +35,8 @@ def resume_replays_data(case: Case) -> Finding | None:
     lengths = _process_lengths(history, case.course)
     if history.format.name not in STARTS_DATA_ANEW or len(lengths) < 2:
         return None
+    if history.has_unlike_work:
+        return None  # iterations of unlike batches: how many of them see nothing new cannot be told
     total = sum(lengths)
     repeated = total - max(lengths)
     if repeated <= 0 or repeated < WORTH_TELLING * total:

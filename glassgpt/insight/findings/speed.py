@@ -158,6 +158,8 @@ def mfu_wrong_peak(case: Case) -> Finding | None:
     mfu = work.mfu if work else case.facts.mfu_reported_steady
     if peak is None or mfu is None or not (math.isfinite(mfu) and mfu > 0):
         return None
+    if np.all(history.holds_eval()[np.isfinite(history.steps.mfu)]):
+        return None  # it is the evaluations' time that it divides by, and says nothing about the card
     device = history.setup.settings.get("device")
     known = case.card or _named_card(history)
     if known is None and isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):

@@ -27,14 +27,14 @@ def startup_compile(case: Case) -> Finding | None:
     if case.history.ledger is not None:
         return _from_ledger(case)
     steady, total_s = case.facts.steady_ms, case.facts.estimated_total_s
-    extras = _extra_ms(case)
+    first_ms, extras = case.facts.first_iteration_ms, _extra_ms(case)
     if not len(extras) or not steady or not total_s:
         return None
     startup = float(np.sum(extras))
     if not startup >= max(NOTICEABLE_MS, NOTICEABLE_STEPS * steady) or not math.isfinite(total_s):
         return None
     values = {
-        "first": milliseconds(case.facts.first_iteration_ms or math.nan),
+        "first": milliseconds(math.nan if first_ms is None else first_ms),
         "extra": milliseconds(float(extras[0])),
         "steady": milliseconds(steady),
     }

@@ -86,7 +86,8 @@ class TrainerReader:
         is_end = "train_runtime" in values and "loss" not in values
         if is_end or has_bar:  # no bar to wait for
             self.close(into)
-        return "train_runtime" in values or "loss" in values or _eval_loss(values) is not None
+        is_loss = "loss" in values and "epoch" in values  # without one it is another trainer's
+        return "train_runtime" in values or is_loss or _eval_loss(values) is not None
 
     def close(self, into: Recording) -> None:
         """Take the dict that waits."""

@@ -28,6 +28,11 @@ _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("Segmentation", re.compile(r"Segmentation fault"), "abort"),
     ("core dumped", re.compile(r"\(core dumped\)"), "abort"),
     ("Bus error", re.compile(r"^\s*Bus error"), "abort"),
+    ("Fatal Python error", re.compile(r"^Fatal Python error: "), "abort"),
+    # A rank that waits for another in vain; what it then throws says less than this line.
+    ("atchdog", re.compile(r"Watchdog caught collective operation timeout"), "traceback"),
+    ("terminate called", re.compile(r"^terminate called after throwing(?!.*DistBackendError)"), "traceback"),
+    ("exitcode: -9", re.compile(r"\bfailed \(exitcode: -9\)"), "kill"),
     ("verflow",
      re.compile(r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)"), "scaler-overflow"),
     ("loss scale",

@@ -70,6 +70,7 @@ def _read_unusual(iteration: int, rest: str, into: Recording) -> bool:
     loss, time = _LOSS.search(rest), _TIME.search(rest)
     said = {name for name, found in (("loss", loss), ("ms", time)) if found}
     if not said or (not into.quoted and not into.last_had <= said):
+        into.begun = iteration
         return False  # nothing, or torn: its numbers may be cut too
     mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_MFU, _LR, _NORM, _SPEED))
     into.step(

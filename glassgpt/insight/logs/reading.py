@@ -34,7 +34,7 @@ _GRAMMARS: tuple[tuple[Format, Callable[[], Reader]], ...] = (
     (MODDED, ModdedReader),
     (litgpt.FORMAT, lambda: litgpt.read),
     (HUGGINGFACE, TrainerReader),
-    (generic.FORMAT, lambda: generic.read),
+    (generic.FORMAT, generic.GenericReader),
 )
 KNOWN = ", ".join(format.title for format, _ in _GRAMMARS[:-1])
 
@@ -67,8 +67,9 @@ def read_log(lines: Iterable[Line], name: str) -> History:
             break
     history = reader.history(name)
     if history is None:
+        empty = " (it is empty)" if reader.is_empty else ""
         raise UserError(
-            f"{name} is not a training log that glass can read: it knows GlassGPT's journals and run "
+            f"{name} is not a training log that glass can read{empty}: it knows GlassGPT's journals and run "
             f"folders, {KNOWN}, and lines that say an iteration and a loss"
         )
     return history
@@ -97,6 +98,10 @@ class Recognizer:
         if max(candidate.understood for candidate in self._candidates[:-1]) >= _ENOUGH:
             self._log = self._reread()
             self._kept = []
+
+    @property
+    def is_empty(self) -> bool:
+        return self._log is None and not any(line.text.strip() for line in self._kept)
 
     def is_hopeless(self) -> bool:
         """So much, and nothing of it understood."""

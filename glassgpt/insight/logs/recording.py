@@ -66,6 +66,7 @@ class Recording:
         self._notes_of_run: Notes | None = None  # as they were when its first iteration came
         self.quoted = False  # lines are quoted in a text, maybe out of order
         self.line = 0
+        self.begun: int | None = None  # an iteration of whose line there is only a piece
         self.block = 0  # of a text that quotes a log: odd inside a code block
         # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
         self.numbers: dict[int, int] | None = None
@@ -124,6 +125,8 @@ class Recording:
             self._settle(iteration)
         if not self._steps_here:
             self._notes_of_run = self.notes.copy()
+            tokens = self.notes.setup().tokens_per_iteration
+            self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
         self._places.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
         if ms > LARGEST:
@@ -290,6 +293,7 @@ class Recording:
             last_step_line=self._last_step_line,
             quoted=self.excerpts,
             torn=torn,
+            begun=self.begun,
         )
 
     def _steps(self) -> Steps:

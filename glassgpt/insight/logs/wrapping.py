@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\]:?\s+")
+_RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
 _LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # a rank that srun names, or a line number
 _TIME = re.compile(
     r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
@@ -18,11 +18,18 @@ _ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that somebody pressed m
 _LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
 _NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
+# Where the loss has a comma and no point, and some number has as many digits after it as no thousands have,
+# commas are decimal marks.
+_COMMA_LOSS = re.compile(r"\bloss\b\W{0,3}\d+,\d+(?![\d,]*\.?\d)", re.IGNORECASE)
+_COMMA_DECIMALS = re.compile(r"(?<![\d,.])(?:0,\d+|\d+,(?:\d\d?|\d{4,}))(?![\d,])")
+_THOUSANDS, _DECIMAL = re.compile(r"(?<=\d)\.(?=\d{3}[.,]\d)"), re.compile(r"(?<=\d),(?=\d)")
 
 
 def unwrapped(text: str) -> tuple[str, int | None]:
     """The trainer's own line, and the rank that printed it, where the line says so."""
     text = text.strip()
+    if "," in text and _COMMA_LOSS.search(text) and _COMMA_DECIMALS.search(text):
+        text = _DECIMAL.sub(".", _THOUSANDS.sub("", text))
     if text.startswith(("iter ", "step ", "step:")):  # nearly every line of a long log
         return text, None
     rank = None

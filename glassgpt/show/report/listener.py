@@ -37,11 +37,13 @@ class ReportAtEnd:
         from glassgpt.insight.own import history_of
         from glassgpt.show.report.page import write_report
 
-        history = history_of(journal.read(run_dir / journal.NAME), str(run_dir))
         try:
+            history = history_of(journal.read(run_dir / journal.NAME), str(run_dir))
             with speaking(preferred_language()):
                 told = explain(history)
                 write_report(run_dir / NAME, history, told.facts, told.findings, run_dir.name)
         except UserError as error:
             return f"none: {'; '.join(error.problems)}"
+        except OSError as error:  # the folder was moved away or removed meanwhile
+            return f"none: {run_dir / journal.NAME} cannot be read any more ({error.strerror or error})"
         return str(run_dir / NAME)

@@ -44,3 +44,73 @@ def test_nothing_is_said_about_evaluation_times() -> None:
     facts = facts_in(unknown(Course(updates=33)).text)
     assert facts.eval_overhead_ms is None
     assert facts.overhead_share is None
+
+
+def test_an_empty_file_is_called_so() -> None:
+    with pytest.raises(UserError, match="it is empty"):
+        history_of("")
+
+
+def test_progress_bars_that_say_the_loss() -> None:
+    bar = "Training:  {at}%|##    | {at}0/1000 [00:10<00:40, 19.8it/s, loss={loss:.3f}, lr=3.00e-04]"
+    history = history_of("\n".join(bar.format(at=at, loss=4 - at / 50) for at in range(101)) + "\n")
+    assert history.format.name == "unknown"
+    assert history.steps.iteration.tolist() == list(range(0, 1001, 10))
+    assert history.steps.loss[[0, -1]].tolist() == [4, 2]
+    assert facts_in(bar.format(at=1, loss=3.0) + "\n" + bar.format(at=2, loss=3.0) + "\n" * 2
+                    + bar.format(at=100, loss=2.0) + "\n").ended == "finished"  # fmt: skip
+
+
+def test_records_in_json_are_no_trainers_dicts() -> None:
+    history = history_of(
+        "".join(f'{{"step": {at}, "loss": {3 - at / 10}, "lr": 0.0003}}\n' for at in range(9))
+    )
+    assert history.format.name == "unknown"
+    assert history.steps.iteration.tolist() == list(range(9))
+    assert history.steps.loss[-1] == pytest.approx(2.2)
+    assert history.steps.lr[-1] == pytest.approx(3e-4)
+
+
+def epochs(line: str, count: int = 3) -> str:
+    said = [line.format(epoch=epoch, at=at) for epoch in range(1, count + 1) for at in range(10, 101, 10)]
+    return "\n".join(said) + "\n"
+
+
+def test_steps_that_every_epoch_counts_anew_are_one_process() -> None:
+    text = epochs("Epoch {epoch}/3 | Step {at}/100 | Loss: 2.5")
+    facts = facts_in(text)
+    assert (facts.segments, facts.first_iteration, facts.last_iteration) == (1, 10, 300)
+    assert facts.ended == "finished"
+    shorter = "".join(text.splitlines(keepends=True)[:-3])
+    assert facts_in(shorter).ended == "cut"
+    assert facts_in(epochs("Epoch {epoch} | Step {at}/100 | Loss: 2.5")).last_iteration == 300
+
+
+def test_steps_that_count_through_all_epochs_stay_as_they_are() -> None:
+    lines = [f"epoch {1 + at // 100} step {at}/300 loss: 2.5\n" for at in range(10, 301, 10)]
+    facts = facts_in("".join(lines))
+    assert (facts.segments, facts.last_iteration, facts.ended) == (1, 300, "finished")
+    assert facts_in("".join(lines * 2)).segments == 2  # begun anew
+
+
+def test_megatrons_lines() -> None:
+    line = (
+        " [2024-05-11 10:00:01] iteration {at:8d}/  500000 | consumed samples: 640 | elapsed time per "
+        "iteration (ms): 2345.1 | learning rate: 1.500000E-04 | global "
+        "batch size:    64 | lm loss: 3.250000E+00 | loss scale: 1.0 | grad norm: 0.512 | number of "
+        "skipped iterations: 0 |"
+    )
+    history = history_of("".join(line.format(at=at) + "\n" for at in (10, 20, 30)))
+    assert history.steps.iteration.tolist() == [10, 20, 30]
+    assert history.steps.loss.tolist() == [3.25] * 3
+    assert history.steps.ms.tolist() == [2345.1] * 3
+    assert history.steps.grad_norm.tolist() == [0.512] * 3
+
+
+def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None:
+    line = "[rank{rank}]:2025-02-01 10:00:00,123 - root - INFO - step: {at:2d}  loss: {loss:7.4f}\n"
+    order = [(0, 1), (0, 2), (1, 1), (0, 3), (1, 2), (1, 3), (0, 4), (1, 4)]
+    text = "".join(line.format(rank=rank, at=at, loss=5 - at) for rank, at in order)
+    text += "[rank0]:2025-02-01 10:00:09,123 - root - INFO - Training completed\n"
+    facts = facts_in(text)
+    assert (facts.segments, facts.iterations_logged, facts.ended) == (1, 4, "finished")

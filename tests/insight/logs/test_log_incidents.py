@@ -6,6 +6,10 @@ import pytest
 from printed import Course, nanogpt
 from told import facts_in, history_of
 
+from glassgpt.insight.facts import facts_of
+from glassgpt.insight.findings.crash import crashed
+from glassgpt.insight.findings.finding import Case
+
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))
 
 
@@ -29,6 +33,11 @@ LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(
         ("Bus error (core dumped)", "crashed"),
         ("Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: x", "crashed"),
         ("Aborted (core dumped)", "crashed"),
+        ("[rank1]:[E511 10:22:33.12 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation "
+         "timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE) ran for 600029 milliseconds", "crashed"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "crashed"),
+        ("Fatal Python error: Aborted", "crashed"),
+        ("E0511 10:22:36 140 elastic/api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 47)", "crashed"),
         ("[CUDA ERROR] at file llmc/cuda_common.h:65:\nan illegal memory access was encountered", "crashed"),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "oom"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", "oom"),
@@ -130,3 +139,14 @@ def test_what_comes_after_a_trainers_own_end_is_not_its_end() -> None:
     crash = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
     assert facts_in(steps + end + crash).ended == "finished"
     assert facts_in(steps + crash + end).ended == "crashed"
+
+
+def test_what_torchrun_adds_is_not_the_cause() -> None:
+    text = LOG + (
+        "[rank1]: Traceback (most recent call last):\n[rank1]: ZeroDivisionError: division by zero\n"
+        "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.ChildFailedError:\n"
+    )
+    history = history_of(text)
+    finding = crashed(Case(history, facts_of(history)))
+    assert finding is not None
+    assert "division by zero" in finding.evidence

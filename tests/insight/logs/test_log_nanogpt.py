@@ -149,3 +149,24 @@ def test_a_spike_without_an_eval_line_is_not_called_an_evaluation() -> None:
     assert facts.eval_steps == [0]
     assert facts.eval_overhead_ms is None
     assert facts.steady_ms == 100
+
+
+@pytest.mark.parametrize("mark", [",", "."])
+def test_decimal_commas(mark: str) -> None:
+    lines = ["step 0: train loss 4.287, val loss 4.282", "iter 0: loss 4.2671, time 1234.56ms, mfu 11.02%"]
+    lines += [f"iter {at}: loss 3.1415, time 30.05ms, mfu 11.02%" for at in range(1, 4)]
+    text = "".join(line.replace(".", mark) + "\n" for line in lines)
+    steps = history_of(text).steps
+    assert steps.loss.tolist() == [4.2671, 3.1415, 3.1415, 3.1415]
+    assert steps.ms.tolist() == [1234.56, 30.05, 30.05, 30.05]
+    assert steps.mfu[-1] == 11.02
+
+
+def test_a_run_whose_next_line_has_begun_did_not_end_there() -> None:
+    text = "".join(
+        f"step {at}: train loss 2.5000, val loss 2.6000\niter {at}: loss 2.5000, time 30.00ms, mfu 11.00%\n"
+        for at in (0, 10, 20)
+    )
+    assert facts_in(text).ended == "finished"
+    assert facts_in(text + "iter 21: loss 2.5").ended == "cut"
+    assert facts_in(text + "iter 21: lo").ended == "cut"

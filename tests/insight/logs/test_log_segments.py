@@ -8,6 +8,10 @@ import pytest
 from printed import Course, nanogpt
 from told import Told, check, facts_in, history_of
 
+from glassgpt.insight.facts import facts_of
+from glassgpt.insight.findings.finding import Case
+from glassgpt.insight.findings.resumes import resume_replays_data
+
 COURSE = Course(updates=40, eval_every=10)
 
 
@@ -138,3 +142,19 @@ def test_a_resume_keeps_what_it_does_not_say_again() -> None:
     second = "Resuming training from out\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
     setup = history_of(first + second).setup
     assert (setup.parameters, setup.settings["dropout"]) == (10_650_000, 0.2)
+
+
+def test_a_resume_with_larger_batches_has_its_own_speed() -> None:
+    """16,384 tokens in 30 ms, then 65,536 in 120: no median over both is a speed that it had."""
+    head = "tokens per iteration will be: {tokens}\n{how}\nnumber of parameters: 10.65M\n"
+    text = head.format(tokens="16,384", how="Initializing a new model from scratch")
+    text += "".join(f"iter {at}: loss 3.0000, time 30.00ms, mfu 5.00%\n" for at in range(0, 1001, 10))
+    text += head.format(tokens="65,536", how="Resuming training from out")
+    text += "".join(f"iter {at}: loss 3.0000, time 120.00ms, mfu 5.00%\n" for at in range(1000, 1501, 10))
+    history = history_of(text)
+    facts = facts_of(history)
+    assert (facts.segments, facts.tokens_per_iteration, facts.steady_ms) == (2, 65536, 120.0)
+    assert facts.tokens_per_s == pytest.approx(65536 / 0.120)
+    assert facts.estimated_total_s == pytest.approx((1001 * 30 + 501 * 120) / 1000)
+    # Nor can iterations of the second process be counted that see the batches of the first.
+    assert resume_replays_data(Case(history, facts)) is None

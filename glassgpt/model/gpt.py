@@ -140,10 +140,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
 
 
 def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    T = q.shape[-2]
+    """Scores are not rounded to a low precision, as little as PyTorch's own kernels do that."""
+    T, precise = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
     future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(future, float("-inf"))
-    return F.dropout(F.softmax(scores, dim=-1), dropout) @ v
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.to(precise) / math.sqrt(q.shape[-1]) @ k.to(precise).transpose(-2, -1)
+        weights = F.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+        return F.dropout(weights, dropout).to(v.dtype) @ v
 
 
 def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:

@@ -128,11 +128,16 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
 
 
 @both
-def test_textbook_attention_in_bfloat16_is_about_as_near_to_float32_as_fused(arch: str) -> None:
-    """A CPU is given it for its speed. It rounds its scores, which the fused kernel does not."""
+@pytest.mark.parametrize("sharp", [1, 3, 8])
+def test_textbook_attention_in_bfloat16_is_as_near_to_float32_as_fused(arch: str, sharp: int) -> None:
+    """A CPU is given it for its speed. A trained model's attention is sharper than that of random weights,
+    and rounded scores are felt there: gradients would be 1.8 times as far away."""
     errors = {"sdpa": 0.0, "manual": 0.0}
     for seed in range(4):
         model = little_gpt(seed, arch=arch)
+        for name, parameter in model.named_parameters():
+            if "c_attn.weight" in name:
+                parameter.data *= sharp
         tokens, targets = some_batch(rows=8)
         _, exact = gradients(model, tokens, targets)
         for how in errors:
@@ -141,7 +146,7 @@ def test_textbook_attention_in_bfloat16_is_about_as_near_to_float32_as_fused(arc
                 _, found = gradients(model, tokens, targets)
             errors[how] += sum(float((found[name] - exact[name]).square().sum()) for name in exact)
         model.set_attention("sdpa")
-    assert 0 < errors["manual"] < 1.2**2 * errors["sdpa"]
+    assert 0 < errors["manual"] < 1.1**2 * errors["sdpa"]
 
 
 @both

@@ -419,12 +419,19 @@ def test_a_file_that_was_rotated_is_read_to_its_end_and_then_the_new_one(tmp_pat
     path, old = tmp_path / "train.log", tmp_path / "train.log.1"
     path.write_bytes(b"one\n")
 
-    def late_words() -> None:
-        with old.open("ab") as writer:
-            writer.write(b"last\n")
+    slept: list[float] = []
 
-    happens = iter([lambda: path.rename(old), late_words, lambda: path.write_bytes(b"new and longer\n")])
-    growing = GrowingFile(path.open("rb"), sleep=lambda seconds: next(happens)(), path=path)
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 1:
+            path.rename(old)
+        elif len(slept) == 2:
+            with old.open("ab") as writer:  # which goes on with the file it has
+                writer.write(b"last\n")
+        else:
+            path.write_bytes(b"new and longer\n")
+
+    growing = GrowingFile(path.open("rb"), sleep=sleep, path=path)
     assert growing.read1(100) == b"one\n"
     assert growing.read1(100) == b"last\n"
     assert growing.read1(100) == b"new and longer\n"

@@ -1,5 +1,18 @@
 """`python -m glassgpt` is `glass`."""
 
-from glassgpt.cli import run
+import os
+import sys
 
-run()
+
+def run() -> None:
+    """Ctrl-C may come while the program is still loading; that too ends without a traceback."""
+    try:
+        from glassgpt.cli import run as run_command
+    except KeyboardInterrupt:
+        print("\nstopped at once", file=sys.stderr, flush=True)
+        os._exit(130)
+    run_command()
+
+
+if __name__ == "__main__":
+    run()

@@ -89,6 +89,24 @@ def glass(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+# --- stopped
+
+
+def test_stopped_before_it_has_loaded(here: Path) -> None:
+    """Loading takes some tenths of a second, and an impatient person is faster."""
+    code = """
+import runpy, sys
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "glassgpt.cli.explain":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Impatient())
+runpy.run_module("glassgpt", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "stopped at once")
+
+
 # --- answers at once
 
 

@@ -204,7 +204,7 @@ def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iter
     with file.open("rb") as stream:
         # A run's journal ends with its run; any other file may grow for ever.
         ends = file.name == journal.NAME
-        growing = GrowingFile(stream, lambda: ends and not is_running(file.parent))
+        growing = GrowingFile(stream, lambda: ends and not is_running(file.parent), path=file)
         yield from follow(growing, watch)  # type: ignore[arg-type]
 
 

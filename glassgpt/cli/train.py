@@ -159,6 +159,7 @@ def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
 def prepare(words: list[str]) -> int:
     from glassgpt.data.options import PrepareOptions
     from glassgpt.data.prepare import prepare as prepare_data
+    from glassgpt.train.interrupt import cleaned_up
 
     if wants_help(words):
         return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER|'PATTERN'")
@@ -174,5 +175,6 @@ def prepare(words: list[str]) -> int:
         raise UserError(problems + more)
     out = console()
     options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
-    prepare_data(options, lambda line: out.print(line, soft_wrap=True, markup=False))
+    with cleaned_up():
+        prepare_data(options, lambda line: out.print(line, soft_wrap=True, markup=False))
     return 0

@@ -13,9 +13,10 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ from glassgpt.data.options import (
 from glassgpt.data.progress import passing
 from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seams import cut_for_learning, cut_safely
-from glassgpt.data.sources import Source, named_by_script, open_source
+from glassgpt.data.sources import Document, Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
 from glassgpt.data.staging import alone, move_into_place, staging
 from glassgpt.data.tokenizers import (
@@ -48,6 +49,9 @@ from glassgpt.data.tokenizers import (
     train_bpe,
 )
 from glassgpt.errors import UserError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
 
 __all__ = ["PrepareOptions", "prepare"]
 
@@ -105,7 +109,7 @@ def _prepare_text(
             note(f"the text is too small for {asked} tokens, it yields {tokenizer.vocab_size}")
 
         with show("encoding") as advance:
-            manifest = _write_dataset(work, source, split, tokenizer, tuple(notes), advance)
+            manifest = _write_dataset(work, source, survey, split, tokenizer, tuple(notes), advance)
         check_place(options, out)  # somebody may have put something there meanwhile
         keep_scripts(out, work)
         move_into_place(work, out)
@@ -174,14 +178,19 @@ def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> I
 def _write_dataset(
     work: Path,
     source: Source,
+    survey: Survey,
     split: Split,
     tokenizer: Tokenizer,
     notes: tuple[str, ...],
     advance: Callable[[int], None],
 ) -> Manifest:
     dtype = dtype_for(tokenizer.vocab_size)
-    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, advance)
-    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, advance)
+    read = {document: hashlib.sha256() for document in survey.documents}
+    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, read, advance)
+    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, read, advance)
+    for document, digest in zip(survey.documents, survey.digests, strict=True):
+        if read[document].digest() != digest:  # of the two spans of one text, training's comes first
+            raise _changed(document)
     sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
@@ -211,12 +220,17 @@ class _Written:
 
 
 def _write_split(
-    path: Path, spans: tuple[Span, ...], tokenizer: Tokenizer, dtype: str, advance: Callable[[int], None]
+    path: Path,
+    spans: tuple[Span, ...],
+    tokenizer: Tokenizer,
+    dtype: str,
+    read: Mapping[Document, Digest],
+    advance: Callable[[int], None],
 ) -> _Written:
     tokens = text_bytes = 0
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for ids, size in _encoded(spans, tokenizer):
+        for ids, size in _encoded(spans, tokenizer, read):
             content = ids.astype(DTYPES[dtype]).tobytes()
             file.write(content)
             digest.update(content)
@@ -226,18 +240,39 @@ def _write_split(
     return _Written(tokens, text_bytes, digest.hexdigest())
 
 
-def _encoded(spans: tuple[Span, ...], tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int64], int]]:
+def _encoded(
+    spans: tuple[Span, ...], tokenizer: Tokenizer, read: Mapping[Document, Digest]
+) -> Iterator[tuple[NDArray[np.int64], int]]:
     """The ids of the spans, a separator between documents, and how many bytes of text they stand for."""
     for index, span in enumerate(spans):
         if index and tokenizer.eot is not None:
             yield np.array([tokenizer.eot]), 0
         elif index:
             yield tokenizer.encode("\n"), 1
-        chunks = span.text(_text_encoding(tokenizer.name))
+        chunks = _digested(span, _text_encoding(tokenizer.name), read[span.document])
         if isinstance(tokenizer, ByteTokenizer):
             for raw in (text.encode("latin-1") for text in chunks):
                 yield tokenizer.encode_bytes(raw), len(raw)
         else:
             # A character is a token wherever the stream is cut; a word is not.
             for text in chunks if tokenizer.name == "char" else cut_safely(chunks):
-                yield tokenizer.encode(text), len(text.encode())
+                yield _ids(tokenizer, text, span.document), len(text.encode())
+
+
+def _ids(tokenizer: Tokenizer, text: str, document: Document) -> NDArray[np.int64]:
+    try:
+        return tokenizer.encode(text)
+    except UserError as error:  # a character without an id, though all that were there at first have one
+        raise _changed(document) from error
+
+
+def _digested(span: Span, encoding: str, digest: Digest) -> Iterator[str]:
+    """The span's text, on its way taken into the digest of its document."""
+    for text in span.text(encoding):
+        digest.update(text.encode(encoding))
+        yield text
+
+
+def _changed(document: Document) -> UserError:
+    """What was split and what would be written are not one text; one that only grew still begins with it."""
+    return UserError(f"{document.path} was changed while it was read: run the command again")

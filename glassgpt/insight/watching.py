@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import BinaryIO
 
 from glassgpt.account import journal
@@ -45,28 +47,46 @@ class News:
 
 
 class GrowingFile:
-    """A file that is read past its present end: there it waits for more, until `is_over`."""
+    """A file that is read past its present end: there it waits for more, until `is_over`.
+
+    Where `path` is told and another file has taken that name (a log that was rotated), it goes on with that.
+    """
 
     def __init__(
         self,
         file: BinaryIO,
         is_over: Callable[[], bool] = lambda: False,
         sleep: Callable[[float], None] = time.sleep,
+        path: Path | None = None,
     ) -> None:
-        self._file, self._is_over, self._sleep = file, is_over, sleep
+        self._file, self._is_over, self._sleep, self._path = file, is_over, sleep, path
 
     def read1(self, size: int = -1) -> bytes:
         while True:
-            over = self._is_over()  # asked first: what was written before the end is still to be read
+            # Both asked first: what was written before the end is still to be read.
+            over, replaced = self._is_over(), self._is_replaced()
             if self._file.tell() > os.fstat(self._file.fileno()).st_size:
                 self._file.seek(0)  # it was begun again
             if chunk := self._file.read(size):
                 return chunk
+            if replaced and self._path is not None:
+                with self._file:  # which is read to its end
+                    self._file = self._path.open("rb")
+                continue
             if over:
                 return b""
             self._sleep(_POLL_S)
 
     read = read1
+
+    def _is_replaced(self) -> bool:
+        if self._path is None:
+            return False
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:  # renamed; the next one may come
+            return False
+        return stat.S_ISREG(there.st_mode) and not os.path.samestat(there, os.fstat(self._file.fileno()))
 
 
 @dataclass

@@ -47,6 +47,23 @@ def ended_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def cleaned_up() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: whoever has begun something gets to take it away again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Stop:
     """`with Stop() as stop:` … `if stop.requested: …`"""
 

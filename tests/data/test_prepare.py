@@ -238,6 +238,48 @@ def test_a_failure_leaves_nothing_behind(
     assert open_dataset(tmp_path / "old").hash == before
 
 
+def _grows(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("and new letters: \u00e4\u0434\u3042\n" * 9)
+
+
+def _is_replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes().replace(b" ", b"_"))
+    other.replace(path)
+
+
+def _changes_in_place(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1  # its last letter but one, which is for validation
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe:300"])
+@pytest.mark.parametrize("moment", ["split: ", "tokenizer "])
+@pytest.mark.parametrize("happens", [_grows, _is_replaced, _changes_in_place, Path.unlink])
+def test_a_text_that_changes_while_it_is_read(
+    tmp_path: Path, tokenizer: str, moment: str, happens: Callable[[Path], None]
+) -> None:
+    """It is read several times. What is written is the text that was split, or nothing."""
+    text = tmp_path / "mine.txt"
+    text.write_text("the quick brown fox jumps over a lazy dog;\n" * 60)
+    whole = made(text, tmp_path / "whole", tokenizer=tokenizer).hash
+    options = PrepareOptions(str(text), tokenizer=tokenizer, out_dir=str(tmp_path / "out"))
+
+    def say(line: str) -> None:
+        if line.startswith(moment):
+            happens(text)
+
+    if happens is _grows:
+        prepare(options, say=say)
+        assert open_dataset(tmp_path / "out").hash == whole
+        return
+    with pytest.raises(UserError, match=r"was changed while it was read|No such file"):
+        prepare(options, say=say)
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", "whole"}
+
+
 def test_what_appeared_meanwhile_is_kept(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -85,3 +86,35 @@ def test_under_nohup_nothing_happens_at_all(tmp_path: Path, tiny_data: Path) -> 
     records = read(tmp_path / "run")
     assert records[-1]["kind"] == "end"
     assert not any(record.get("id") == "hangup" for record in records)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_preparation_that_is_stopped_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, workers: int | None
+) -> None:
+    """Ctrl-C reaches all processes of a terminal, SIGTERM this one. The next attempt finds an empty place."""
+    lines = (f"the quick {at * 7919 % 100_003} brown fox {at} jumps over a dog\n" for at in range(200_000))
+    name = "text.txt"
+    if workers:
+        name, lines = "text.jsonl", (json.dumps({"text": line * 5}) + "\n" for line in lines)
+    (tmp_path / name).write_text("".join(lines))
+    asked = ["prepare", name, "--tokenizer=bpe:900", "--out_dir=out"]
+    asked += [f"--workers={workers}"] if workers else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "glassgpt", *asked],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 3:  # the text, the lock, the folder that it works in
+        assert time.monotonic() < deadline, "it never got so far"
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (128 + number, "stopped at once")
+    assert [path.name for path in tmp_path.iterdir()] == [name]

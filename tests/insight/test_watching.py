@@ -415,6 +415,28 @@ def test_a_file_that_is_begun_again_is_read_again(tmp_path: Path) -> None:
         assert growing.read1(1 << 20) == b"iter 7: loss 1.0, time 5.00ms\n"
 
 
+def test_a_file_that_was_rotated_is_read_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+    path, old = tmp_path / "train.log", tmp_path / "train.log.1"
+    path.write_bytes(b"one\n")
+
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 1:
+            path.rename(old)
+        elif len(slept) == 2:
+            with old.open("ab") as writer:  # which goes on with the file it has
+                writer.write(b"last\n")
+        else:
+            path.write_bytes(b"new and longer\n")
+
+    growing = GrowingFile(path.open("rb"), sleep=sleep, path=path)
+    assert growing.read1(100) == b"one\n"
+    assert growing.read1(100) == b"last\n"
+    assert growing.read1(100) == b"new and longer\n"
+
+
 def test_evaluations_after_a_resume_are_told() -> None:
     def evaluated(at: int, loss: float, process: int) -> dict[str, object]:
         head = {"kind": "eval", "time": 0.0, "iter": at, "process": process}

@@ -58,6 +58,8 @@ def share_not_kept(at: list[int], interval: int) -> float:
 def eval_spikes(case: Case) -> Finding | None:
     if case.history.ledger is not None:
         return _from_ledger(case)
+    if not case.history.format.times_hold_eval:
+        return _told_by_the_log(case)
     cost = _eval_cost(case)
     if cost is None or cost.spike_ms < SPIKE_FROM * cost.steady_ms:
         return None
@@ -301,6 +303,39 @@ def _wider(case: Case, interval: int) -> int | None:
     if ends is None:
         return 4 * interval
     return next((factor * interval for factor in (4, 2) if factor * interval <= ends), None)
+
+
+def _told_by_the_log(case: Case) -> Finding | None:
+    """A trainer that stops its clock while it evaluates, and says what that took."""
+    took = [done.ms for done in case.history.evals if done.ms is not None and math.isfinite(done.ms)]
+    eval_s = sum(took) / 1000
+    run_s = _run_s(case, eval_s)
+    if run_s is None or not ADVICE_FROM * run_s <= eval_s <= run_s:
+        return None
+    share = percent(eval_s / run_s)
+    return Finding(
+        "eval-spikes",
+        "advice",
+        say("Evaluation took {share} of the run", share=share),
+        say(
+            "{count} evaluations cost {time} of {run}: {share} of the run.",
+            count=f"{len(took):,}",
+            time=duration(eval_s),
+            run=duration(run_s),
+            share=share,
+        ),
+        "",
+        # No numbers: litgpt counts its interval in other iterations than it numbers its lines with.
+        say("A doubled eval_interval halves what evaluations cost."),
+    )
+
+
+def _run_s(case: Case, eval_s: float) -> float | None:
+    """The wall clock's word where there is one, else all that is timed: iterations and evaluations."""
+    wall_s = case.history.setup.wall_s if len(case.history.segments) == 1 else None
+    trained_s = case.facts.estimated_total_s
+    run_s = wall_s or (trained_s and trained_s + eval_s)
+    return run_s if run_s and math.isfinite(run_s) else None
 
 
 def _from_ledger(case: Case) -> Finding | None:

@@ -35,11 +35,19 @@ _VAL = re.compile(
     rf"\b(?:val|valid|validation|eval|test)[ _]loss\b[\s:=\"']{{0,8}}{NUMBER}",
     re.IGNORECASE,
 )
+# Megatron's, which says the iteration last, and may go on with the test set.
+_VAL_AT = re.compile(
+    rf"\bvalidation loss at iteration (\d+)(?: on validation set)? \| lm loss value: {NUMBER}"
+)
+_SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s+(\d+)\b")
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\"'\[]{0,4}(\d+)(?![\d.])(?:\s*/\s*(\d+))?", re.IGNORECASE)
 _TIME = re.compile(
     rf"\b(?:time|dt|iter_dt|step_time|elapsed|took)\b\W{{0,4}}{NUMBER}\s*(ms|s)\b", re.IGNORECASE
 )
-_TIME_IN_MS = re.compile(rf"\btime per iteration \(ms\):\s*{NUMBER}")  # Megatron
+# Megatron's, and names that end in their unit, as fields of JSON do.
+_TIME_IN_MS = re.compile(
+    rf"\b(?:time per iteration \(ms\)|(?:time|dt|(?:step|iter|iteration)_(?:time|dt))_ms)\W{{1,4}}{NUMBER}"
+)
 _BARE_TIME = re.compile(rf"(?<![\w.]){NUMBER}\s*ms\b")
 _LR = re.compile(rf"\b(?:lr|learning[ _]rate)\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
 _NORM = re.compile(rf"\b(?:grad[ _]?)?norm\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
@@ -60,9 +68,11 @@ class GenericReader:
         if "loss" not in line and "Loss" not in line and "LOSS" not in line:
             if _END.match(line):
                 into.event("finish", line)
+            elif "saved" in line and (saved := _SAVED.search(line)):
+                into.saved(int(saved[1][: len(str(LARGEST)) + 1]))
             return False
         step = _STEP.search(line) or _BAR.search(line)
-        val = _VAL.search(line)
+        val = _VAL.search(line) or _VAL_AT.search(line)
         if step and max(len(step[1]), len(step[2] or "")) <= len(str(LARGEST)):
             self._take(step, line, into)
         if val:

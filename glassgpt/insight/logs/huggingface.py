@@ -98,6 +98,9 @@ class TrainerReader:
         elif evaluated is not None:
             name, loss = evaluated
             seconds = number(values.get(f"{name}_runtime", "nan"))
+            wall_s = into.notes.said.get("wall_s")
+            if math.isinf(self._epoch) and isinstance(wall_s, float) and seconds >= 0:
+                into.notes.said["wall_s"] = wall_s + seconds  # after the training, whose time was told
             into.evaluated(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
         elif "train_runtime" in values:
             into.event("finish", f"train_runtime {values['train_runtime']} s")

@@ -150,6 +150,8 @@ class Recording:
     ) -> None:
         if iteration is not None and iteration > LARGEST:
             return
+        if ms is not None and not 0 <= ms <= LARGEST:
+            ms = None  # nobody has waited that long
         if iteration is not None:
             self._turn_to(iteration)
             self._last_eval = iteration

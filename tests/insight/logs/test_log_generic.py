@@ -114,3 +114,29 @@ def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None
     text += "[rank0]:2025-02-01 10:00:09,123 - root - INFO - Training completed\n"
     facts = facts_in(text)
     assert (facts.segments, facts.iterations_logged, facts.ended) == (1, 4, "finished")
+
+
+@pytest.mark.parametrize("where", ["", " on validation set"])
+def test_megatrons_evaluations_and_checkpoints(where: str) -> None:
+    text = ""
+    for at in range(10, 101, 10):
+        text += (
+            f" [2024-05-01 10:00:{at % 60:02d}] iteration {at:8d}/     100 | consumed samples: {at * 256} | "
+        )
+        text += "elapsed time per iteration (ms): 812.3 | lm loss: 2.500000E+00 | loss scale: 1.0 |\n"
+        if at % 50 == 0:
+            text += f" validation loss at iteration {at}{where} | lm loss value: {3 - at / 100:.6E} | "
+            text += "lm loss PPL: 1.218249E+01 | \n"
+            text += f"  successfully saved checkpoint from iteration {at:7d} to checkpoints\n"
+    text += " validation loss at iteration 100 on test set | lm loss value: 9.000000E+00 |\n"
+    facts = facts_in(text)
+    assert (facts.eval_steps, facts.checkpoint_steps) == ([50, 100], [50, 100])
+    assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (2.0, 100, 2.0)
+    assert facts.steady_ms == 812.3
+
+
+@pytest.mark.parametrize("name", ["step_time_ms", "iter_time_ms", "time_ms", "dt_ms"])
+def test_a_name_that_ends_in_its_unit(name: str) -> None:
+    line = '{{"step": {at}, "loss": 3.25, "{name}": 123.5}}\n'
+    history = history_of("".join(line.format(at=at, name=name) for at in range(1, 6)))
+    assert history.steps.ms.tolist() == [123.5] * 5

@@ -9,6 +9,8 @@ from printed import Course
 from printed_more import trainer
 from told import check, facts_in, history_of
 
+from glassgpt.insight.explain import explain
+
 COURSE = Course(updates=40, eval_every=10)
 LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}\n"
 
@@ -153,3 +155,16 @@ def test_a_resumed_run_goes_back_on_its_bar() -> None:
     text = process(0, 35) + process(20, 100)
     assert history_of(text).steps.iteration.tolist() == [10, 20, 30, *range(30, 101, 10)]
     assert facts_in(text).segments == 2
+
+
+@pytest.mark.parametrize("after", ["", "{'eval_loss': 2.4, 'eval_runtime': 25.0, 'epoch': 0.1}\n"])
+def test_what_evaluations_took_of_the_whole(after: str) -> None:
+    """Of train_runtime, which holds those made on the way and not one made afterwards."""
+    done = "{'eval_loss': 2.5, 'eval_runtime': 12.5, 'epoch': 0.1}\n"
+    text = LOSS * 3 + done + LOSS * 3 + done + "{'train_runtime': 75.0, 'train_loss': 2.9, 'epoch': 0.1}\n"
+    told = explain(history_of(text + after))
+    (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
+    whole = (
+        "2 evaluations cost 25 s of 1m 15s: 33%" if not after else "3 evaluations cost 50 s of 1m 40s: 50%"
+    )
+    assert finding.evidence == f"{whole} of the run."

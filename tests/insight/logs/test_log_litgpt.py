@@ -7,6 +7,8 @@ from printed import Course
 from printed_more import lit_gpt, litgpt
 from told import check, facts_in, history_of
 
+from glassgpt.insight.explain import explain
+
 COURSE = Course(updates=33, eval_every=10)
 
 
@@ -74,3 +76,26 @@ def test_a_resumed_run() -> None:
         told.first(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
     )
     assert [segment.resumed for segment in history.segments] == [False, True]
+
+
+def test_what_evaluations_took_is_part_of_the_run() -> None:
+    """100 iterations of 50 ms, and two evaluations that say 2.5 s each: half of 10 s."""
+    lines = [
+        f"Epoch 1 | iter {at} step {at // 4} | loss train: 3.5, val: n/a | iter time: 50.00 ms"
+        + (f"\niter {at}: val loss 3.6, val time: 2500.00 ms" if at % 50 == 0 else "")
+        for at in range(1, 101)
+    ]
+    told = explain(history_of("\n".join(lines) + "\n"))
+    assert told.facts.estimated_total_s == pytest.approx(5.0), "of the iterations, by its definition"
+    assert told.facts.eval_overhead_ms is None, "no iteration holds one"
+    (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
+    assert finding.severity == "advice"
+    assert finding.evidence == "2 evaluations cost 5.0 s of 10 s: 50% of the run."
+
+
+@pytest.mark.parametrize("ms", ["1e300", "-5.0", "nan", "inf"])
+def test_evaluations_that_took_longer_than_anybody_waits(ms: str) -> None:
+    told = litgpt(Course(updates=16, eval_every=100))
+    body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
+    (done,) = history_of(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
+    assert done.ms is None

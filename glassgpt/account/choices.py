@@ -217,8 +217,6 @@ def choose_attention(config: TrainConfig, on: Traits, dtype: str, run_s: float) 
     """`run_s`: about how long the run will compute. None: one of the fused ones, worth measuring which."""
     if config.attention != "auto":
         return Choice("attention", config.attention, "asked for")
-    if on.kind == "cpu" and dtype == "bfloat16" and config.block_size <= costs.SHORT_FOR_CPU:
-        return Choice("attention", "manual", "PyTorch's fused kernel is slow backwards in bfloat16 on CPUs")
     if on.kind != "cuda" or dtype == "float32" or run_s < _LONG_RUN_S:
         return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
     return None

@@ -19,7 +19,6 @@ BUILDING_S = 6.0
 KERNELS_SAVE_S = 5e-4
 _WORTH_BUILDING_S = 1.5
 
-SHORT_FOR_CPU = 256  # tokens of context, up to which attention by its formula is faster there in bfloat16
 WIDE_FOR_BFLOAT16 = 64  # channels; below, casting on a CPU takes longer than the products save
 DATA_SHARE = 0.05  # of a card's memory, that a text may take there
 

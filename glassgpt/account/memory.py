@@ -216,6 +216,8 @@ def layer_bytes(work: Work) -> int:
     c, tokens = work.config, work.tokens
     numbers, extra = _kept_by_a_layer(work)
     of_attention = 4 * c.n_head  # one logarithm a head
+    if work.device_type == "cpu" and work.dtype == "bfloat16":
+        of_attention += 16 * c.n_embd  # queries, keys, values and what comes of them, in float32
     if work.attention == "manual":
         of_attention = (4 + work.low + (1 if c.dropout else 0)) * c.n_head * c.block_size
     masks = 2 * c.n_embd if c.dropout else 0

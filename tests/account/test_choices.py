@@ -193,7 +193,7 @@ def test_attention_is_fused_unless_asked_or_slow() -> None:
 
     assert chosen(CPU, "float32", 1e6) == "sdpa"
     assert chosen(CPU, "float32", 1e6, attention="manual") == "manual"
-    assert chosen(CPU, "bfloat16", 1e6, block_size=256) == "manual"
+    assert chosen(CPU, "bfloat16", 1e6, block_size=256) == "sdpa"
     assert chosen(CPU, "bfloat16", 1e6, block_size=257) == "sdpa"
     assert chosen(H100, "bfloat16", 59) == chosen(H100, "float32", 61) == "sdpa"
     assert chosen(H100, "bfloat16", 61) is None  # worth measuring

@@ -290,6 +290,8 @@ def _at_backward(work: Work) -> dict[str, int]:
     of_head = (work.low + 4 if few else 4 + 4) * _head(work)
     if work.config.activation_checkpointing:  # a block has to come back before anything goes
         again = layer_bytes(work) + _formula_bytes(work)
+        if work.device_type == "cpu":  # as measured: gradients of the same sizes, and what is given back late
+            again *= 3
         of_loss = max(of_head + 2 * width - again, of_head // 2 + 2 * width)
     else:
         again, of_loss = 0, max(of_head + 2 * width, of_head // 2 + 10 * width)

@@ -125,7 +125,8 @@ def test_every_plan_adds_up(preset: str, target: Target, changes: dict[str, Any]
 @settings(max_examples=60, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
 def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: dict[str, Any]) -> None:
-    """Twice the memory fits no less; twice the arithmetic takes no longer; as much again costs as much."""
+    """Twice the memory fits no less; twice the arithmetic takes no longer, where it is done in the same way:
+    on a faster card, compiling may pay no more."""
     larger = replace(target, memory=2 * target.memory)
     faster = replace(target, peaks={dtype: 2 * peak for dtype, peak in target.peaks.items()})
     try:
@@ -135,8 +136,13 @@ def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: 
     roomy, quick = plan(preset, larger, **changes), plan(preset, faster, **changes)
     assert (roomy.largest or 0) >= (made.largest or 0)
     assert roomy.fits or not made.fits
-    if made.times is not None and quick.times is not None:
+    if made.times is not None and quick.times is not None and way_of(made) == way_of(quick):
         assert quick.times.updates_s[1] <= made.times.updates_s[1]
+
+
+def way_of(made: Plan) -> tuple[bool, bool, bool]:
+    work = made.decided.work
+    return work.compiled, work.graph, work.kernels
 
 
 @settings(max_examples=12, deadline=None)

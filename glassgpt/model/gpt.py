@@ -135,17 +135,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
     if how == "manual":
         return _textbook_attention(q, k, v, dropout)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        return _attention_on_a_cpu(q, k, v, dropout)
+        return _attention_on_a_cpu(q, k, v, dropout, how)
     backend = ATTENTION[how]
     with nullcontext() if backend is None else sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
-def _attention_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def _attention_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
     """In float32: backwards, PyTorch's kernel takes a third of the time that it takes in bfloat16."""
     with torch.autocast("cpu", enabled=False):
-        y = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), None, dropout, is_causal=True)
-        return y.to(q.dtype)
+        return attend(q.float(), k.float(), v.float(), dropout, how).to(q.dtype)
 
 
 def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:

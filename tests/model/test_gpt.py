@@ -128,7 +128,7 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
         torch.testing.assert_close(fused[name], textbook[name], atol=1e-5, rtol=0)
 
 
-def plain_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def plain_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 

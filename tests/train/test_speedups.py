@@ -40,6 +40,10 @@ def test_attention_is_tried_where_it_is_asked_for() -> None:
         UserError, match=r"--attention=cudnn cannot do heads of 64 channels in float32 on cpu"
     ):
         chosen(attention="cudnn")
+    with pytest.raises(
+        UserError, match=r"--attention=cudnn cannot do heads of 64 channels in bfloat16 on cpu"
+    ):
+        chosen("bfloat16", attention="cudnn")
     assert chosen() == "sdpa"
     assert chosen(attention="manual") == "manual"
 

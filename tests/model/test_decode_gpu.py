@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,19 +14,10 @@ from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 one_or_several = pytest.mark.parametrize("rows", [1, 5])
 PLAIN = Draws(VOCABULARY)
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    """TF32 has ten bits of precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def on_gpu(arch: str, **changes: Any) -> GPT:

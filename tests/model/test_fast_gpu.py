@@ -5,8 +5,6 @@ In float32 within 1e-5; in bfloat16 no further from float32 than the plain path 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from little import VOCABULARY, little_gpt
@@ -16,18 +14,9 @@ from glassgpt.model import pieces
 from glassgpt.model.gpt import GPT
 from glassgpt.model.recording import Recording
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 CONTEXT = 32
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    """TF32 has ten bits of precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def model_of(arch: str) -> GPT:

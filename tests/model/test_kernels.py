@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,7 @@ from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import fused, pieces
 from glassgpt.model.gpt import GPT, GPTConfig, _rotary
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def exact_matmuls() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

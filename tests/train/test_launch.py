@@ -27,6 +27,12 @@ def run(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def wait_for_losses(process: subprocess.Popen[str], out_dir: str) -> None:
+    while not Path(out_dir, "journal.jsonl").exists() or not run_losses(out_dir):
+        time.sleep(0.05)
+        assert process.poll() is None
+
+
 def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeConfig) -> None:
     train(tiny("one", **SHARED))
     config = tiny("two", **SHARED)
@@ -37,9 +43,7 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     assert first.returncode == 0, said
     assert said.count("end           finished after 10 updates") == 1
     assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
-    while not Path(forever.out_dir, "journal.jsonl").exists() or not run_losses(forever.out_dir):
-        time.sleep(0.05)
-        assert second.poll() is None
+    wait_for_losses(second, forever.out_dir)
     second.send_signal(signal.SIGINT)
     said = second.communicate(timeout=120)[0]
     assert second.returncode == 130, said
@@ -55,9 +59,7 @@ def test_a_terminal_that_closes_ends_nothing_and_the_code_is_the_runs(tiny: Make
         pytest.skip("this version of torch takes a hangup for an end")
     config = tiny("hung up", **SHARED | {"max_iters": 400})
     process = run([*GLASS, *teams.command(config), "--nproc=2"])
-    while not Path(config.out_dir, "journal.jsonl").exists() or not run_losses(config.out_dir):
-        time.sleep(0.05)
-        assert process.poll() is None
+    wait_for_losses(process, config.out_dir)
     process.send_signal(signal.SIGHUP)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said

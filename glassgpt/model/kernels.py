@@ -362,11 +362,15 @@ def _to_float8(
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
-    _store_both_ways(tl.minimum(tl.maximum(v, -LIMIT), LIMIT), out, out_t, r, c, R, C)
+    within = tl.clamp(v, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    _store_both_ways(within, out, out_t, r, c, R, C)
 
 
 def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed."""
+    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed.
+
+    What is not a number stays none: put at the limit too, a run that went wrong would look as if it went on.
+    """
     assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)

@@ -39,6 +39,16 @@ def test_what_is_too_large_is_at_the_limit() -> None:
     assert low.rows.float().unique().tolist() == [448.0]
 
 
+@pytest.mark.parametrize("dtype", [float8.FORWARD, float8.BACKWARD])
+def test_what_is_not_a_number_stays_none_and_is_alone(dtype: torch.dtype) -> None:
+    x = normal(80, 48).bfloat16()
+    x[3, 5], x[70, 40] = float("nan"), float("inf")
+    low = float8.Low(x, 1.0, dtype)
+    assert low.rows.float().isnan().nonzero().tolist() == [[3, 5]]
+    assert low.columns.float().isnan().nonzero().tolist() == [[5, 3]]
+    assert float(low.rows[70, 40].float()) == torch.finfo(dtype).max
+
+
 def test_a_linear_layer_and_its_gradients() -> None:
     x, weight = (
         normal(4, 64, 96).bfloat16().requires_grad_(),

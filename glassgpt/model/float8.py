@@ -65,8 +65,8 @@ def product(
 ) -> Tensor:
     """a (M, K) times b (N, K) transposed.
 
-    Added up in float32. In a hurry the hardware keeps 14 bits of a sum, where the many small terms vanish beside
-    the few large ones: an update would be 2% faster, and learn less.
+    Added up in float32. In a hurry the hardware keeps 14 bits of a sum, where the many small terms vanish
+    beside the few large ones: an update would be 2% faster, and learn less.
     """
     return torch._scaled_mm(a, b.t(), scale_a=back_a, scale_b=back_b, out_dtype=dtype, use_fast_accum=False)
 

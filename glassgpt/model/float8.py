@@ -8,10 +8,12 @@ The hardware wants both factors of a product by rows along what is summed over, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-_ACTIVATIONS = 8.0  # times this they fill e4m3's range of 0.002 to 448
-_GRADIENTS = 1024.0  # times this and the number of tokens
+_ACTIVATIONS = 1 / 8  # in these units they fill e4m3's range of 0.002 to 448
+_GRADIENTS = 1 / 1024  # of a token's, before they are averaged
 
 
 def _kernels() -> ModuleType:
@@ -30,18 +32,32 @@ def _kernels() -> ModuleType:
 
 
 class Low:
-    """A matrix in 8 bits, by rows and by columns, and what to multiply it by to have it back."""
+    """A matrix in 8 bits, by rows and by columns, and the unit that its entries are in.
 
-    def __init__(self, matrix: Tensor, factor: Tensor | float, dtype: torch.dtype) -> None:
-        if not isinstance(factor, Tensor):
-            factor = torch.full((), factor, device=matrix.device)  # made there: nothing is copied over
-        self.rows, self.columns = _kernels().to_float8(matrix.bfloat16(), factor, dtype)
-        self.back = 1 / factor
+    With `relu2` or `grad`: its activation, or the gradient to it, as kernels.to_float8 has them.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        unit: Tensor | float,
+        dtype: torch.dtype,
+        relu2: bool | None = None,
+        grad: Tensor | None = None,
+    ) -> None:
+        self.unit = unit if isinstance(unit, Tensor) else _constant(unit, matrix.device)
+        self.rows, self.columns = _kernels().to_float8(matrix, self.unit, dtype, relu2, grad)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    """Made there, once: nothing is copied over, nothing launched."""
+    return torch.full((), value, device=device)
 
 
 def low_weight(weight: Tensor) -> Low:
-    largest = torch.linalg.vector_norm(weight, float("inf")).clamp(min=1e-12)
-    return Low(weight, torch.finfo(FORWARD).max / largest, FORWARD)
+    largest = torch.linalg.vector_norm(weight, float("inf")).clamp_(min=1e-12)
+    return Low(weight, largest.div_(torch.finfo(FORWARD).max), FORWARD)
 
 
 def low_activations(x: Tensor) -> Low:
@@ -49,49 +65,92 @@ def low_activations(x: Tensor) -> Low:
 
 
 def is_sound(device: torch.device) -> bool:
-    """Whether the kernel does here what it must. Triton 3.6 gets the transposed copy wrong for some tiles."""
-    x = torch.randn(192, 128, device=device, dtype=torch.bfloat16)
+    """Whether the kernel does here what it must: versions of Triton got the transposed copy wrong."""
+    x, grad = torch.randn(2, 192, 128, device=device, dtype=torch.bfloat16)
     for dtype in (FORWARD, BACKWARD):
-        low = Low(x, 16.0, dtype)
-        same = torch.equal(low.rows.float().t(), low.columns.float())
-        near = torch.allclose(low.rows.float() * low.back, x.float(), rtol=0.13, atol=1e-3)
-        if not (same and near):
-            return False
+        exact = x.float().requires_grad_()
+        active = F.gelu(exact)
+        (slope,) = torch.autograd.grad(active, exact, grad.float())
+        lows = (Low(x, 1 / 16, dtype), Low(x, 1 / 16, dtype, False), Low(x, 1 / 16, dtype, False, grad))
+        for low, wanted in zip(lows, (exact, active, slope), strict=True):
+            same = torch.equal(low.rows.float().t(), low.columns.float())
+            near = torch.allclose(low.rows.float() * low.unit, wanted, rtol=0.13, atol=2e-3)
+            if not (same and near):
+                return False
     return True
 
 
 def product(
-    a: Tensor, b: Tensor, back_a: Tensor, back_b: Tensor, dtype: torch.dtype = torch.bfloat16
+    a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """a (M, K) times b (N, K) transposed.
 
     Added up in float32. In a hurry the hardware keeps 14 bits of a sum, where the many small terms vanish
     beside the few large ones: an update would be 2% faster, and learn less.
     """
-    return torch._scaled_mm(a, b.t(), scale_a=back_a, scale_b=back_b, out_dtype=dtype, use_fast_accum=False)
+    return torch._scaled_mm(a, b.t(), scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=False)
+
+
+def gradients(
+    low: Low, x_columns: Tensor, x_unit: Tensor, w_columns: Tensor, w_unit: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Those to x and to the weight of their product, `low` being the one to it."""
+    grad_x = product(low.rows, w_columns, low.unit, w_unit)
+    return grad_x, product(low.columns, x_columns, low.unit, x_unit, torch.float32)
 
 
 class Linear8(torch.autograd.Function):
-    """x (…, C) by a weight (N, C), all three products in 8 bits."""
+    """x (N, C) by a weight (M, C), all three products in 8 bits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        flat, w = low_activations(x.reshape(-1, x.shape[-1])), low_weight(weight)
-        ctx.save_for_backward(flat.columns, flat.back, w.columns, w.back)
-        return product(flat.rows, w.rows, flat.back, w.back).view(*x.shape[:-1], -1)
+        x8, w8 = low_activations(x), low_weight(weight)
+        ctx.save_for_backward(x8.columns, x8.unit, w8.columns, w8.unit)
+        return product(x8.rows, w8.rows, x8.unit, w8.unit)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        x_columns, x_back, w_columns, w_back = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        low = Low(grad, _GRADIENTS * len(grad), BACKWARD)
-        grad_x = product(low.rows, w_columns, low.back, w_back)
-        grad_weight = product(low.columns, x_columns, low.back, x_back, torch.float32)
-        return grad_x.view(*grads[0].shape[:-1], -1), grad_weight
+        (grad,) = grads
+        return gradients(Low(grad, _GRADIENTS / len(grad), BACKWARD), *ctx.saved_tensors)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return Linear8.apply(x, weight)  # type: ignore[no-any-return,no-untyped-call]
+    y = Linear8.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+class MLP8(torch.autograd.Function):
+    """x (N, C) by a weight (M, C), activated, by another (C, M): six products in 8 bits.
+
+    Between them lie the largest matrices of a block. Activating and rounding them in one go, each way, is one
+    reading and one writing less.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
+        x8, in8, out8 = low_activations(x), low_weight(weight_in), low_weight(weight_out)
+        between = product(x8.rows, in8.rows, x8.unit, in8.unit)
+        active8 = Low(between, _ACTIVATIONS, FORWARD, relu2)
+        ctx.save_for_backward(
+            between,
+            *(x8.columns, x8.unit, in8.columns, in8.unit),
+            *(active8.columns, active8.unit, out8.columns, out8.unit),
+        )
+        ctx.relu2 = relu2
+        return product(active8.rows, out8.rows, active8.unit, out8.unit)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad,), (between, *saved) = grads, ctx.saved_tensors
+        unit = _GRADIENTS / len(grad)
+        grad_active, grad_out = gradients(Low(grad, unit, BACKWARD), *saved[4:])
+        grad_x, grad_in = gradients(Low(between, unit, BACKWARD, ctx.relu2, grad_active), *saved[:4])
+        return grad_x, grad_in, grad_out, None
+
+
+def mlp(x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
+    y = MLP8.apply(x.reshape(-1, x.shape[-1]), weight_in, weight_out, relu2)  # type: ignore[no-untyped-call]
+    return y.view_as(x)  # type: ignore[no-any-return]
 
 
 def loss_gradient(logits: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,6 +76,14 @@ def activate(x: Tensor, name: str, kernel: bool) -> Tensor:
     return F.gelu(x, approximate="tanh" if name == "gelu_new" else "none")
 
 
+def mlp(first: nn.Linear, second: nn.Linear, x: Tensor, activation: str, kernel: bool, low: bool) -> Tensor:
+    """A layer, activated, and another; `low` as in `linear`."""
+    plain = first.bias is None and second.bias is None and activation != "gelu_new"
+    if low and plain and torch.is_grad_enabled():
+        return float8.mlp(x, first.weight, second.weight, activation == "relu2")
+    return linear(second, activate(linear(first, x, low), activation, kernel), low)
+
+
 def turn_into_gradient(logits: Tensor, targets: Tensor, kernel: bool) -> Tensor:
     """Overwrites logits (rows, V) by the gradient of their loss. Returns the losses (rows)."""
     if kernel:

@@ -175,8 +175,8 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = fused.activate(fused.linear(self.c_fc, x, self.float8), self.activation, self.kernels)
-        return F.dropout(fused.linear(self.c_proj, x, self.float8), self.dropout, self.training)
+        x = fused.mlp(self.c_fc, self.c_proj, x, self.activation, self.kernels, self.float8)
+        return F.dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):

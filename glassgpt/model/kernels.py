@@ -346,7 +346,11 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 @triton.jit
 def _store_both_ways(v, out, out_t, r, c, R, C):
-    """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed."""
+    """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed.
+
+    It is turned while it has 16 bits: tiles of 8 bits Triton 3.6 exchanges wrongly between threads.
+    """
+    v = v.to(tl.bfloat16).to(tl.float32)
     ok = (r < R)[:, None] & (c < C)[None, :]
     tl.store(out + r[:, None].to(tl.int64) * C + c[None, :], v.to(out.dtype.element_ty), ok)
     turned = tl.trans(v).to(out.dtype.element_ty)
@@ -355,29 +359,37 @@ def _store_both_ways(v, out, out_t, r, c, R, C):
 
 @triton.jit
 def _to_float8(
-    x, factor, out, out_t, R, C, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+    x, grad, unit, out, out_t, R, C,
+    RELU2: tl.constexpr, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     ok = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
-    v = tl.load(x + at, ok, 0.0).to(tl.float32) * tl.load(factor)
-    within = tl.clamp(v, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    v = tl.load(x + at, ok, 0.0).to(tl.float32)
+    if grad is not None:
+        v = tl.load(grad + at, ok, 0.0).to(tl.float32) * _slope(v, RELU2)
+    elif RELU2 is not None:
+        v = _activation(v, RELU2)
+    within = tl.clamp(v * (1 / tl.load(unit)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     _store_both_ways(within, out, out_t, r, c, R, C)
 
 
-def to_float8(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`factor` times x (R, C) in an 8-bit dtype, what is too large at its limit; and the same transposed.
+def to_float8(
+    x: Tensor, unit: Tensor, dtype: torch.dtype, relu2: bool | None = None, grad: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x (R, C) in units of `unit` in an 8-bit dtype, what is too large at its limit; and the same transposed.
 
-    What is not a number stays none: put at the limit too, a run that went wrong would look as if it went on.
+    With `relu2`, of x's activation instead (that, or GELU); with `grad`, the gradient to its activation, of
+    that to x. What is not a number stays none: at the limit, a run that went wrong would look sound.
     """
-    assert x.dtype == torch.bfloat16, "from float32, Triton 3.6 stores the transposed copy wrongly"
     R, C = x.shape
     out = torch.empty(R, C, dtype=dtype, device=x.device)
     out_t = torch.empty(C, R, dtype=dtype, device=x.device)
     grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
+    grad = None if grad is None else grad.contiguous()
     limit = torch.finfo(dtype).max
-    _to_float8[grid](x.contiguous(), factor, out, out_t, R, C, limit, _TILE, _TILE, num_warps=4)
+    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, relu2, limit, _TILE, _TILE, num_warps=4)
     return out, out_t
 
 

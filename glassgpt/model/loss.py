@@ -103,14 +103,14 @@ class _Head8:
     def __init__(self, hidden: Tensor, weight: Tensor) -> None:
         self._hidden = float8.low_activations(hidden.detach())
         self._weight = float8.low_weight(weight.detach())
-        self._back = torch.full((), 1 / self._FACTOR, device=hidden.device)
+        self._unit = torch.full((), 1 / self._FACTOR, device=hidden.device)
         self.hidden_grad = torch.empty(hidden.shape, dtype=torch.bfloat16, device=hidden.device)
         self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
 
     def losses(self, piece: slice, targets: Tensor) -> Tensor:
         x, w = self._hidden, self._weight
-        logits = float8.product(x.rows[piece], w.rows, x.back, w.back)
+        logits = float8.product(x.rows[piece], w.rows, x.unit, w.unit)
         losses, rows, columns = float8.loss_gradient(logits, targets, self._FACTOR)
-        self.hidden_grad[piece] = float8.product(rows, w.columns, self._back, w.back)
-        self.weight_grad += float8.product(columns, x.columns[:, piece], self._back, x.back, torch.float32)
+        self.hidden_grad[piece] = float8.product(rows, w.columns, self._unit, w.unit)
+        self.weight_grad += float8.product(columns, x.columns[:, piece], self._unit, x.unit, torch.float32)
         return losses

@@ -67,7 +67,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
+    return float(((found.float() - wanted.float()).norm() / wanted.float().norm()).detach())
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

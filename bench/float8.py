@@ -1,0 +1,169 @@
+"""What 8-bit floats cost in exactness and save in time, part by part.
+
+    python -m bench.float8 MDN_FOLDER [--updates 150]
+
+GPT-2 124M is trained for a while in bfloat16. Then its gradients on four batches are compared with float32's,
+in bfloat16, in 8 bits, and with only parts of the model in 8 bits. What counts is the distance of the mean of
+their gradients: noise goes with more batches, a bias stays, and a bias is what training suffers from. Then
+updates of 64 x 1024 tokens are timed, in turns. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from glassgpt.data.dataset import open_dataset
+from glassgpt.model import fused
+from glassgpt.model.gpt import GPT, MLP, Attention, GPTConfig
+
+BATCHES, SEQUENCES, FEWER = 4, 64, 16
+PARTS = {  # in 8 bits: attention, MLP, head; and attention's projection
+    "bf16": (False, False, False, False),
+    "fp8": (True, True, True, True),
+    "fp8, attention's projection not": (True, True, True, False),
+    "fp8, attention not": (False, True, True, False),
+    "fp8, MLP not": (True, False, True, True),
+    "fp8, head not": (True, True, False, True),
+}
+
+
+class Text:
+    """Random windows of the training split."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokens = open_dataset(folder).tokens("train")
+        self._draw = np.random.default_rng(0)
+
+    def batch(self, sequences: int) -> tuple[Tensor, Tensor]:
+        starts = self._draw.integers(0, len(self._tokens) - 1025, sequences)
+        rows = np.stack([self._tokens[start : start + 1025].astype(np.int64) for start in starts])
+        tokens = torch.from_numpy(rows).cuda()
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+@contextmanager
+def in_8_bits(model: GPT, attention: bool, mlp: bool, head: bool, projection: bool) -> Iterator[None]:
+    for module in model.modules():
+        if isinstance(module, Attention | MLP):
+            module.float8 = attention if isinstance(module, Attention) else mlp
+    model.float8 = head
+    linear = fused.linear
+
+    def but_projections(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
+        square = layer.weight.shape[0] == layer.weight.shape[1]  # of all, only attention's projection is
+        return linear(layer, x, low and (projection or not square))
+
+    fused.linear = but_projections
+    try:
+        yield
+    finally:
+        fused.linear = linear
+        model.set_float8(False)
+
+
+def loss_and_gradient(model: GPT, batch: tuple[Tensor, Tensor], exact: bool = False) -> tuple[float, Tensor]:
+    model.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
+        loss = model(*batch)
+    loss.backward()
+    return loss.item(), torch.cat(
+        [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    )
+
+
+def trained(text: Text, updates: int) -> tuple[GPT, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(50304, 1024, 12, 12, 768, bias=False)).cuda()
+    model.set_kernels(True)
+    model.set_attention("cudnn")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
+    for update in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = 6e-4 * min(1, (update + 1) / 30)
+        train(model, optimizer, text.batch(SEQUENCES))
+    return model, optimizer
+
+
+def train(model: GPT, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(*batch)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def distances(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
+    model.set_kernels(False)
+    model.set_attention("sdpa")
+    exact = [loss_and_gradient(model, batch, exact=True) for batch in batches]
+    model.set_kernels(True)
+    model.set_attention("cudnn")
+    wanted = torch.stack([gradient for _, gradient in exact]).mean(0)
+    found = {}
+    for name, parts in PARTS.items():
+        with in_8_bits(model, *parts):
+            low = [loss_and_gradient(model, batch) for batch in batches]
+        single = [((b - a).norm() / a.norm()).item() for (_, a), (_, b) in zip(exact, low, strict=True)]
+        mean = torch.stack([gradient for _, gradient in low]).mean(0)
+        found[name] = {
+            "loss": statistics.mean(b - a for (a, _), (b, _) in zip(exact, low, strict=True)),
+            "single": statistics.mean(single),
+            "mean": ((mean - wanted).norm() / wanted.norm()).item(),
+        }
+    return found
+
+
+def timed_ms(work: Callable[[], None], updates: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    work()
+    start.record()
+    for _ in range(updates):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / updates
+
+
+def times(model: GPT, optimizer: torch.optim.Optimizer, text: Text, rounds: int = 3) -> dict[str, float]:
+    """Milliseconds of an update, the median of rounds in turns, with the card as warm as it gets."""
+    found: dict[str, list[float]] = {name: [] for name in PARTS}
+    batch = text.batch(SEQUENCES)
+    for _ in range(rounds):
+        for name, parts in PARTS.items():
+            with in_8_bits(model, *parts):
+                found[name].append(timed_ms(lambda: train(model, optimizer, batch), 20))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("mdn", type=Path, help="a folder that `python -m bench.mdn` prepared")
+    parser.add_argument("--updates", type=int, default=150, help="before anything is compared")
+    options = parser.parse_args()
+    text = Text(options.mdn)
+    model, optimizer = trained(text, options.updates)
+    far = distances(model, [text.batch(FEWER) for _ in range(BATCHES)])
+    ms = times(model, optimizer, text)
+    print(f"{'':34}  loss, more  gradient, off  mean of {BATCHES}, off  update, ms")
+    for name, one in far.items():
+        print(
+            f"{name:34}  {one['loss']:+10.5f}  {one['single']:13.4f}  {one['mean']:14.4f}  {ms[name]:10.2f}",
+            flush=True,
+        )
+    print(json.dumps({"bench": "float8", "distances": far, "ms": ms}))
+
+
+if __name__ == "__main__":
+    main()

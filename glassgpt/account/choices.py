@@ -17,6 +17,7 @@ from glassgpt.account import costs
 from glassgpt.account.machine import find_compiler
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.model import pieces
 
 
 @dataclass(frozen=True)
@@ -222,9 +223,6 @@ def choose_attention(config: TrainConfig, on: Traits, dtype: str, run_s: float) 
     return None
 
 
-_FLOAT8_MULTIPLE = 16  # of every side of a product
-
-
 def has_float8(on: Traits) -> bool:
     return on.kind == "cuda" and (on.capability is None or on.capability >= (8, 9))
 
@@ -240,7 +238,7 @@ def float8_problems(
         problems.append("--fp8=True needs our own kernels: --kernels=auto and --compile=auto, and triton")
     if dtype != "bfloat16":
         problems.append(f"--fp8=True goes with --dtype=bfloat16, not {dtype}")
-    if config.n_embd % _FLOAT8_MULTIPLE or micro_tokens % _FLOAT8_MULTIPLE:
+    if not (pieces.fits_8_bits(config.n_embd) and pieces.fits_8_bits(micro_tokens)):
         problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
     return problems
 

@@ -275,7 +275,7 @@ def _loss_bytes(work: Work) -> int:
         return (low + 4 + 4) * tokens * V
     rows = pieces.rows_at_a_time(tokens, V, work.device_type, work.kernels)
     entry = low if work.kernels else low + 8
-    if work.config.fp8:
+    if work.config.fp8 and pieces.fits_8_bits(V):
         entry += 2  # the gradient in 8 bits, both ways
     head_copy = 0 if work.dtype == "float32" else low * _head(work)
     gradients = 4 * _head(work) + low * tokens * work.config.n_embd

@@ -47,6 +47,7 @@ class _InPieces(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool, low: bool
     ) -> Tensor:
+        low = low and pieces.fits_8_bits(len(weight))
         head = _Head8(hidden, weight) if low else _Head(hidden, weight, kernel)
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(targets), rows):

@@ -20,6 +20,11 @@ def rows_at_a_time(tokens: int, vocab_size: int, device_type: str, kernel: bool)
     return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them
 
 
+def fits_8_bits(size: int) -> bool:
+    """Every side of a product in 8-bit floats has such a size; GPT-2's own vocabulary has not."""
+    return size % 16 == 0
+
+
 def rows_to_score(tokens: int, vocab_size: int, device_type: str) -> int:
     """As many where losses are only looked at."""
     most = _SCORED_BYTES[device_type] // (8 * vocab_size)

@@ -75,7 +75,7 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
     def choose() -> tuple[Placement, list[Choice]]:
         room = devices.recording_fits(config, shape.vocab_size, plan, free)
         speed = peak.measured or peak.value
-        load = Load(plan, per_token, data_bytes, speed, free, room)
+        load = Load(plan, shape.vocab_size, per_token, data_bytes, speed, free, room)
         return choose_speedups(config, device, str(dtype.value), load)
 
     peak = _peak_from(team, look_for_peak)

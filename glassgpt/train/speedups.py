@@ -14,7 +14,7 @@ import torch
 from glassgpt.account import choices, costs
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.model import float8
+from glassgpt.model import float8, pieces
 from glassgpt.model.gpt import attend
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.device import DTYPES, Placement, traits_of
@@ -25,6 +25,7 @@ class Load:
     """What there is to do, and what the device has for it."""
 
     plan: BatchPlan
+    vocab_size: int
     flops_per_token: int
     data_bytes: int
     peak: float | None = None  # FLOP/s, if known
@@ -64,8 +65,15 @@ def choose_speedups(
     # Elsewhere than on a CUDA card there is nothing to choose about the others.
     of_cuda = [kernels, graph, data] if device.type == "cuda" else []
     if config.fp8:
-        of_cuda.append(Choice("fp8", "on", "asked for; evaluation stays exact"))
+        of_cuda.append(Choice("fp8", "on", _float8_reason(load.vocab_size)))
     return placement, [compiling, attention, *of_cuda]
+
+
+def _float8_reason(vocab_size: int) -> str:
+    reason = "asked for; evaluation stays exact"
+    if pieces.fits_8_bits(vocab_size):
+        return reason
+    return f"{reason}; the head in bfloat16, since its {vocab_size} tokens are no multiple of 16"
 
 
 def _eager_step_s(config: TrainConfig, device_type: str, load: Load) -> float | None:

@@ -125,6 +125,32 @@ def test_recorded_it_is_the_same_run(
     assert run_losses(recorded.out_dir) == pytest.approx(run_losses(usual.out_dir), abs=2e-3)
 
 
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+    reason="no CUDA device with 8-bit floats here",
+)
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_in_8_bits_it_trains_and_resumes(
+    on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch, arch: str, checkpointing: bool, graph: str
+) -> None:
+    monkeypatch.setattr(pieces, "FEW_BYTES", 0)  # the head too, where its vocabulary fits
+    settings: dict[str, Any] = {
+        "arch": arch, "fp8": True, "graph": graph, "activation_checkpointing": checkpointing,
+        "gradient_accumulation_steps": 2, "max_iters": 40,
+    }  # fmt: skip
+    whole, cut = on_gpu("whole", **settings), on_gpu("cut", **settings)
+    run = train(whole)
+    assert run.best_val_loss < run_evals(whole.out_dir)[0, "val"] - 0.3
+    assert records(whole.out_dir, "finding") == []
+    run_until_crash(cut, 23)
+    resume(cut)
+    assert run_losses(cut.out_dir) == pytest.approx(run_losses(whole.out_dir), abs=2e-2)
+    exact = on_gpu("exact", **settings | {"fp8": False})
+    assert train(exact).best_val_loss == pytest.approx(run.best_val_loss, abs=0.1)
+
+
 @pytest.mark.parametrize("graph", ["on", "off"])
 def test_muon_and_our_kernels_resume_where_they_were(on_gpu: MakeConfig, graph: str) -> None:
     settings: dict[str, Any] = {

@@ -82,8 +82,23 @@ def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.Monke
     assert "its kernel computes wrongly" in problems(CUDA, max_iters=1)
 
 
+def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    """GPT-2's own vocabulary is no multiple of 16, which finetuning it in 8 bits must live with."""
+    card(9, 0)
+    monkeypatch.setattr(float8, "is_sound", lambda device: True)
+
+    def reason(vocab_size: int) -> str:
+        load = Load(BatchPlan(4, 1, 4, 4096), vocab_size, flops_per_token=10**6, data_bytes=10**6)
+        config = TrainConfig(fp8=True, max_iters=10)
+        _, choices = choose_speedups(config, CUDA, "bfloat16", load)
+        return next(choice.reason for choice in choices if choice.name == "fp8")
+
+    assert reason(50304) == "asked for; evaluation stays exact"
+    assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are no multiple of 16")
+
+
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:
-    load = Load(BatchPlan(4, 1, 4, 4096), flops_per_token=10**6, data_bytes=10**6, peak=1e11)
+    load = Load(BatchPlan(4, 1, 4, 4096), 65, flops_per_token=10**6, data_bytes=10**6, peak=1e11)
     placement, choices = choose_speedups(TrainConfig(max_iters=10), CPU, "float32", load)
     assert [choice.name for choice in choices] == ["compile", "attention"]
     decided = (placement.kernels, placement.graph, placement.data_on_card, placement.compile)

@@ -142,7 +142,7 @@ def _decided(
 ) -> Placement:
     size = int(stage.tokens.nbytes)
     room = stage.device.type != "cuda" or devices.recording_fits(config, stage.shape.vocab_size, plan, free)
-    load = Load(plan, stage.flops_per_token, size, rate, free, room)
+    load = Load(plan, stage.shape.vocab_size, stage.flops_per_token, size, rate, free, room)
     return choose_speedups(config, stage.device, stage.dtype, load)[0]
 
 

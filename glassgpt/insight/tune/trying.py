@@ -63,7 +63,7 @@ def _placement(stage: Stage, setting: Setting, sequences: int) -> Placement:
     size, kind = setting.micro_batch, stage.device.type
     config = with_setting(stage.config, setting, sequences, size, kind)
     plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
-    load = Load(plan, stage.flops_per_token, int(stage.tokens.nbytes))
+    load = Load(plan, stage.shape.vocab_size, stage.flops_per_token, int(stage.tokens.nbytes))
     placement, choices = choose_speedups(config, stage.device, stage.dtype, load)
     there = dataclasses.replace(setting_of(config, placement, size), threads=setting.threads)
     different = next(there.differences(setting), None)

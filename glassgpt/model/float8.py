@@ -8,6 +8,7 @@ The hardware wants both factors of a product by rows along what is summed over, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,21 +33,27 @@ def _kernels() -> ModuleType:
 
 
 class Low:
-    """A matrix in 8 bits, by rows and by columns, and the unit that its entries are in.
+    """Matrices side by side in 8 bits, by rows and by columns, and the unit that their entries are in.
 
-    With `relu2` or `grad`: its activation, or the gradient to it, as kernels.to_float8 has them.
+    With `relu2` or `grad`: their activation, or the gradient to them, as kernels.to_float8 has it.
     """
 
     def __init__(
         self,
-        matrix: Tensor,
+        matrices: Sequence[Tensor],
         unit: Tensor | float,
         dtype: torch.dtype,
         relu2: bool | None = None,
         grad: Tensor | None = None,
     ) -> None:
-        self.unit = unit if isinstance(unit, Tensor) else _constant(unit, matrix.device)
-        self.rows, self.columns = _kernels().to_float8(matrix, self.unit, dtype, relu2, grad)
+        rows, widths = len(matrices[0]), [matrix.shape[1] for matrix in matrices]
+        device = matrices[0].device
+        self.unit = unit if isinstance(unit, Tensor) else _constant(unit, device)
+        self.rows = torch.empty(rows, sum(widths), dtype=dtype, device=device)
+        self.columns = torch.empty(sum(widths), rows, dtype=dtype, device=device)
+        places = zip(torch.split(self.rows, widths, 1), torch.split(self.columns, widths), strict=True)
+        for matrix, place in zip(matrices, places, strict=True):
+            _kernels().to_float8(matrix, self.unit, *place, relu2, grad)
 
 
 @cache
@@ -57,11 +64,11 @@ def _constant(value: float, device: torch.device) -> Tensor:
 
 def low_weight(weight: Tensor) -> Low:
     largest = torch.linalg.vector_norm(weight, float("inf")).clamp_(min=1e-12)
-    return Low(weight, largest.div_(torch.finfo(FORWARD).max), FORWARD)
+    return Low((weight,), largest.div_(torch.finfo(FORWARD).max), FORWARD)
 
 
 def low_activations(x: Tensor) -> Low:
-    return Low(x, _ACTIVATIONS, FORWARD)
+    return Low((x,), _ACTIVATIONS, FORWARD)
 
 
 def is_sound(device: torch.device) -> bool:
@@ -71,8 +78,9 @@ def is_sound(device: torch.device) -> bool:
         exact = x.float().requires_grad_()
         active = F.gelu(exact)
         (slope,) = torch.autograd.grad(active, exact, grad.float())
-        lows = (Low(x, 1 / 16, dtype), Low(x, 1 / 16, dtype, False), Low(x, 1 / 16, dtype, False, grad))
-        for low, wanted in zip(lows, (exact, active, slope), strict=True):
+        forms: tuple[tuple[Any, ...], ...] = ((), (False,), (False, grad))
+        for form, wanted in zip(forms, (exact, active, slope), strict=True):
+            low = Low((x,), 1 / 16, dtype, *form)
             same = torch.equal(low.rows.float().t(), low.columns.float())
             near = torch.allclose(low.rows.float() * low.unit, wanted, rtol=0.13, atol=2e-3)
             if not (same and near):
@@ -100,23 +108,24 @@ def gradients(
 
 
 class Linear8(torch.autograd.Function):
-    """x (N, C) by a weight (M, C), all three products in 8 bits."""
+    """x (N, C) by a weight (M, C), all three products in 8 bits; in so many equal parts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:
         x8, w8 = low_activations(x), low_weight(weight)
         ctx.save_for_backward(x8.columns, x8.unit, w8.columns, w8.unit)
-        return product(x8.rows, w8.rows, x8.unit, w8.unit)
+        return product(x8.rows, w8.rows, x8.unit, w8.unit).chunk(parts, 1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        (grad,) = grads
-        return gradients(Low(grad, _GRADIENTS / len(grad), BACKWARD), *ctx.saved_tensors)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        # Put together on the way to 8 bits, not before: that would be one more reading and writing of all.
+        low = Low(grads, _GRADIENTS / len(grads[0]), BACKWARD)
+        return *gradients(low, *ctx.saved_tensors), None
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    y = Linear8.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
-    return y.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+def linear(x: Tensor, weight: Tensor, parts: int = 1) -> tuple[Tensor, ...]:
+    found = Linear8.apply(x.reshape(-1, x.shape[-1]), weight, parts)  # type: ignore[no-untyped-call]
+    return tuple(part.view(*x.shape[:-1], -1) for part in found)
 
 
 class MLP8(torch.autograd.Function):
@@ -130,7 +139,7 @@ class MLP8(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
         x8, in8, out8 = low_activations(x), low_weight(weight_in), low_weight(weight_out)
         between = product(x8.rows, in8.rows, x8.unit, in8.unit)
-        active8 = Low(between, _ACTIVATIONS, FORWARD, relu2)
+        active8 = Low((between,), _ACTIVATIONS, FORWARD, relu2)
         ctx.save_for_backward(
             between,
             *(x8.columns, x8.unit, in8.columns, in8.unit),
@@ -143,8 +152,8 @@ class MLP8(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,), (between, *saved) = grads, ctx.saved_tensors
         unit = _GRADIENTS / len(grad)
-        grad_active, grad_out = gradients(Low(grad, unit, BACKWARD), *saved[4:])
-        grad_x, grad_in = gradients(Low(between, unit, BACKWARD, ctx.relu2, grad_active), *saved[:4])
+        grad_active, grad_out = gradients(Low((grad,), unit, BACKWARD), *saved[4:])
+        grad_x, grad_in = gradients(Low((between,), unit, BACKWARD, ctx.relu2, grad_active), *saved[:4])
         return grad_x, grad_in, grad_out, None
 
 

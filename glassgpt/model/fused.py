@@ -44,8 +44,15 @@ def linear(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
     """`low`: where gradients are wanted, in 8-bit floats."""
     if not low or not torch.is_grad_enabled():
         return layer(x)  # type: ignore[no-any-return]
-    y = float8.linear(x, layer.weight)
+    (y,) = float8.linear(x, layer.weight)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def linear_in_parts(layer: nn.Linear, x: Tensor, parts: int, low: bool) -> tuple[Tensor, ...]:
+    """The same, its channels in so many equal parts."""
+    if low and layer.bias is None and torch.is_grad_enabled():
+        return float8.linear(x, layer.weight, parts)
+    return linear(layer, x, low).view(*x.shape[:-1], parts, -1).unbind(-2)
 
 
 def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:

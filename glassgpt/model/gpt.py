@@ -115,12 +115,14 @@ class Attention(nn.Module):
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
     ) -> Tensor:
         B, T, C = x.shape
-        qkv = fused.linear(self.c_attn, x, self.float8).view(B, T, 3, self.n_head, C // self.n_head)
+        heads = (self.n_head, C // self.n_head)
+        parts: tuple[Tensor, ...]
         if rotation is not None:
+            qkv = fused.linear(self.c_attn, x, self.float8).view(B, T, 3, *heads)
             parts = fused.rotate_norm(qkv, rotation, self.kernels)
         else:
-            parts = qkv.unbind(2)  # type: ignore[assignment]
-        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B, H, T, D)
+            parts = fused.linear_in_parts(self.c_attn, x, 3, self.float8)
+        q, k, v = (part.view(B, T, *heads).transpose(1, 2) for part in parts)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             y = cache.attend(q, k, v)

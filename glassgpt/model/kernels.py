@@ -345,21 +345,23 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 @triton.jit
-def _store_both_ways(v, out, out_t, r, c, R, C):
+def _store_both_ways(v, out, out_t, r, c, R, C, S):
     """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed.
+
+    From one row of `out` to the next it is S entries.
 
     It is turned while it has 16 bits: tiles of 8 bits Triton 3.6 exchanges wrongly between threads.
     """
     v = v.to(tl.bfloat16).to(tl.float32)
     ok = (r < R)[:, None] & (c < C)[None, :]
-    tl.store(out + r[:, None].to(tl.int64) * C + c[None, :], v.to(out.dtype.element_ty), ok)
+    tl.store(out + r[:, None].to(tl.int64) * S + c[None, :], v.to(out.dtype.element_ty), ok)
     turned = tl.trans(v).to(out.dtype.element_ty)
     tl.store(out_t + c[:, None].to(tl.int64) * R + r[None, :], turned, (c < C)[:, None] & (r < R)[None, :])
 
 
 @triton.jit
 def _to_float8(
-    x, grad, unit, out, out_t, R, C,
+    x, grad, unit, out, out_t, R, C, S,
     RELU2: tl.constexpr, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -372,25 +374,22 @@ def _to_float8(
     elif RELU2 is not None:
         v = _activation(v, RELU2)
     within = tl.clamp(v * (1 / tl.load(unit)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    _store_both_ways(within, out, out_t, r, c, R, C)
+    _store_both_ways(within, out, out_t, r, c, R, C, S)
 
 
 def to_float8(
-    x: Tensor, unit: Tensor, dtype: torch.dtype, relu2: bool | None = None, grad: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """x (R, C) in units of `unit` in an 8-bit dtype, what is too large at its limit; and the same transposed.
+    x: Tensor, unit: Tensor, out: Tensor, out_t: Tensor, relu2: bool | None = None, grad: Tensor | None = None
+) -> None:
+    """x (R, C) in units of `unit` into 8 bits, what is too large at their limit; in `out_t` transposed.
 
     With `relu2`, of x's activation instead (that, or GELU); with `grad`, the gradient to its activation, of
     that to x. What is not a number stays none: at the limit, a run that went wrong would look sound.
     """
     R, C = x.shape
-    out = torch.empty(R, C, dtype=dtype, device=x.device)
-    out_t = torch.empty(C, R, dtype=dtype, device=x.device)
     grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
     grad = None if grad is None else grad.contiguous()
-    limit = torch.finfo(dtype).max
-    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, relu2, limit, _TILE, _TILE, num_warps=4)
-    return out, out_t
+    S, limit = out.stride(0), torch.finfo(out.dtype).max
+    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, S, relu2, limit, _TILE, _TILE, num_warps=4)
 
 
 @triton.jit
@@ -413,7 +412,7 @@ def _float8_gradient(
     target = tl.load(targets + r, r < R, IGNORED)[:, None]
     x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * _LOG2_E
     gradient = tl.exp2(x - tl.load(totals + r, r < R, 0.0)[:, None]) - (c[None, :] == target).to(tl.float32)
-    _store_both_ways(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V)
+    _store_both_ways(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V, V)
 
 
 def float8_gradient(

@@ -177,7 +177,7 @@ def _describe_cuda(device: str) -> dict[str, object]:
         "count": torch.cuda.device_count(),
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
     }
 
 

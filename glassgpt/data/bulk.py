@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
+from glassgpt.data.encoder import Encoded, Encoder
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
@@ -36,7 +37,7 @@ from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
 from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unfinished, write_mark
-from glassgpt.data.workers import Encoded, Encoder, cores, encode_all
+from glassgpt.data.workers import cores, encode_all
 from glassgpt.errors import UserError
 from glassgpt.figures import count, plural, size
 

@@ -27,7 +27,7 @@ from glassgpt.figures import plural
 
 CHUNK_BYTES = 2**20
 
-# Text that somebody packed is not text. (Documents in bulk are unpacked: parcels.py.)
+# Text that somebody packed is not text. (Documents in bulk are unpacked: unpacked.py.)
 _PACKED = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

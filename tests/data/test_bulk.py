@@ -21,7 +21,7 @@ import zstandard
 from corpora import cut_small, documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import learning, parcels, progress, workers
+from glassgpt.data import learning, parcels, parquet, progress, workers
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -372,7 +372,7 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in parcels.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
+    for parcel in parquet.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
         most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

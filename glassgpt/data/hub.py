@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.data.parcels import PARQUET, holds_documents
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, a_few
 from glassgpt.figures import size
 
 _EXTRA = 'pip install "glassgpt[data]"'
@@ -252,9 +252,8 @@ def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], 
     elif not name.part and (marked or "default" in by_name or len(by_name) == 1):
         config = marked[0] if marked else by_name.get("default", configurations[0])
     else:
-        shown = ", ".join(list(by_name)[:20]) + (", ..." if len(by_name) > 20 else "")
         what = f"has no {name.part!r}; there are" if name.part else "has several configurations:"
-        raise UserError(f"{name.repository} {what} {shown}: name one, {name.repository}:NAME")
+        raise UserError(f"{name.repository} {what} {a_few(by_name, 20)}: name one, {name.repository}:NAME")
     folder = str(config.get("data_dir") or "")
     by_split = _patterns(config.get("data_files") or "**")
     named = [file for file in files if _matches(file, folder, by_split.get("train", []))]

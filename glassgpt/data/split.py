@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, of_many_files
 
 _CODEPOINTS = 0x110000
-_SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ def survey_documents(documents: Sequence[Document], encoding: str, advance: Call
         lengths.append(length)
         digests.append(digest.digest())
     if problems:
-        left_out = len(problems) - _SHOWN_PROBLEMS
-        more = [f"... and {left_out} more files like these"] if left_out > 0 else []
-        raise UserError(problems[:_SHOWN_PROBLEMS] + more)
+        raise of_many_files(problems)
     characters = "".join(map(chr, np.flatnonzero(seen)))
     return Survey(tuple(documents), tuple(lengths), tuple(digests), characters)
 

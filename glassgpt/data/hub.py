@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.data.parcels import PARQUET, holds_documents
+from glassgpt.data.unpacked import DATA_EXTRA
 from glassgpt.errors import UserError, a_few
 from glassgpt.figures import size
 
-_EXTRA = 'pip install "glassgpt[data]"'
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
 # partial: Hugging Face's copy of a dataset that was too large to copy whole.
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
@@ -70,7 +70,9 @@ def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     try:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
-        raise UserError(f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {_EXTRA}") from error
+        raise UserError(
+            f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {DATA_EXTRA}"
+        ) from error
     # Whatever library it uses for the network: that one's own errors are among these.
     unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
@@ -175,7 +177,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
         from huggingface_hub import metadata_load
     except ImportError as error:
         raise UserError(
-            f"{path} says which files are for training, and needs huggingface_hub: {_EXTRA}"
+            f"{path} says which files are for training, and needs huggingface_hub: {DATA_EXTRA}"
         ) from error
     return metadata_load(path) or {}
 

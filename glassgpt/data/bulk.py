@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
 from glassgpt.data.encoder import Encoded, Encoder
+from glassgpt.data.folder import nearest_folder
 from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
@@ -158,7 +159,7 @@ def _check_room(order: _Order, encoder: Encoder, out: Path, say: Callable[[str],
             f"use at least {math.ceil(expected / _MOST_SHARDS):,}; as a rule it is left at 100,000,000"
         )
     needed = expected * encoder.dtype.itemsize
-    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    nearest = nearest_folder(out.absolute().parent)
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(

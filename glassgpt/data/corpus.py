@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.data import hub
-from glassgpt.data.dataset import BUILT_IN, user_path
-from glassgpt.data.folder import read_folder, skipped, skipped_links
+from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.folder import read_folder, skipped, skipped_links, user_path
 from glassgpt.data.parcels import Lines, Parcel, Piece, TextFiles, holds_documents, is_binary, is_parquet
 from glassgpt.data.parquet import Parquet, column_problem
 from glassgpt.errors import UserError, of_many_files

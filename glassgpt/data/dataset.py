@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ __all__ = [
     "Manifest",
     "open_dataset",
     "read_manifest",
-    "user_path",
     "verify",
 ]
 
@@ -92,11 +90,6 @@ class Dataset:
         m = self.manifest
         content = [m.tokenizer, m.vocab_size, m.dtype, m.characters, sorted(m.sha256.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def user_path(text: str) -> Path:
-    """With ~ spelled out. os.path's expanduser leaves an unknown ~user alone, pathlib's raises."""
-    return Path(os.path.expanduser(text))
 
 
 def open_dataset(directory: Path) -> Dataset:

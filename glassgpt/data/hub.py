@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from glassgpt.data.folder import nearest_folder
 from glassgpt.data.parcels import PARQUET, holds_documents
 from glassgpt.data.unpacked import DATA_EXTRA
 from glassgpt.errors import UserError, a_few
@@ -222,8 +223,7 @@ def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
         return isinstance(found, str)
 
     needed = sum(listing.sizes[file] for file in files if not is_here(file))
-    folder = Path(HF_HUB_CACHE).absolute()
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    nearest = nearest_folder(Path(HF_HUB_CACHE).absolute())
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(

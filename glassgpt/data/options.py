@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.data.corpus import is_corpus, is_pattern
-from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.folder import user_path
 from glassgpt.data.hub import hub_name
 from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
 from glassgpt.data.parcels import holds_documents

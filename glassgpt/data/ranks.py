@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
 
 RANKS_FILE = "gpt2.tiktoken"

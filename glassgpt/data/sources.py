@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.fingerprint import file_sha256
-from glassgpt.data.folder import read_folder, skipped, skipped_links
+from glassgpt.data.folder import read_folder, skipped, skipped_links, user_path
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
 

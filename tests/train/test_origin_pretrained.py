@@ -72,12 +72,8 @@ def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     tiny: MakeConfig, gpt2: Path, gpt2_data: Path
 ) -> None:
     before = contents(str(gpt2))
-    shape = {
-        "n_layer": 7,
-        "n_head": 7,
-        "n_embd": 7,
-        "block_size": CONTEXT,
-    }  # the weights decide, but for the last
+    # The weights decide, but for the last.
+    shape = {"n_layer": 7, "n_head": 7, "n_embd": 7, "block_size": CONTEXT}
     config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), max_iters=12, eval_interval=12, **shape)
     run = train(config)
     assert (run.iter, run.reason) == (12, "finished")

@@ -69,7 +69,7 @@ def make_tokenizer(
     return learned
 
 
-def made_tokenizer(options: PrepareOptions, folder: Path) -> BytePairTokenizer | ByteTokenizer:
+def tokenizer_made_before(options: PrepareOptions, folder: Path) -> BytePairTokenizer | ByteTokenizer:
     """The one that an earlier attempt made: another BPE would not fit what is written already."""
     name, _ = corpus_tokenizer_name(options)
     return ByteTokenizer() if name == "byte" else carried_tokenizer(name, folder)

@@ -1,4 +1,4 @@
-"""The one exception for mistakes a user can fix; and anybody's exception in one line.
+"""The one exception for mistakes a user can fix; and what messages are made of.
 
 It carries every problem found, each a sentence that names the flag and the fix. The command line prints
 them one per line and exits with code 2; nothing has been written by then. Bugs raise anything else.
@@ -6,7 +6,7 @@ them one per line and exits with code 2; nothing has been written by then. Bugs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -30,3 +30,15 @@ def first_line(error: BaseException) -> str:
     """Its kind, and how its message begins."""
     kind = type(error).__name__
     return f"{kind}: {complaint(error)}"[:_LONGEST] if str(error).strip() else kind
+
+
+def a_few(names: Iterable[str], most: int = 10) -> str:
+    """a, b, c, ..."""
+    shown = list(names)
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
+def of_many_files(problems: Sequence[str], most: int = 10) -> UserError:
+    """One problem a file, of a folder that may have thousands."""
+    more = len(problems) - most
+    return UserError([*problems[:most], *([f"... and {more} more files like these"] if more > 0 else [])])

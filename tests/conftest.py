@@ -97,6 +97,15 @@ def tiny(tiny_data: Path, tmp_path: Path) -> MakeConfig:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Pretends that there are `count` cards of a compute capability."""
 

@@ -14,12 +14,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from glassgpt.account.cgroup import ROOT, cpu_quota, memory_limit, own_groups, read_text
 from glassgpt.version import VERSION
 
 
@@ -70,51 +71,8 @@ def cpu_model(cpuinfo: str) -> str:
 def usable_cores() -> float:
     """Cores this process may use: what the scheduler allows, and no more than a container's quota."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    quota = cpu_quota(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    quota = cpu_quota(own_groups(), ROOT)
     return allowed if quota is None else min(allowed, quota)
-
-
-def cpu_quota(own_cgroups: str, root: Path) -> float | None:
-    """The tightest CPU quota, in cores, over this process's control groups and their parents."""
-    quotas = []
-    for line in own_cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: one file, "max 100000" or "150000 100000"
-            groups, files = _upward(root, path), ["cpu.max"]
-        elif "cpu" in controllers.split(","):  # version 1: two files, quota -1 for none
-            groups, files = _upward(root / "cpu", path), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
-            continue
-        for group in groups:
-            numbers = " ".join(read_text(group / name) for name in files).split()
-            if len(numbers) == 2 and numbers[0].isdigit():
-                quotas.append(int(numbers[0]) / int(numbers[1]))
-    return min(quotas, default=None)
-
-
-def memory_room(own_cgroups: str, root: Path) -> tuple[int, int] | None:
-    """Bytes that a container may use, and how many of them are left: where there is a limit, the tightest."""
-    return min(_memory_rooms(own_cgroups, root), key=lambda room: room[1], default=None)
-
-
-def _memory_rooms(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and what is left of it, of this process's control groups and their parents."""
-    for line in own_cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: "max" for no limit
-            groups, names, cached = _upward(root, path), ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):  # version 1: a huge number for no limit
-            groups, names = _upward(root / "memory", path), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cached = "total_inactive_file"
-        else:
-            continue
-        for group in groups:
-            limit, used = (read_text(group / name).strip() for name in names)
-            if limit.isdigit() and int(limit) < _NO_LIMIT and used.isdigit():
-                # Files that were read lately count as used, but make room when it is asked for.
-                kept = re.search(rf"^{cached} (\d+)$", read_text(group / "memory.stat"), re.MULTILINE)
-                spare = int(limit) - int(used) + (int(kept[1]) if kept else 0)
-                yield int(limit), min(int(limit), max(0, spare))
 
 
 def load() -> float:
@@ -125,15 +83,10 @@ def load() -> float:
         return 0.0
 
 
-def memory_limit(own_cgroups: str, root: Path) -> int | None:
-    """Bytes that a container may ever use; None where there is no limit."""
-    return min((limit for limit, _ in _memory_rooms(own_cgroups, root)), default=None)
-
-
 def usable_memory() -> tuple[int, bool]:
     """Bytes of main memory that this process may use, and whether a container limits them."""
     total = int(psutil.virtual_memory().total)
-    limit = memory_limit(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    limit = memory_limit(own_groups(), ROOT)
     return (total, False) if limit is None or limit >= total else (limit, True)
 
 
@@ -141,18 +94,6 @@ def unified_memory() -> int:
     """Bytes that an Apple chip's CPU and GPU share."""
     told = output_of("sysctl", "-n", "hw.memsize") or ""
     return int(told) if told.isdecimal() else int(psutil.virtual_memory().total)
-
-
-_NO_LIMIT = 2**60  # bytes
-
-
-def _upward(root: Path, path: str) -> Iterator[Path]:
-    """The group and its parents. In a container the path may exist only outside; then the root counts."""
-    group = root / path.lstrip("/")
-    while group != root and root in group.parents:
-        yield group
-        group = group.parent
-    yield root
 
 
 def _describe_device(device: str) -> dict[str, object]:
@@ -177,7 +118,7 @@ def _describe_cuda(device: str) -> dict[str, object]:
         "count": torch.cuda.device_count(),
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
     }
 
 
@@ -271,19 +212,6 @@ def find_compiler(
 ) -> str | None:
     variable, *usual = COMPILERS[language]
     return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder, or the first of its parents that is there."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-
-
-def read_text(path: Path) -> str:
-    """The file's text, or nothing if this system has no such file."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def output_of(*command: str) -> str | None:

@@ -25,8 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.corpus import Corpus, open_corpus
+from glassgpt.data.corpus_tokenizer import (
+    corpus_tokenizer_name,
+    make_tokenizer,
+    spread,
+    tokenizer_made_before,
+)
 from glassgpt.data.dataset import read_manifest
-from glassgpt.data.learning import corpus_tokenizer_name, made_tokenizer, make_tokenizer, spread
+from glassgpt.data.encoder import Encoded, Encoder
+from glassgpt.data.folder import nearest_folder
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import passing, tokenizing
@@ -36,7 +43,7 @@ from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
 from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unfinished, write_mark
-from glassgpt.data.workers import Encoded, Encoder, cores, encode_all
+from glassgpt.data.workers import cores, encode_all
 from glassgpt.errors import UserError
 from glassgpt.figures import count, plural, size
 
@@ -97,7 +104,7 @@ def _write_all(
         _check_room(order, encoder, out, say)
         write_mark(work, mark)
     else:
-        encoder, mark = Encoder(made_tokenizer(order.options, work), order.options.text_column), begun
+        encoder, mark = Encoder(tokenizer_made_before(order.options, work), order.options.text_column), begun
         say(f"going on where it was stopped, after {plural(begun.shards(), 'shard')}")
     sha256 = _encode(order, encoder, work, mark, say, progress)
     write_manifest(work, _manifest(order, encoder, mark, sha256))
@@ -157,7 +164,7 @@ def _check_room(order: _Order, encoder: Encoder, out: Path, say: Callable[[str],
             f"use at least {math.ceil(expected / _MOST_SHARDS):,}; as a rule it is left at 100,000,000"
         )
     needed = expected * encoder.dtype.itemsize
-    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    nearest = nearest_folder(out.absolute().parent)
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(

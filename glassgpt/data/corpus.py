@@ -21,25 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.data import hub
-from glassgpt.data.dataset import BUILT_IN, user_path
-from glassgpt.data.folder import read_folder, skipped, skipped_links
-from glassgpt.data.parcels import (
-    Lines,
-    Parcel,
-    Parquet,
-    Piece,
-    TextFiles,
-    column_problem,
-    holds_documents,
-    is_binary,
-    is_parquet,
-)
-from glassgpt.errors import UserError
+from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.folder import read_folder, skipped, skipped_links, user_path
+from glassgpt.data.parcels import Lines, Parcel, Piece, TextFiles, holds_documents, is_binary, is_parquet
+from glassgpt.data.parquet import Parquet, column_problem
+from glassgpt.errors import UserError, of_many_files
 from glassgpt.figures import plural
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30
-_SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True)
@@ -171,9 +161,7 @@ def _of_documents(
     files = [path for path in paths if holds_documents(path.name)]
     problems = [problem for path in files if is_parquet(path) and (problem := column_problem(path, column))]
     if problems:
-        left_out = len(problems) - _SHOWN_PROBLEMS
-        more = [f"... and {left_out} more files like these"] if left_out > 0 else []
-        raise UserError(problems[:_SHOWN_PROBLEMS] + more)
+        raise of_many_files(problems)
     sizes = [path.stat().st_size for path in files]
     pieces = [
         Parquet(path, size, column) if is_parquet(path) else Lines(path, size)

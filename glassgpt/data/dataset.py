@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ __all__ = [
     "Manifest",
     "open_dataset",
     "read_manifest",
-    "user_path",
     "verify",
 ]
 
@@ -94,34 +92,31 @@ class Dataset:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def user_path(text: str) -> Path:
-    """With ~ spelled out. os.path's expanduser leaves an unknown ~user alone, pathlib's raises."""
-    return Path(os.path.expanduser(text))
-
-
 def open_dataset(directory: Path) -> Dataset:
     """Open a prepared dataset after a quick check of the file sizes (`verify` reads every byte)."""
     manifest = read_manifest(directory)
-    problems = []
-    for split in SPLITS:
-        paths = [directory / name for name in manifest.files(split)]
-        missing = [path for path in paths if not path.is_file()]
-        problems += [f"{path} is missing: {_AGAIN}" for path in missing]
-        expected = manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-        sizes = [path.stat().st_size for path in paths if path not in missing]
-        actual = sum(sizes)
-        if not missing and (actual != expected or not _evenly_cut(sizes)):
-            # Which of several it is, only their hashes tell.
-            wrong = [path for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
-            has = (
-                f"{wrong[0]} has" if len(paths) == 1 else f"with {', '.join(map(str, wrong))} the shards have"
-            )
-            lengths = "other lengths than" if actual == expected else f"{actual:,} bytes where"
-            its = "they were written with" if actual == expected else f"its manifest says {expected:,}"
-            problems.append(f"{has} {lengths} {its}: {_AGAIN}")
+    problems = [problem for split in SPLITS for problem in _size_problems(directory, manifest, split)]
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
+
+
+def _size_problems(directory: Path, manifest: Manifest, split: str) -> list[str]:
+    paths = [directory / name for name in manifest.files(split)]
+    if missing := [path for path in paths if not path.is_file()]:
+        return [f"{path} is missing: {_AGAIN}" for path in missing]
+    sizes = [path.stat().st_size for path in paths]
+    actual, expected = sum(sizes), manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
+    if actual == expected and _evenly_cut(sizes):
+        return []
+    if len(paths) == 1:
+        whose = f"{paths[0]} has"
+    else:  # which of several it is, only their hashes tell
+        wrong = [str(path) for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
+        whose = f"with {', '.join(wrong)} the shards have"
+    if actual == expected:
+        return [f"{whose} other lengths than they were written with: {_AGAIN}"]
+    return [f"{whose} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}"]
 
 
 def _evenly_cut(sizes: Sequence[int]) -> bool:

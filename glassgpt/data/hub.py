@@ -19,11 +19,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from glassgpt.data.folder import nearest_folder
 from glassgpt.data.parcels import PARQUET, holds_documents
-from glassgpt.errors import UserError
+from glassgpt.data.unpacked import DATA_EXTRA
+from glassgpt.errors import UserError, a_few
 from glassgpt.figures import size
 
-_EXTRA = 'pip install "glassgpt[data]"'
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
 # partial: Hugging Face's copy of a dataset that was too large to copy whole.
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
@@ -70,7 +71,9 @@ def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     try:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
-        raise UserError(f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {_EXTRA}") from error
+        raise UserError(
+            f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {DATA_EXTRA}"
+        ) from error
     # Whatever library it uses for the network: that one's own errors are among these.
     unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
@@ -175,7 +178,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
         from huggingface_hub import metadata_load
     except ImportError as error:
         raise UserError(
-            f"{path} says which files are for training, and needs huggingface_hub: {_EXTRA}"
+            f"{path} says which files are for training, and needs huggingface_hub: {DATA_EXTRA}"
         ) from error
     return metadata_load(path) or {}
 
@@ -220,8 +223,7 @@ def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
         return isinstance(found, str)
 
     needed = sum(listing.sizes[file] for file in files if not is_here(file))
-    folder = Path(HF_HUB_CACHE).absolute()
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    nearest = nearest_folder(Path(HF_HUB_CACHE).absolute())
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(
@@ -252,9 +254,8 @@ def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], 
     elif not name.part and (marked or "default" in by_name or len(by_name) == 1):
         config = marked[0] if marked else by_name.get("default", configurations[0])
     else:
-        shown = ", ".join(list(by_name)[:20]) + (", ..." if len(by_name) > 20 else "")
         what = f"has no {name.part!r}; there are" if name.part else "has several configurations:"
-        raise UserError(f"{name.repository} {what} {shown}: name one, {name.repository}:NAME")
+        raise UserError(f"{name.repository} {what} {a_few(by_name, 20)}: name one, {name.repository}:NAME")
     folder = str(config.get("data_dir") or "")
     by_split = _patterns(config.get("data_files") or "**")
     named = [file for file in files if _matches(file, folder, by_split.get("train", []))]

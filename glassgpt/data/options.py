@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.data.corpus import is_corpus, is_pattern
-from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.folder import user_path
 from glassgpt.data.hub import hub_name
 from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
 from glassgpt.data.parcels import holds_documents
@@ -184,10 +185,10 @@ def _place_problem(options: PrepareOptions, out: Path) -> str | None:
             f"{out} holds nanoGPT's files, which need no preparing: train with --data_dir={out}, "
             "or choose another --out_dir"
         )
-    ours = {MANIFEST, *TOKENIZER_FILES, *filter(split_of, names)} if MANIFEST in names else set()
-    ours |= NANOGPT_SCRIPTS
+    ours = set(NANOGPT_SCRIPTS)
     if MANIFEST in names:
-        ours.add(MARK)  # of a preparation that was killed right after it gave the folder its name
+        # The mark is of a preparation that was killed right after it gave the folder its name.
+        ours |= {MANIFEST, MARK, *TOKENIZER_FILES, *filter(split_of, names)}
     if foreign := [name for name in names if name not in ours and not is_kept_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
     if MANIFEST in names and not options.overwrite:

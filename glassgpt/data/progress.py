@@ -6,8 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from glassgpt.figures import count, duration, percent
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -31,23 +35,32 @@ def passing(
 
 
 @contextmanager
-def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+def tokenizing(
+    total_bytes: int, say: Callable[[str], None], show: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a pass that makes tokens; the function it hands out is told of bytes read and tokens made."""
+    speed = _TokenSpeed(clock)
+    if not show:
+        yield lambda done_bytes, made_tokens: None
+    elif sys.stderr.isatty():
+        with _token_bar(total_bytes) as move:
+            yield lambda done_bytes, made_tokens: move(done_bytes, speed.after(made_tokens))
+    else:
+        yield _token_lines(total_bytes, say, speed, clock)
 
-    # On stderr, so that what is said on stdout can be piped; gone when done, so that the notes remain.
-    progress = Progress(
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
-        task = progress.add_task(label, total=total_bytes)
-        yield lambda done_bytes: progress.update(task, advance=done_bytes)
+
+class _TokenSpeed:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self._tokens = clock, clock(), 0
+
+    def after(self, made_tokens: int) -> str:
+        """How many tokens there are with these, and how fast they came, in words."""
+        self._tokens += made_tokens
+        per_s = self._tokens / max(self._clock() - self._began, 1e-9)
+        return f"{count(self._tokens)} tokens, {count(per_s)} tokens/s"
+
+
+# --- lines ---
 
 
 def _lines(
@@ -73,57 +86,50 @@ def _lines(
     return advance
 
 
+def _token_lines(
+    total_bytes: int, say: Callable[[str], None], speed: _TokenSpeed, clock: Callable[[], float]
+) -> Callable[[int, int], None]:
+    began = said = clock()
+    done = 0
+
+    def advance(done_bytes: int, made_tokens: int) -> None:
+        nonlocal said, done
+        done += done_bytes
+        told, now = speed.after(made_tokens), clock()
+        if now - said < SECONDS_BETWEEN_LINES or not done:
+            return
+        said = now
+        left_s = max(0, total_bytes - done) * (now - began) / done
+        say(f"encoding: {percent(done / total_bytes)}, {told}, {duration(left_s)} left")
+
+    return advance
+
+
+# --- bars ---
+
+
 @contextmanager
-def tokenizing(
-    total_bytes: int, say: Callable[[str], None], show: bool, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int, int], None]]:
-    """Show a pass that makes tokens; the function it hands out is told of bytes read and tokens made."""
-    began = clock()
-    tokens = 0
+def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    def speed() -> str:
-        return f"{count(tokens)} tokens, {count(tokens / max(clock() - began, 1e-9))} tokens/s"
-
-    if not show:
-        yield lambda done_bytes, made_tokens: None
-    elif sys.stderr.isatty():
-        with _token_bar(total_bytes) as advance_bar:
-
-            def move(done_bytes: int, made_tokens: int) -> None:
-                nonlocal tokens
-                tokens += made_tokens
-                advance_bar(done_bytes, speed())
-
-            yield move
-    else:
-        done, said = 0, began
-
-        def tell(done_bytes: int, made_tokens: int) -> None:
-            nonlocal tokens, done, said
-            tokens, done, now = tokens + made_tokens, done + done_bytes, clock()
-            if now - said < SECONDS_BETWEEN_LINES or not done:
-                return
-            said = now
-            left_s = max(0, total_bytes - done) * (now - began) / done
-            say(f"encoding: {percent(done / total_bytes)}, {speed()}, {duration(left_s)} left")
-
-        yield tell
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _shown(*columns) as progress:
+        task = progress.add_task(label, total=total_bytes)
+        yield lambda done_bytes: progress.update(task, advance=done_bytes)
 
 
 @contextmanager
 def _token_bar(total_bytes: int) -> Iterator[Callable[[int, str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
-    progress = Progress(
-        "{task.description}",
-        BarColumn(),
-        TaskProgressColumn(),
-        "{task.fields[speed]}",
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
+    with _shown(BarColumn(), TaskProgressColumn(), "{task.fields[speed]}", TimeRemainingColumn()) as progress:
         task = progress.add_task("encoding", total=total_bytes, speed="")
         yield lambda done_bytes, speed: progress.update(task, advance=done_bytes, speed=speed)
+
+
+def _shown(*columns: str | ProgressColumn) -> Progress:
+    """On stderr, so that what is said on stdout can be piped; gone when done, so that the notes remain."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress("{task.description}", *columns, console=Console(stderr=True), transient=True)

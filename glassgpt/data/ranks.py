@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
 
 RANKS_FILE = "gpt2.tiktoken"
@@ -30,7 +30,7 @@ _BRING_FILES = f"put {_LAYOUTS} into a folder and pass it as --tokenizer_files F
 
 def download_ranks(fix: str = _BRING_FILES) -> Ranks:
     """GPT-2's own table through tiktoken, which checks it and keeps it in its cache."""
-    from tiktoken_ext.openai_public import gpt2  # type: ignore[import-untyped]
+    from tiktoken_ext.openai_public import gpt2
 
     try:
         ranks: Ranks = gpt2()["mergeable_ranks"]

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from glassgpt.data.dataset import BUILT_IN, user_path
+from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.fingerprint import file_sha256
-from glassgpt.data.folder import read_folder, skipped, skipped_links
+from glassgpt.data.folder import read_folder, skipped, skipped_links, user_path
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
 
 CHUNK_BYTES = 2**20
 
-# Text that somebody packed is not text. (Documents in bulk are unpacked: parcels.py.)
+# Text that somebody packed is not text. (Documents in bulk are unpacked: unpacked.py.)
 _PACKED = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

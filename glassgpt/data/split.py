@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, of_many_files
 
 _CODEPOINTS = 0x110000
-_SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ def survey_documents(documents: Sequence[Document], encoding: str, advance: Call
         lengths.append(length)
         digests.append(digest.digest())
     if problems:
-        left_out = len(problems) - _SHOWN_PROBLEMS
-        more = [f"... and {left_out} more files like these"] if left_out > 0 else []
-        raise UserError(problems[:_SHOWN_PROBLEMS] + more)
+        raise of_many_files(problems)
     characters = "".join(map(chr, np.flatnonzero(seen)))
     return Survey(tuple(documents), tuple(lengths), tuple(digests), characters)
 
@@ -94,8 +91,9 @@ def split_documents(survey: Survey, val_fraction: float) -> Split:
         raise UserError(
             f"{survey.documents[0].path} has {total} character, which cannot be split: bring more text"
         )
+    tail = f"the last {val_fraction:.4g} of the text is for validation"
     if len(survey.documents) == 1:
-        return _by_tail(survey, val_fraction, f"the last {val_fraction:.4g} of the text is for validation")
+        return _by_tail(survey, val_fraction, tail)
     whole = [Span(d, 0, length) for d, length in zip(survey.documents, survey.lengths, strict=True)]
     is_val = [_unit_interval(digest) < val_fraction for digest in survey.digests]
     train = tuple(span for span, val in zip(whole, is_val, strict=True) if not val)
@@ -105,9 +103,8 @@ def split_documents(survey: Survey, val_fraction: float) -> Split:
     if abs(share - val_fraction) <= min(val_fraction, 1 - val_fraction) / 2:
         reason = f"{len(val)} of {len(whole)} documents, chosen by a hash of their content"
         return Split(train, val, f"{reason}, are for validation: {share:.1%} of the text")
-    reason = f"the last {val_fraction:.4g} of the text is for validation"
     return _by_tail(
-        survey, val_fraction, f"{reason}; documents chosen by a hash would have made it {share:.1%}"
+        survey, val_fraction, f"{tail}; documents chosen by a hash would have made it {share:.1%}"
     )
 
 

@@ -41,7 +41,7 @@ from glassgpt.data.ranks import (
 )
 from glassgpt.data.seams import has_long_blanks, without_long_blanks
 from glassgpt.data.staging import replace_file, sync_to_disk
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, a_few
 
 if TYPE_CHECKING:
     import tiktoken
@@ -99,10 +99,9 @@ class CharTokenizer:
         ids = table[np.minimum(_codepoints(text), len(table) - 1)]
         if ids.min(initial=0) < 0:
             unknown = sorted(set(text) - set(self.characters))
-            shown = ", ".join(map(repr, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
             raise UserError(
-                f"the char tokenizer of this dataset has no {shown}: use only its {self.vocab_size} "
-                "characters, or prepare the dataset with --tokenizer byte or bpe:N"
+                f"the char tokenizer of this dataset has no {a_few(map(repr, unknown))}: use only its "
+                f"{self.vocab_size} characters, or prepare the dataset with --tokenizer byte or bpe:N"
             )
         return ids
 
@@ -202,10 +201,9 @@ class IdsTokenizer:
         words = text.split()
         wrong = [word for word in words if not self._is_id(word)]
         if wrong:
-            shown = ", ".join(map(repr, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
             raise UserError(
-                f"this dataset has token ids and no text, and {shown} is not an id: write numbers "
-                f'from 0 to {self.vocab_size - 1} with blanks between them, such as "0 1 2"'
+                f"this dataset has token ids and no text, and {a_few(map(repr, wrong))} is not an id: write "
+                f'numbers from 0 to {self.vocab_size - 1} with blanks between them, such as "0 1 2"'
             )
         return np.array([int(word) for word in words], dtype=np.int64)
 
@@ -316,34 +314,43 @@ def tokenizer_of(dataset: Dataset) -> Tokenizer:
         return ByteTokenizer()
     if manifest.tokenizer == "ids":
         return IdsTokenizer(manifest.vocab_size)
-    name = RANKS_FILE if manifest.tokenizer == "gpt2" else TOKENIZER_JSON
+    name = _table_name(manifest.tokenizer)
     if name == RANKS_FILE and name not in manifest.sha256:  # nanoGPT's folders do not carry the table
         return gpt2_tokenizer(download_ranks(_NO_TABLE_FIX))
-    _tokenizer_file(dataset, name)
-    return carried_tokenizer(manifest.tokenizer, dataset.directory)
+    return _byte_pair_tokenizer(manifest.tokenizer, dataset.directory, _vouched_for(dataset, name))
 
 
 def carried_tokenizer(tokenizer: str, folder: Path) -> BytePairTokenizer:
     """gpt2 or bpe:N, from the file that a folder carries."""
-    name = RANKS_FILE if tokenizer == "gpt2" else TOKENIZER_JSON
+    return _byte_pair_tokenizer(tokenizer, folder, _content(folder / _table_name(tokenizer)))
+
+
+def _table_name(tokenizer: str) -> str:
+    return RANKS_FILE if tokenizer == "gpt2" else TOKENIZER_JSON
+
+
+def _byte_pair_tokenizer(tokenizer: str, folder: Path, content: bytes) -> BytePairTokenizer:
+    name = _table_name(tokenizer)
     try:
-        content = (folder / name).read_bytes()
         ranks = parse_ranks(content) if name == RANKS_FILE else parse_tokenizer_json(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_damaged(folder / name)) from error
     return BytePairTokenizer(tokenizer, ranks, {name: content})
 
 
-def _tokenizer_file(dataset: Dataset, name: str) -> bytes:
-    """A file that the manifest vouches for."""
-    path = dataset.directory / name
+def _vouched_for(dataset: Dataset, name: str) -> bytes:
+    """A file that is what the manifest says it is."""
+    content = _content(dataset.directory / name)
+    if hashlib.sha256(content).hexdigest() != dataset.manifest.sha256.get(name):
+        raise UserError(_damaged(dataset.directory / name))
+    return content
+
+
+def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(_damaged(path)) from error
-    if hashlib.sha256(content).hexdigest() != dataset.manifest.sha256.get(name):
-        raise UserError(_damaged(path))
-    return content
 
 
 def _damaged(path: Path) -> str:
@@ -353,7 +360,7 @@ def _damaged(path: Path) -> str:
 def write_tokenizer(folder: Path, dataset: Dataset) -> None:
     """Write what `load_tokenizer(folder)` needs, so that a run can do without its dataset."""
     names = [name for name in TOKENIZER_FILES if name in dataset.manifest.sha256]
-    contents = {name: _tokenizer_file(dataset, name) for name in names}
+    contents = {name: _vouched_for(dataset, name) for name in names}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():

@@ -1,13 +1,12 @@
-"""Parcels of documents to token ids, on all cores, in the order of the parcels.
+"""Parcels of documents to token ids, on all cores.
 
-What a document becomes does not depend on its parcel or on who encodes it, and results are handed out in
-order: the number of workers changes how long it takes and nothing else.
+Results are handed out in the order of the parcels, so the number of workers changes how long it takes and
+nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -16,123 +15,14 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from glassgpt.data.manifest import DTYPES, dtype_for
+from glassgpt.data.encoder import Encoded, Encoder
 from glassgpt.data.parcels import Parcel
-from glassgpt.data.split import document_key
-from glassgpt.data.tokenizers import BytePairTokenizer, ByteTokenizer
 from glassgpt.errors import UserError
 
 _WAITING = 3  # parcels per worker that are read already: enough that none is ever idle
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The documents of a parcel as ids, each followed by what separates documents."""
-
-    ids: NDArray[Any]
-    # Of each document: its ids, its bytes of text (a newline that separates counts), 64 bits of its digest.
-    lengths: NDArray[np.int64]
-    text_bytes: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    # Documents without a text, which are left out; and those with half a character, which was replaced.
-    empty: int
-    repaired: int
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What every worker has."""
-
-    tokenizer: BytePairTokenizer | ByteTokenizer
-    column: str
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return DTYPES[dtype_for(self.tokenizer.vocab_size)]
-
-    def __call__(self, parcel: Parcel) -> Encoded:
-        documents, repaired = texts_of(parcel, self.column, decode=self.tokenizer.name != "byte")
-        kept = [text for text in documents if text]
-        ids: NDArray[Any]
-        if isinstance(self.tokenizer, ByteTokenizer):
-            ids = np.frombuffer(b"".join(text + b"\n" for text in kept), dtype=np.uint8)
-            lengths = text_bytes = np.array([len(text) + 1 for text in kept], dtype=np.int64)
-        else:
-            ids = self.tokenizer.encode_documents([text.decode() for text in kept])
-            lengths = np.diff(np.flatnonzero(ids == self.tokenizer.eot), prepend=-1)
-            text_bytes = np.array([len(text) for text in kept], dtype=np.int64)
-        return Encoded(
-            ids.astype(self.dtype),
-            lengths,
-            text_bytes,
-            np.array([document_key(text) for text in kept], dtype=np.uint64),
-            len(documents) - len(kept),
-            repaired,
-        )
-
-
-# --- texts ---
-
-
-def texts_of(parcel: Parcel, column: str, decode: bool = True) -> tuple[list[bytes], int]:
-    """The documents as UTF-8, and how many had to be repaired. Blank lines between JSON are no documents."""
-    if parcel.kind == "json":
-        lines = [(item, line) for item, line in enumerate(parcel.items) if line.strip()]
-        pairs = [_utf8(_text_in(line, parcel.where(item), column)) for item, line in lines]
-        return [text for text, _ in pairs], sum(repaired for _, repaired in pairs)
-    if decode:
-        for item, text in enumerate(parcel.items):
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(_not_utf8(parcel.where(item), error)) from error
-    return parcel.items, 0
-
-
-def _text_in(line: bytes, where: str, column: str) -> str:
-    try:
-        fields = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-    except UnicodeDecodeError as error:
-        raise UserError(_not_utf8(where, error)) from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{where} is not JSON ({error}): write one object a line, with the text in it"
-        ) from error
-    if not isinstance(fields, dict) or column not in fields:
-        has = f"has the fields {', '.join(list(fields)[:10])}" if isinstance(fields, dict) else "is no object"
-        raise UserError(f"{where} {has} and no {column!r}: name the one with the text by --text_column")
-    text = fields[column]
-    if text is not None and not isinstance(text, str):
-        raise UserError(
-            f"{where}: its {column!r} is {type(text).__name__}, not text: name another --text_column"
-        )
-    return text or ""
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
-    return (
-        f"{where} is not UTF-8 at its byte {error.start:,}: convert the file, for example with iconv, "
-        "and run the command again"
-    )
-
-
-def _utf8(text: str) -> tuple[bytes, bool]:
-    """And whether it had to be repaired: JSON can spell half of a character, which UTF-8 cannot hold."""
-    try:
-        return text.encode(), False
-    except UnicodeEncodeError:
-        return text.encode(errors="replace"), True
-
-
-# --- processes ---
 
 
 def encode_all(

@@ -14,7 +14,7 @@ from typing import Any
 
 from glassgpt import figures
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.data.nanogpt import META
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.errors import UserError

@@ -15,7 +15,8 @@ from typing import Any
 from glassgpt.account import journal
 from glassgpt.account.journal import Journal
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.data.dataset import Dataset, open_dataset, user_path
+from glassgpt.data.dataset import Dataset, open_dataset
+from glassgpt.data.folder import user_path
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.data.tokenizers import write_tokenizer

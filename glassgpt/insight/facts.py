@@ -31,9 +31,8 @@ class Facts:
     first_iteration_ms: float | None
     startup_ms: float | None  # what the first iteration holds beyond a steady one and its evaluation
     eval_steps: list[int] | None
-    eval_overhead_ms: (
-        float | None
-    )  # median over evaluating iterations, a process's first not, minus steady_ms
+    # Median over evaluating iterations, a process's first not, minus steady_ms.
+    eval_overhead_ms: float | None
     checkpoint_steps: list[int] | None
     estimated_total_s: float | None  # logged times; iterations between two lines count as steady_ms
     overhead_share: float | None  # evaluation, checkpoints and start-up over that, 0 to 1

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError, first_line
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.weights import from_transformers, with_head

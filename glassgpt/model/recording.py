@@ -28,7 +28,7 @@ class Recording:
         self._outputs: tuple[Tensor, ...] = ()
         self.failure: Exception | None = None  # why there is no recording; the work is then done as usual
         # What comes before a recording must not be on the default stream either.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream()
 
     @property
     def is_due(self) -> bool:

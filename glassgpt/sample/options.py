@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.config import DEVICE, is_broken
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
 
 

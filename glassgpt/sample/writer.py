@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from glassgpt.config import Choice
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.nanogpt import META, read_meta
 from glassgpt.data.ranks import download_ranks

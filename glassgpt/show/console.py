@@ -105,9 +105,8 @@ class RunConsole:
         self._line("data", _describe_data(record))
         for choice in record["choices"]:
             value = str(choice["value"])
-            shown = (
-                value if value and value.isprintable() else repr(value)
-            )  # a newline must not break the line
+            # A newline must not break the line.
+            shown = value if value and value.isprintable() else repr(value)
             self._line(choice["name"], f"{shown}   ({choice['reason']})")
         value = peak["value"]
         self._line(

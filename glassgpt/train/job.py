@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.account.clock import Ledger
-from glassgpt.account.meter import Interval, Mean, Sharing
+from glassgpt.account.meter import Interval, Mean
+from glassgpt.account.sharing import Sharing
 from glassgpt.account.sink import Sink
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset

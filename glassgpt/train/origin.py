@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from glassgpt.account import machine
-from glassgpt.account.expected_loss import Expectation, compare, expect
+from glassgpt.account.expected_loss import Expectation, expect
 from glassgpt.account.finding import Severity, finding_record
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
+from glassgpt.account.judged_loss import compare
 from glassgpt.account.learning import setup_of
 from glassgpt.account.memory import Work, needed
 from glassgpt.config import TrainConfig, first_save

@@ -10,7 +10,8 @@ import math
 
 from glassgpt.account import flops, machine
 from glassgpt.account.journal import Record
-from glassgpt.account.meter import Sharing, rates, time_to_go
+from glassgpt.account.meter import rates, time_to_go
+from glassgpt.account.sharing import Sharing
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job

@@ -147,9 +147,9 @@ def _attention_time(qkv: torch.Tensor, dropout: float, how: str) -> float:
         out = attend(q, k, v, dropout, how)
         torch.autograd.grad(out, qkv, out)
 
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     call()  # libraries look for a kernel the first time
-    torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_BUSY_CYCLES)
     events[0].record()
     for _ in range(_MEASURED_CALLS):
         call()

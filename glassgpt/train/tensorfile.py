@@ -78,8 +78,8 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(_AT_ONCE, _PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._packed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
+        self._packed = torch.cuda.Event()
 
     def mark(self) -> None:
         """What the training stream was given up to now has to be done before anything is read."""

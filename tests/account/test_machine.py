@@ -16,9 +16,7 @@ import pytest
 from glassgpt.account import machine
 from glassgpt.account.machine import (
     cpu_model,
-    cpu_quota,
     describe_machine,
-    memory_limit,
     memory_now,
     process_age_s,
     source_commit,
@@ -97,39 +95,6 @@ def test_usable_cores_respects_the_affinity(monkeypatch: pytest.MonkeyPatch) -> 
     assert usable_cores() == 4
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_quota_version_2_is_the_tightest_on_the_way_up(tmp_path: Path) -> None:
-    write(tmp_path / "pod/job/cpu.max", "max 100000\n")
-    write(tmp_path / "pod/cpu.max", "250000 100000\n")
-    assert cpu_quota("0::/pod/job\n", tmp_path) == 2.5
-    write(tmp_path / "pod/job/cpu.max", "50000 100000\n")
-    assert cpu_quota("0::/pod/job\n", tmp_path) == 0.5
-
-
-def test_quota_version_2_inside_a_container(tmp_path: Path) -> None:
-    write(tmp_path / "cpu.max", "150000 100000\n")
-    assert cpu_quota("0::/../outside\n", tmp_path) == 1.5
-
-
-def test_memory_is_limited_by_the_tightest_group(tmp_path: Path) -> None:
-    gib = 2**30
-    assert memory_limit("0::/pod/job\n", tmp_path) is None
-    for group, limit, used in (("pod/job", "max", "5"), ("pod", str(8 * gib), "7"), (".", str(4 * gib), "1")):
-        write(tmp_path / group / "memory.max", f"{limit}\n")
-        write(tmp_path / group / "memory.current", f"{used}\n")
-    assert memory_limit("0::/pod/job\n", tmp_path) == 4 * gib
-    write(tmp_path / "memory/job/memory.limit_in_bytes", f"{3 * gib}\n")
-    write(tmp_path / "memory/job/memory.usage_in_bytes", "1\n")
-    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")  # version 1's way to say none
-    write(tmp_path / "memory/memory.usage_in_bytes", "1\n")
-    assert memory_limit("4:memory:/job\n", tmp_path) == 3 * gib
-    assert memory_limit("4:memory:/\n", tmp_path) is None
-
-
 def test_usable_memory_is_no_more_than_the_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     total = psutil.virtual_memory().total
     for limit, usable in ((None, (total, False)), (2**20, (2**20, True)), (2**55, (total, False))):
@@ -146,20 +111,6 @@ def test_apples_memory_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) 
     assert unified_memory() == psutil.virtual_memory().total
 
 
-def test_quota_version_1(tmp_path: Path) -> None:
-    own = "4:memory:/job\n3:cpu,cpuacct:/job\n"
-    write(tmp_path / "cpu/job/cpu.cfs_quota_us", "-1\n")
-    write(tmp_path / "cpu/job/cpu.cfs_period_us", "100000\n")
-    assert cpu_quota(own, tmp_path) is None
-    write(tmp_path / "cpu/job/cpu.cfs_quota_us", "400000\n")
-    assert cpu_quota(own, tmp_path) == 4.0
-
-
-def test_no_quota_without_control_groups(tmp_path: Path) -> None:
-    assert cpu_quota("", tmp_path) is None
-    assert cpu_quota("0::/\n", tmp_path) is None
-
-
 # --- the source
 
 
@@ -173,14 +124,16 @@ def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
     assert source_commit(tmp_path) is None
     git(tmp_path, "init")
     assert source_commit(tmp_path) is None  # nothing committed yet
-    write(tmp_path / "site-packages/file", "1")
+    installed = tmp_path / "site-packages/file"
+    installed.parent.mkdir()
+    installed.write_text("1")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "one")
     git(tmp_path, "tag", "v1")
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert source_commit(tmp_path) == commit
     assert source_commit(tmp_path / "site-packages") is None  # installed inside someone else's repository
-    write(tmp_path / "site-packages/file", "2")
+    installed.write_text("2")
     assert source_commit(tmp_path) == commit + "-dirty"
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from glassgpt.data import parcels
+from glassgpt.data import parcels, parquet
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.ranks import END_OF_TEXT
@@ -30,7 +30,7 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents are many parcels."""
     monkeypatch.setattr(parcels, "PARCEL_BYTES", 1000)
     monkeypatch.setattr(parcels, "BLOCK_BYTES", 1500)
-    monkeypatch.setattr(parcels, "_ROWS", 7)
+    monkeypatch.setattr(parquet, "_ROWS", 7)
 
 
 def documents(count: int, first: int = 0) -> list[str]:

@@ -21,7 +21,7 @@ import zstandard
 from corpora import cut_small, documents, files_of, fineweb_parquet, json_lines, made, texts_in
 from small_gpt2 import learn, write_layouts
 
-from glassgpt.data import learning, parcels, progress, workers
+from glassgpt.data import corpus_tokenizer, parcels, parquet, progress, workers
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import are_validation, document_key
@@ -174,8 +174,8 @@ def test_half_a_character_is_replaced_and_told(tmp_path: Path) -> None:
 def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         json_lines(tmp_path / "many" / f"{i}.jsonl", documents(100, 100 * i))
-    monkeypatch.setattr(learning, "SAMPLE_BYTES", 8000)
-    monkeypatch.setattr(learning, "_SAMPLED_PIECES", 2)
+    monkeypatch.setattr(corpus_tokenizer, "SAMPLE_BYTES", 8000)
+    monkeypatch.setattr(corpus_tokenizer, "_SAMPLED_PIECES", 2)
     notes = made(tmp_path / "many", tmp_path / "out").manifest.notes
     assert any("learned from a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()
@@ -372,7 +372,7 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in parcels.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
+    for parcel in parquet.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
         most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

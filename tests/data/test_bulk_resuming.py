@@ -30,10 +30,10 @@ def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PREPARE = """
 import sys
-from glassgpt.data import parcels
+from glassgpt.data import parcels, parquet
 from glassgpt.data.prepare import PrepareOptions, prepare
 if __name__ == "__main__":
-    parcels.PARCEL_BYTES, parcels.BLOCK_BYTES, parcels._ROWS = 1000, 1500, 7
+    parcels.PARCEL_BYTES, parcels.BLOCK_BYTES, parquet._ROWS = 1000, 1500, 7
     options = PrepareOptions(sys.argv[1], out_dir=sys.argv[2], tokenizer="bpe:300", val_fraction=0.2,
                              shard_tokens=10_000, workers=int(sys.argv[3]), dedup=True)
     prepare(options, progress=False)

@@ -33,7 +33,7 @@ def test_the_stored_form_is_tiktokens(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_pattern_is_tiktokens() -> None:
-    from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+    from tiktoken_ext.openai_public import r50k_pat_str
 
     assert r50k_pat_str == PATTERN
 
@@ -81,7 +81,7 @@ def test_damaged_or_missing_files_say_which_to_bring(tmp_path: Path) -> None:
 
 
 def test_without_a_network_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tiktoken_ext.openai_public  # type: ignore[import-untyped]
+    import tiktoken_ext.openai_public
 
     def no_network() -> None:
         raise ConnectionError("no route")

@@ -2,109 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from compared_runs import SHAPE, compared, ids, run, said
 from histories import made_history, made_steps
-from hypothesis import given
-from hypothesis import strategies as st
 
-from glassgpt.account import journal
-from glassgpt.config import Value
 from glassgpt.errors import UserError
-from glassgpt.insight.compare import Comparison, compare
-from glassgpt.insight.compare.alignment import align, reached, read_at
-from glassgpt.insight.compare.progress import Progress
 from glassgpt.insight.compare.side import label_of
 from glassgpt.insight.course import course_of
-from glassgpt.insight.facts import facts_of
 from glassgpt.insight.history import Evaluation, Format, History, Segment
-from glassgpt.insight.inference import MAX_ERROR, infer_from, parameters_behind
 from glassgpt.insight.noise import evaluation_noise
-
-_SHAPE: dict[str, Value] = {
-    "n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "gradient_accumulation_steps": 1,
-    "dataset": "shakespeare_char", "vocab_size": 65, "eval_iters": 200,
-}  # fmt: skip
-
-
-def run(
-    losses: Sequence[tuple[int, float]] = ((0, 4.2), (500, 2.0), (1000, 1.6)),
-    ms: float = 50.0,
-    last: int = 1000,
-    **settings: str | int | float | bool | None,
-) -> History:
-    steps = made_steps(range(0, last + 1, 10), ms)
-    return made_history(steps, [(at, None, val) for at, val in losses], settings={**_SHAPE, **settings})
-
-
-def compared(*histories: History) -> Comparison:
-    comparison = compare([(history, facts_of(history)) for history in histories])
-    json.dumps(journal.plain(comparison.as_dict()), allow_nan=False)
-    return comparison
-
-
-def ids(comparison: Comparison) -> list[str]:
-    return [one.id for one in comparison.verdict]
-
-
-def said(comparison: Comparison, id: str) -> str:
-    (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.claim, *found.details))
-
-
-def curve(points: Sequence[tuple[float, float]]) -> Progress:
-    at = np.array([x for x, _ in points])
-    return Progress(np.array([y for _, y in points]), at.astype(np.int64), {"iterations": at})
-
-
-# --- reading curves ---
-
-
-def test_between_two_evaluations_the_line_is_taken() -> None:
-    reading = read_at(curve([(0, 4.0), (100, 2.0)]), "iterations", 25)
-    assert reading is not None
-    assert (reading.loss, reading.low, reading.high, reading.exact) == (3.5, 2.0, 4.0, False)
-
-
-def test_never_beyond_the_evaluations() -> None:
-    line = curve([(10, 4.0), (100, 2.0)])
-    assert read_at(line, "iterations", 9) is None
-    assert read_at(line, "iterations", 101) is None
-
-
-@given(st.lists(st.floats(0.1, 12), min_size=2, max_size=20), st.floats(0, 1))
-def test_a_reading_lies_between_its_neighbours(losses: list[float], share: float) -> None:
-    line = curve([(10.0 * i, value) for i, value in enumerate(losses)])
-    reading = read_at(line, "iterations", share * 10 * (len(losses) - 1))
-    assert reading is not None
-    assert min(losses) - 1e-9 <= reading.low <= reading.high <= max(losses) + 1e-9
-    assert reading.low - 1e-9 <= reading.loss <= reading.high + 1e-9
-
-
-def test_the_largest_common_point_is_where_the_shorter_ends() -> None:
-    alignment = align("iterations", [curve([(0, 4.0), (100, 2.0)]), curve([(0, 4.0), (1000, 1.0)])])
-    assert alignment.points[-1].at == 100
-
-
-def test_no_common_stretch_no_points() -> None:
-    alignment = align("iterations", [curve([(0, 4.0), (100, 2.0)]), curve([(200, 4.0), (300, 1.0)])])
-    assert not alignment.points
-    assert alignment.reason
-
-
-def test_when_a_loss_was_reached() -> None:
-    found = reached([curve([(0, 4.0), (100, 2.0)]), curve([(0, 4.0), (100, 1.0)])])
-    assert found is not None
-    assert found.loss == 2.0
-    first, other = found.at["iterations"]
-    assert first == 100
-    assert other == pytest.approx(66.67, abs=0.01)
-
 
 # --- verdicts ---
 
@@ -239,7 +150,7 @@ def test_bits_per_byte_and_losses() -> None:
 def test_without_evaluations_training_losses_compare() -> None:
     steps = made_steps(range(1000), 50.0, loss=list(np.linspace(4, 2, 1000)))
     lower = made_steps(range(1000), 50.0, loss=list(np.linspace(4, 1, 1000)))
-    comparison = compared(made_history(steps, settings=_SHAPE), made_history(lower, settings=_SHAPE))
+    comparison = compared(made_history(steps, settings=SHAPE), made_history(lower, settings=SHAPE))
     assert comparison.measure == "training"
     assert "training-losses" in ids(comparison)
     assert said(comparison, "better").startswith("B is better")
@@ -270,57 +181,6 @@ def test_what_a_restart_made_void_is_left_out() -> None:
     segments = (Segment(starts=True), Segment(starts=True, resumed=True))
     again = replace(history, evals=evals, segments=segments)
     assert compared(again, run()).sides[0].best == (1.7, 1000)
-
-
-# --- sizes ---
-
-
-def nano_mfu(flops_per_token: float, ms: Sequence[float], tokens: int = 16_384) -> list[float]:
-    """As nanoGPT prints it: a running average, rounded."""
-    average = math.nan
-    printed = []
-    for time in ms:
-        now = 100 * flops_per_token * tokens / (time / 1000) / 312e12
-        average = now if math.isnan(average) else 0.9 * average + 0.1 * now
-        printed.append(round(average, 2))
-    return printed
-
-
-def with_mfu(flops_per_token: float, **settings: int | None) -> History:
-    ms = [12.0 + (i * 7 % 5) for i in range(200)]
-    steps = made_steps(range(0, 2000, 10), ms, mfu=nano_mfu(flops_per_token, ms))
-    return made_history(steps, settings={**_SHAPE, **settings})
-
-
-def test_the_size_is_read_back_through_the_running_average() -> None:
-    true = 6 * 10_646_784 + 12 * 6 * 384 * 256
-    history = with_mfu(true)
-    found = infer_from(history, facts_of(history).tokens_per_iteration)
-    assert found is not None
-    assert found.flops_per_token == pytest.approx(true, rel=0.002)
-    assert found.error <= MAX_ERROR
-    assert parameters_behind(found.flops_per_token, history) == pytest.approx(10_646_784, rel=0.002)
-
-
-def test_a_coarse_mfu_infers_nothing() -> None:
-    history = with_mfu(1e5)
-    found = infer_from(history, facts_of(history).tokens_per_iteration)
-    assert found is None or found.error > MAX_ERROR
-
-
-def test_other_formulas_infer_no_parameters() -> None:
-    llmc = Format("llm.c", "llm.c", times_hold_eval=False, mfu_peak=312e12)
-    history = replace(with_mfu(71e6), format=llmc)
-    assert parameters_behind(71e6, history) is None
-
-
-def test_several_devices_are_not_a_smaller_model() -> None:
-    """MFU is of one of four, tokens per iteration are of all."""
-    true = 6 * 10_646_784 + 12 * 6 * 384 * 256
-    history = with_mfu(true / 4)
-    comparison = compared(history, history)
-    assert "parameters-contradicted" not in ids(comparison)
-    assert comparison.sides[0].derived.size.flops_per_token == pytest.approx(true, rel=0.001)
 
 
 def test_letters_go_on() -> None:
@@ -408,7 +268,7 @@ def two_runs(resumed: bool = False) -> History:
         *(Evaluation(at, 1, val) for at, val in ((begin, 4.2), (800, 1.8))),
     )
     segments = (Segment(True, first_iteration=0), Segment(True, resumed, first_iteration=begin))
-    return replace(made_history(steps, settings=_SHAPE), segments=segments, evals=evals)
+    return replace(made_history(steps, settings=SHAPE), segments=segments, evals=evals)
 
 
 def test_of_several_runs_the_last_is_compared_and_said_to_be() -> None:
@@ -474,35 +334,3 @@ def test_equal_losses_are_the_same_and_not_within_noise() -> None:
     for history in (run(), own([(100 * at, 3.0) for at in range(20)])):
         claim = said(compared(history, history), "equally-good")
         assert claim == "A and B have the same best loss."
-
-
-# --- sizes that something else explains ---
-
-_TRUE = 6 * 10_646_784 + 12 * 6 * 384 * 256
-
-
-@pytest.mark.parametrize("factor", [1 / 8, 1 / 3, 1 / 2, 1 / 2.4, 2, 40])
-def test_devices_and_micro_steps_contradict_no_size(factor: float) -> None:
-    comparison = compared(with_mfu(_TRUE * factor), run())
-    assert "parameters-contradicted" not in ids(comparison)
-    assert comparison.sides[0].derived.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
-
-
-@pytest.mark.parametrize(("factor", "world"), [(0.8, None), (1.3, None), (1 / 2.4, 1)])
-def test_a_size_that_nothing_explains_is_contradicted(factor: float, world: int | None) -> None:
-    history = with_mfu(_TRUE * factor)
-    history = replace(history, setup=replace(history.setup, world_size=world))
-    assert "parameters-contradicted" in ids(compared(history, run()))
-
-
-def test_the_optimizers_groups_are_exact() -> None:
-    history = run(vocab_size=None)
-    setup = replace(history.setup, parameters=10_650_000, trained_parameters=10_745_088)
-    size = compared(replace(history, setup=setup), run()).sides[0].derived.size
-    assert size.parameters == 10_745_088 - 256 * 384
-    assert size.flops_per_token == _TRUE
-
-
-def test_an_iteration_of_litgpt_is_a_micro_batch() -> None:
-    litgpt = Format("litgpt", "LitGPT", times_hold_eval=False)
-    assert compared(replace(run(), format=litgpt), run()).sides[0].derived.tokens_per_iteration is None

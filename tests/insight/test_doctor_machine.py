@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from glassgpt.account.machine import memory_room
 from glassgpt.insight.doctor import gpt2, processor, software
 from glassgpt.insight.doctor.checkup import Visit
 from glassgpt.insight.doctor.memory import look_at_memory, memory_line
@@ -246,46 +245,6 @@ def test_memory(available: int, total: int, room: Any, says: str, verdict: str) 
 def test_this_memory(tmp_path: Path) -> None:
     (line,) = look_at_memory(visit(tmp_path))
     assert 0 < int(line.numbers["available"] or 0) <= int(line.numbers["total"] or 0)
-
-
-def groups(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return root
-
-
-def test_a_containers_limit_version_2(tmp_path: Path) -> None:
-    files = {
-        "memory.max": "max",
-        "memory.current": str(20 * GIB),
-        "job/memory.max": str(8 * GIB),
-        "job/memory.current": str(5 * GIB),
-        "job/memory.stat": f"anon 12\ninactive_file {2 * GIB}\nactive_file 7",
-        "job/step/memory.max": str(16 * GIB),
-        "job/step/memory.current": str(GIB),
-    }
-    root = groups(tmp_path, files)
-    # Of the 5 GiB in use, 2 are files that were read: they make room. The parent is tighter than the child.
-    assert memory_room("0::/job/step\n", root) == (8 * GIB, 5 * GIB)
-    assert memory_room("0::/\n", root) is None
-    assert memory_room("", root) is None
-
-
-def test_a_containers_limit_version_1(tmp_path: Path) -> None:
-    files = {
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-        "memory/memory.usage_in_bytes": "1",
-        "memory/docker/abc/memory.limit_in_bytes": str(4 * GIB),
-        "memory/docker/abc/memory.usage_in_bytes": str(6 * GIB),
-    }
-    root = groups(tmp_path, files)
-    assert memory_room("4:memory:/docker/abc\n1:cpu:/\n", root) == (4 * GIB, 0)
-    assert memory_room("4:memory:/\n", root) is None
-    # In a container the path may exist only outside: then the root counts.
-    (root / "memory/memory.limit_in_bytes").write_text(str(2 * GIB))
-    assert memory_room("4:memory:/docker/xyz\n", root) == (2 * GIB, 2 * GIB - 1)
 
 
 # --- what sizes are given for ---

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from glassgpt.account.cards import find_card
-from glassgpt.account.machine import nearest_folder
 from glassgpt.account.peak import Peak
 from glassgpt.insight.doctor import disk, speed
 from glassgpt.insight.doctor.checkup import Visit
@@ -242,15 +241,6 @@ def test_room_for_checkpoints(free: int, verdict: str) -> None:
     assert line.verdict == verdict
     assert "free at runs (to be made)" in line.says
     assert bool(line.fix) == ("3 checkpoints of GPT-2 124M" in line.says) == (verdict != "ok")
-
-
-def test_the_nearest_folder_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert nearest_folder(Path("runs")) == tmp_path
-    assert nearest_folder(Path("runs/a/b")) == tmp_path
-    (tmp_path / "runs").mkdir()
-    assert nearest_folder(Path("runs")) == Path("runs")
-    assert nearest_folder(tmp_path / "x" / "y") == tmp_path
 
 
 def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,3 +81,9 @@ def reference(
         model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
     shake(model)
     return model
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Of a folder with a model's files."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -46,12 +46,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def samples_of(writer: Writer, prompt: list[int], options: SampleOptions) -> list[list[str]]:
     """The pieces of each sample."""
     samples: list[list[str]] = []

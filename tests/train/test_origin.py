@@ -14,29 +14,25 @@ from tiny import (
     Crash,
     MakeConfig,
     assert_same_tensors,
-    bits,
-    catch_learners,
+    at_its_beginning,
     choices,
+    contents,
     crash_before,
-    files_under,
     last_tensors,
     records,
     run_evals,
     run_losses,
     weights,
 )
-from torch import Tensor
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizers import train_bpe
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.train import origin as origins
 from glassgpt.train.checkpoint import FOLDER, Checkpoint, Tensors, best, committed, describe, load_tensors
-from glassgpt.train.learner import Learner
 from glassgpt.train.origin import open_origin
 from glassgpt.train.session import train
 
@@ -90,10 +86,6 @@ def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
     return make
 
 
-def contents(folder: str) -> dict[Path, tuple[bytes, int]]:
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_under(Path(folder))}
-
-
 def tensors_at(run_dir: str, update: int) -> Tensors:
     return load_tensors(describe(Path(run_dir) / FOLDER / f"{update:08d}"))
 
@@ -108,16 +100,6 @@ def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     prepare(PrepareOptions(str(folder / "other.txt"), out_dir=str(out)), say=lambda line: None)
     assert open_dataset(out).hash != open_dataset(tiny_data).hash
     return out
-
-
-def at_its_beginning(config: TrainConfig) -> Learner:
-    """The learner of a new run, right before its first update."""
-    with pytest.MonkeyPatch.context() as patch:
-        learners = catch_learners(patch)
-        patch.setattr(Learner, "update", lambda learner, at, first: (_ for _ in ()).throw(Crash))
-        with pytest.raises(Crash):
-            train(config)
-    return learners[0]
 
 
 # --- a run's checkpoint ---
@@ -347,129 +329,6 @@ def test_a_fork_of_a_fork(whole: TrainConfig, fork: Fork, tmp_path: Path) -> Non
     train(again)
     assert records(again.out_dir, "resume")[0]["from_iter"] == 20
     assert_same_tensors(last_tensors(again.out_dir), last_tensors(whole.out_dir))
-
-
-# --- GPT-2's weights ---
-
-TEXT = "Glass houses have thin walls; whoever lives in one learns to sweep. कांच का घर, بيت من زجاج 🦊\n" * 60
-VOCABULARY, CONTEXT = 290, 16
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with GPT-2's files, as `transformers` writes them, of a model of its own size."""
-    transformers = pytest.importorskip("transformers")
-    shape = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, initializer_range=0.3))
-    folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
-    model.save_pretrained(folder)
-    for name, content in train_bpe([TEXT], VOCABULARY).files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def gpt2_data(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt2_data")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    options = PrepareOptions(
-        str(folder / "text.txt"), tokenizer="gpt2", tokenizer_files=str(gpt2), out_dir=str(folder / "text")
-    )
-    prepare(options, say=lambda line: None)
-    return folder / "text"
-
-
-@torch.no_grad()
-def transformers_loss(folder: Path, tokens: Tensor) -> float:
-    """Each token is predicted once, from at most CONTEXT - 1 before it in its window."""
-    model = pytest.importorskip("transformers").GPT2LMHeadModel.from_pretrained(folder).eval()
-    total = 0.0
-    for start in range(0, len(tokens) - 1, CONTEXT):
-        window = tokens[start : start + CONTEXT + 1]
-        logits = model(window[None, :-1]).logits[0]
-        total += torch.nn.functional.cross_entropy(logits.double(), window[1:], reduction="sum").item()
-    return total / (len(tokens) - 1)
-
-
-def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
-    tiny: MakeConfig, gpt2: Path, gpt2_data: Path
-) -> None:
-    before = contents(str(gpt2))
-    shape = {
-        "n_layer": 7,
-        "n_head": 7,
-        "n_embd": 7,
-        "block_size": CONTEXT,
-    }  # the weights decide, but for the last
-    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), max_iters=12, eval_interval=12, **shape)
-    run = train(config)
-    assert (run.iter, run.reason) == (12, "finished")
-    tokens = torch.from_numpy(open_dataset(gpt2_data).tokens("val").astype("int64"))
-    evals = run_evals(config.out_dir)
-    assert evals[0, "val"] == pytest.approx(transformers_loss(gpt2, tokens), abs=1e-5)
-    assert evals[12, "val"] < evals[0, "val"] - 0.5
-    model = records(config.out_dir, "run")[0]["model"]
-    assert (model["vocab_size"], model["n_layer"], model["n_head"], model["n_embd"]) == (VOCABULARY, 2, 3, 24)
-    assert (model["bias"], model["activation"]) == (True, "gelu_new")
-    assert choices(config.out_dir)["init_from"] == (str(gpt2), "weights alone: begins at update 0")
-    assert contents(str(gpt2)) == before
-
-
-def test_pretrained_weights_in_a_smaller_context(tiny: MakeConfig, gpt2: Path, gpt2_data: Path) -> None:
-    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), block_size=8)
-    learner = at_its_beginning(config)
-    whole = open_origin(str(gpt2)).weights["transformer.wpe.weight"]
-    assert bits(weights(learner)["transformer.wpe.weight"]) == bits(whole[:8])
-
-
-def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
-    tiny: MakeConfig, gpt2: Path, gpt2_data: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), init_state="all")
-    with pytest.raises(UserError, match=r"--init_state=all is not possible: .* has no optimizer state"):
-        train(config)
-    with pytest.raises(UserError, match=r"has a vocabulary of 16, .* of 290"):
-        train(replace(config, init_state="auto", data_dir=str(tiny_data)))
-    for tokenizer, files in ((f"bpe:{VOCABULARY}", ""), ("gpt2", "others")):
-        bpe = prepared_otherwise(tmp_path, tokenizer, files)
-        with pytest.raises(
-            UserError, match="needs a dataset prepared with --tokenizer=gpt2 --tokenizer_files="
-        ):
-            train(replace(config, init_state="auto", data_dir=str(bpe)))
-    assert not Path(config.out_dir).exists()
-
-
-def prepared_otherwise(folder: Path, tokenizer: str, files: str) -> Path:
-    """A dataset whose tokens are as many, and others."""
-    other = TEXT.swapcase()
-    (folder / "text.txt").write_text(other, encoding="utf-8")
-    if files:
-        (folder / files).mkdir()
-        for name, content in train_bpe([other], VOCABULARY).files.items():
-            (folder / files / name).write_bytes(content)
-    options = PrepareOptions(
-        str(folder / "text.txt"),
-        tokenizer=tokenizer,
-        tokenizer_files=str(folder / files) if files else "",
-        out_dir=str(folder / tokenizer.partition(":")[0]),
-    )
-    prepare(options, say=lambda line: None)
-    return folder / tokenizer.partition(":")[0]
-
-
-def test_pretrained_weights_take_the_dropout_that_is_asked_for(
-    tiny: MakeConfig, gpt2: Path, gpt2_data: Path
-) -> None:
-    """The file's own (0.1 by default, as OpenAI had it) is for OpenAI's training."""
-    for dropout in (0.0, 0.3):
-        config = tiny(
-            init_from=str(gpt2), data_dir=str(gpt2_data), block_size=8, dropout=dropout, max_iters=1,
-            out_dir=str(gpt2.parent / f"dropout-{dropout}"),
-        )  # fmt: skip
-        train(config)
-        assert records(config.out_dir, "run")[0]["model"]["dropout"] == dropout
 
 
 def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(

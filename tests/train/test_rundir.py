@@ -17,12 +17,6 @@ from glassgpt.train.session import train
 from glassgpt.train.task import resolve
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:
     config = tiny(out_dir="", max_iters=1)
     assert [train(config, "quick").out_dir for _ in range(3)] == [

@@ -40,12 +40,6 @@ SETTINGS: dict[str, Any] = {"eval_interval": 4, "max_iters": 12, "keep_checkpoin
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def mine(here: Path, tiny: MakeConfig) -> TrainConfig:
     """A run of 12 updates at runs/mine, with its checkpoints @4, @8 and @12."""
     config = replace(tiny(**SETTINGS), out_dir="runs/mine")

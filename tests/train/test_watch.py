@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from glassgpt.account.meter import Sharing
+from glassgpt.account.sharing import Sharing
 from glassgpt.train.watch import NOBODY, Beat, Seen, Watch, is_alive, judge, numbering
 
 ME = Beat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)

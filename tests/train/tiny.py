@@ -189,3 +189,17 @@ def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tenso
 
     patch.setattr(Learner, "update", update)
     return before
+
+
+def contents(folder: str) -> dict[Path, tuple[bytes, int]]:
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_under(Path(folder))}
+
+
+def at_its_beginning(config: TrainConfig) -> Learner:
+    """The learner of a new run, right before its first update."""
+    with pytest.MonkeyPatch.context() as patch:
+        learners = catch_learners(patch)
+        patch.setattr(Learner, "update", lambda learner, at, first: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            train(config)
+    return learners[0]

@@ -168,7 +168,7 @@ def why_no_cuda() -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return complaint(error)
     return "it finds no card"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from glassgpt import figures
-from glassgpt.account.machine import nearest_folder
+from glassgpt.data.folder import nearest_folder
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 from glassgpt.train.tensorfile import Packed, pack, write_packed

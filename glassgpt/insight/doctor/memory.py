@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.machine import memory_room, read_text
+from glassgpt.account.cgroup import ROOT, memory_room, own_groups
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Visit
 
@@ -16,7 +14,7 @@ _LITTLE, _TOO_LITTLE = 4 * 2**30, 2**30
 
 def look_at_memory(visit: Visit) -> list[Line]:
     memory = psutil.virtual_memory()
-    room = memory_room(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    room = memory_room(own_groups(), ROOT)
     return [memory_line(memory.available, memory.total, room)]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.machine import cpu_model, cpu_quota, load, read_text, usable_cores
+from glassgpt.account.cgroup import ROOT, cpu_quota, own_groups, read_text
+from glassgpt.account.machine import cpu_model, load, usable_cores
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 
 _SYSFS = Path("/sys/devices/system/cpu/cpu0/cpufreq")
@@ -36,7 +37,7 @@ class Cores:
 
 def find_cores() -> Cores:
     logical = psutil.cpu_count() or 1
-    quota = cpu_quota(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    quota = cpu_quota(own_groups(), ROOT)
     return Cores(psutil.cpu_count(logical=False) or logical, logical, usable_cores(), quota)
 
 

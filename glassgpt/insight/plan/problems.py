@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.account import choices, memory
-from glassgpt.account.machine import nearest_folder
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
+from glassgpt.data.folder import nearest_folder
 from glassgpt.figures import count, duration
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.prospect import Prospect, expectation

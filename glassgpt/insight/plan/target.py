@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt.account.cards import Card, find_card, has_tensor_cores, named_card
+from glassgpt.account.cgroup import read_text
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
 from glassgpt.account.machine import (
@@ -17,7 +18,6 @@ from glassgpt.account.machine import (
     cpu_model,
     load,
     output_of,
-    read_text,
     unified_memory,
     usable_cores,
     usable_memory,

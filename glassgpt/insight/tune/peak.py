@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from glassgpt.account.machine import memory_now, read_text
+from glassgpt.account.cgroup import read_text
+from glassgpt.account.machine import memory_now
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -12,7 +12,8 @@ import torch
 
 from glassgpt import config as settings
 from glassgpt.account import flops
-from glassgpt.account.machine import cpu_model, load, memory_now, memory_room, read_text, usable_cores
+from glassgpt.account.cgroup import ROOT, memory_room, own_groups, read_text
+from glassgpt.account.machine import cpu_model, load, memory_now, usable_cores
 from glassgpt.account.peak import find_peak
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
@@ -131,7 +132,7 @@ def _memory(device: torch.device) -> tuple[int, int | None]:
     free, total = devices.memory_bytes(device)
     if free is not None:
         return free, total
-    room = memory_room(read_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    room = memory_room(own_groups(), ROOT)
     available = int(psutil.virtual_memory().available)
     available = available if room is None else min(available, room[1])
     return available + memory_now("cpu")["rss"], None

@@ -181,7 +181,7 @@ class CardWatch:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from glassgpt.config import TrainConfig
-from glassgpt.data.dataset import user_path
+from glassgpt.data.folder import user_path
 from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml

@@ -179,6 +179,13 @@ def _spikes(history: History, where: Bools, name: str, colour: str) -> list[Trac
     ]
 
 
+def _layout_of_one(history: History, **yaxis: str) -> Layout:
+    """Of a chart whose one curve is named by its title."""
+    layout = plain_layout(history)
+    layout["yaxis"] |= yaxis
+    return layout | {"showlegend": False}
+
+
 def _mfu(history: History, facts: Facts) -> Chart | Missing:
     rows = np.flatnonzero(np.isfinite(history.steps.mfu))
     if len(rows) == 0:
@@ -189,9 +196,7 @@ def _mfu(history: History, facts: Facts) -> Chart | Missing:
         if history.format.mfu_is_average
         else noisy_line(history, rows, mfu, names, "var(--speed)", " %")
     )
-    layout = plain_layout(history)
-    layout["yaxis"] |= {"rangemode": "tozero", "ticksuffix": " %"}
-    layout["showlegend"] = False
+    layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" %")
     sentences = []
     if facts.mfu_reported_steady is not None:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
@@ -210,9 +215,7 @@ def _tokens_per_s(history: History) -> Chart | None:
         return None  # no sentence: where it is not reported, the step time says the same
     names = say("tokens per second"), say("smoothed")
     traces = noisy_line(history, rows, history.steps.tokens_per_s[rows], names, "var(--speed)")
-    layout = plain_layout(history)
-    layout["yaxis"] |= {"rangemode": "tozero", "tickformat": "~s"}
-    layout["showlegend"] = False
+    layout = _layout_of_one(history, rangemode="tozero", tickformat="~s")
     usual = figures.count(float(np.median(history.steps.tokens_per_s[rows])))
     return Chart("tokens", say("Tokens per second"), say("Usually {number}.", number=usual), traces, layout)
 
@@ -223,9 +226,7 @@ def _learning_rate(history: History) -> Chart | Missing:
         return Missing(say("The learning rate is not drawn: this log does not report it."))
     rates = history.steps.lr[rows]
     traces = [line(history, rows, rates, say("learning rate"), "var(--rate)", 2)]
-    layout = plain_layout(history)
-    layout["yaxis"] |= {"rangemode": "tozero", "tickformat": "~g"}
-    layout["showlegend"] = False
+    layout = _layout_of_one(history, rangemode="tozero", tickformat="~g")
     summary = say(
         "Highest {highest}, at the end {last}.", highest=f"{rates.max():.3g}", last=f"{rates[-1]:.3g}"
     )
@@ -238,8 +239,7 @@ def _gradient_norm(history: History) -> Chart | Missing:
         return Missing(say("The gradient norm is not drawn: this log does not report it."))
     norms = history.steps.grad_norm[rows]
     traces = noisy_line(history, rows, norms, (say("gradient norm"), say("smoothed")), "var(--norm)")
-    layout = plain_layout(history)
-    layout["showlegend"] = False
+    layout = _layout_of_one(history)
     if is_wide(norms, 30):
         set_logarithmic(layout, norms)
     clip = history.setup.settings.get("grad_clip")
@@ -259,9 +259,7 @@ def _memory(history: History) -> Chart | Missing:
         return Missing(say("Memory is not drawn: this log does not report it."))
     rows = np.flatnonzero(np.isfinite(used))
     traces = [line(history, rows, used[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
-    layout = plain_layout(history)
-    layout["yaxis"] |= {"rangemode": "tozero", "ticksuffix": " GiB"}
-    layout["showlegend"] = False
+    layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" GiB")
     highest = figures.size(float(used[rows].max()))
     capacity = history.setup.memory_bytes
     if capacity:

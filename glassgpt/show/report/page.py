@@ -261,7 +261,7 @@ def _packaged(name: str) -> str:
 
 def _plotly_js() -> str:
     try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+        from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UserError("a report needs plotly: pip install 'glassgpt[report]'") from error
     return str(get_plotlyjs())

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from glassgpt.data.corpus import Corpus
+from glassgpt.data.encoder import texts_of
 from glassgpt.data.options import PrepareOptions, asked_tokenizer
 from glassgpt.data.ranks import Ranks
 from glassgpt.data.seams import cut_for_learning
@@ -22,7 +23,6 @@ from glassgpt.data.tokenizers import (
     gpt2_tokenizer,
     train_bpe,
 )
-from glassgpt.data.workers import texts_of
 from glassgpt.figures import plural
 
 # A BPE is learned from so much text: more hardly changes it, and takes long.
@@ -69,7 +69,7 @@ def make_tokenizer(
     return learned
 
 
-def made_tokenizer(options: PrepareOptions, folder: Path) -> BytePairTokenizer | ByteTokenizer:
+def tokenizer_made_before(options: PrepareOptions, folder: Path) -> BytePairTokenizer | ByteTokenizer:
     """The one that an earlier attempt made: another BPE would not fit what is written already."""
     name, _ = corpus_tokenizer_name(options)
     return ByteTokenizer() if name == "byte" else carried_tokenizer(name, folder)

@@ -1,0 +1,92 @@
+"""A file that may be compressed, read as if it were not: gzip, xz and Zstandard, going by its name."""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glassgpt.errors import UserError, complaint
+
+COMPRESSED = (".gz", ".xz", ".zst")
+DATA_EXTRA = 'install it with  pip install "glassgpt[data]"'
+
+
+class Unpacked:
+    """A file as if it were not compressed. Damage in it is told, and so is an end that came too early."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        self._new, errors = _decompression(path)
+        self._errors: tuple[type[BaseException], ...] = (EOFError, *errors)
+        self._member: Any = None  # the decompressor of where we are
+        self._packed = self._ready = b""
+
+    def __enter__(self) -> Unpacked:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+    def disk_bytes(self) -> int:
+        """How much of the file was read."""
+        return self._file.tell()
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size) if self._new is None else self._unpack(size, self._new)
+        except self._errors as error:
+            raise UserError(damaged(self._path, error)) from error
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _unpack(self, size: int, new: Callable[[], Any]) -> bytes:
+        """Member after member: a compressed file may be several, one after the other."""
+        pieces, length = [self._ready], len(self._ready)
+        while length < size:
+            # Small bites: what shrank a thousandfold must not fill the memory.
+            packed = self._packed or self._file.read(2**14)
+            self._packed = b""
+            if not packed and self._member is not None:
+                raise EOFError("it ends too early")
+            if not packed:
+                break
+            if self._member is None:
+                packed = packed.lstrip(b"\0")  # members may be padded
+                if not packed:
+                    continue
+                self._member = new()
+            pieces.append(self._member.decompress(packed))
+            length += len(pieces[-1])
+            if self._member.eof:
+                self._packed, self._member = self._member.unused_data, None
+        ready = b"".join(pieces)
+        self._ready = ready[size:]
+        return ready[:size]
+
+
+def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[BaseException], ...]]:
+    """What makes a decompressor for a file, going by its name, and what that raises for damage."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return partial(zlib.decompressobj, zlib.MAX_WBITS | 16), (zlib.error,)
+    if suffix == ".xz":
+        return lzma.LZMADecompressor, (lzma.LZMAError,)
+    if suffix != ".zst":
+        return None, ()
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {DATA_EXTRA}") from error
+    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
+
+
+def damaged(path: Path, error: BaseException) -> str:
+    return f"{path} is damaged ({complaint(error)}): get it again"

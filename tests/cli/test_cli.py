@@ -1,0 +1,159 @@
+"""`glass`, as a person or a script meets it: what it prints, what it makes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workplace import WORDS, Capture, contents
+
+from glassgpt.account import journal
+from glassgpt.cli import main
+from glassgpt.data import bulk
+from glassgpt.version import VERSION
+
+# --- stopped
+
+
+def test_stopped_before_it_has_loaded(here: Path) -> None:
+    """Loading takes some tenths of a second, and an impatient person is faster."""
+    code = """
+import runpy, sys
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "glassgpt.cli.explain":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Impatient())
+runpy.run_module("glassgpt", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "stopped at once")
+
+
+# --- answers at once
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["runs"],
+        ["show", "runs/mine"],
+        ["train", "--help"],
+        ["prepare", "--help"],
+        ["sample", "--help"],
+        ["train", "quickstrat"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(here: Path, arguments: list[str]) -> None:
+    (here / "runs" / "mine").mkdir(parents=True)
+    (here / "runs" / "mine" / journal.NAME).write_bytes(journal.encode({"kind": "log", "iter": 1, "time": 1}))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['glass', *sys.argv[1:]]\n"
+        "try:\n"
+        "    runpy.run_module('glassgpt', run_name='__main__')\n"
+        "finally:\n"
+        "    print('torch' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == (2 if "quickstrat" in arguments else 0), done.stderr
+    assert done.stderr.splitlines()[-1] == "False"
+    # Importing torch alone takes more than this; seconds of the processor, so other work does not count.
+    assert after.ru_utime - before.ru_utime < 1.5
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_help_names_every_command(capsys: Capture, arguments: list[str]) -> None:
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    for command in ("train", "sample", "prepare", "runs", "show"):
+        assert f"glass {command} " in said
+
+
+def test_help_says_what_can_be_prepared(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "glass prepare" in line)
+    assert "'PATTERN'" in line
+    assert "OWNER/NAME on Hugging Face" in line
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [
+        (2, "\nstopped at once; the same command goes on after the last full shard\n"),
+        (0, "\nstopped at once\n"),  # there is nothing to go on from
+    ],
+)
+def test_ctrl_c_while_much_is_prepared(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, shards: int, said: str
+) -> None:
+    lines = [json.dumps({"text": f"{at} {WORDS * 60}"}) for at in range(1600)]  # 4 MB, four parcels
+    Path("many.jsonl").write_text("\n".join(lines) + "\n")
+    words = ["prepare", "many.jsonl", "--tokenizer=byte", "--shard_tokens=100000", "--workers=1"]
+    saved = 0
+    original = bulk._save
+
+    def save(*arguments: Any) -> None:
+        nonlocal saved
+        if saved == shards:
+            raise KeyboardInterrupt
+        original(*arguments)
+        saved += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "_save", save)
+        assert main(words) == 130
+    assert capsys.readouterr().err == said
+    assert main(words) == 0
+    assert ("going on where it was stopped" in capsys.readouterr().out) == (shards > 0)
+
+
+def test_the_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"glassgpt {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train", "--learning_rate"),
+        ("prepare", "--tokenizer"),
+        ("runs", "FOLDER"),
+        ("show", "--svg"),
+        ("sample", "--temperature"),
+    ],
+)
+def test_every_command_has_help(here: Path, capsys: Capture, command: str, expected: str) -> None:
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert expected in said
+    assert contents(here) == {}
+
+
+def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
+    assert main(["train", "quickstart", "-h"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"shakespeare_char_cpu\s+nanoGPT's README run", said)
+
+
+def test_a_pipe_that_closes_early_is_no_error(here: Path) -> None:
+    (here / "runs" / "mine").mkdir(parents=True)
+    (here / "runs" / "mine" / journal.NAME).write_text("")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "glassgpt", "runs"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,196 @@
+"""Whole runs by command: their output, what they make, going on with them, and beginning from them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from workplace import TINY, WORDS, Capture, contents, glass, prepare_mine, prepared, records, refused, train
+
+from glassgpt.account import journal
+from glassgpt.cli import main
+
+
+@pytest.fixture
+def mine(here: Path, capsys: Capture) -> Path:
+    """A folder with a dataset called `mine`."""
+    prepare_mine(capsys)
+    return here
+
+
+def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: Capture) -> None:
+    assert train(max_iters=6, sample_tokens=8) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "\x1b" not in said.out
+    assert "\r" not in said.out
+    for line in (
+        r"run           runs/quickstart   \(glassgpt",
+        r"model         modern: 1 layer, 2 heads, 32 wide, context 16: [\d.]+k parameters",
+        r"device        \S+   \(",
+        r"batch_tokens  64   \(4 sequences x 16 tokens per update\)",
+        r"eval      0   train \d\.\d{4}  val \d\.\d{4} ± ",
+        r"eval      3   train ",
+        r"save      3   ",
+        r"iter      6   loss \d\.\d{4}  [\d.]+ ms  [\d.]+k? tok/s  lr ",
+        r"eval      6   val .* whole split",
+        r"sample        ",
+        r"wall time +\d+\.\d\d  100.0%",
+        r"end           finished after 6 updates",
+        r"next          train it longer:  glass train --init_from=resume --out_dir=runs/quickstart --max",
+    ):
+        assert re.search(f"^{line}", said.out, re.MULTILINE), line
+    made = {path.name for path in Path("runs/quickstart").iterdir()}
+    assert {"config.toml", journal.NAME, "checkpoints", "tokenizer"} <= made
+    assert [path.name for path in Path("runs/quickstart/checkpoints").iterdir()] == ["00000006"]
+    ledger = records("runs/quickstart")[-1]
+    assert sum(ledger["ledger"].values()) == pytest.approx(ledger["wall_s"], abs=1e-9)
+
+    first = contents(Path("runs/quickstart"))
+    assert train(max_iters=6) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["quickstart", "quickstart-2"]
+    assert contents(Path("runs/quickstart")) == first  # a run is never overwritten
+
+    capsys.readouterr()
+    resume = ["train", "--init_from=resume", "--out_dir=runs/quickstart", "--max_iters=9"]
+    assert main(resume) == 0
+    said = capsys.readouterr()
+    assert "resume        after 6 updates" in said.out
+    assert "end           finished after 9 updates" in said.out
+    raw = Path("runs/quickstart", journal.NAME).read_bytes()
+    before = first[journal.NAME]
+    assert before is not None
+    assert raw.startswith(before)  # it only grows
+    assert [record["process"] for record in records("runs/quickstart") if record["kind"] == "run"] == [0, 1]
+    for whole in raw.splitlines():
+        json.loads(whole, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in table[1:]] == [
+        ["runs/quickstart", "finished", "9/9"],
+        ["runs/quickstart-2", "finished", "6/6"],
+    ]
+
+
+def test_show_prints_a_run_again_and_draws_it(mine: Path, capsys: Capture) -> None:
+    assert train("--log_interval=1", sample_tokens=8) == 0
+    live = capsys.readouterr().out
+    assert main(["show", "runs/quickstart"]) == 0
+    again = capsys.readouterr().out
+    assert live == f"{again}{'report':<13} runs/quickstart/report.html\n"
+    assert main(["show", "runs/quickstart", "--svg=run.svg"]) == 0
+    assert ElementTree.parse("run.svg").getroot().tag.endswith("svg")
+    (problem,) = refused(capsys, "show", "runs/quickstart", "--svg=none/run.svg")
+    assert problem.startswith("--svg=none/run.svg cannot be written")
+
+
+def test_resume_without_out_dir_takes_the_newest(mine: Path, capsys: Capture) -> None:
+    assert train() == 0
+    assert train() == 0
+    assert main(["train", "--init_from=resume", "--max_iters=4"]) == 0
+    assert records("runs/quickstart")[-1]["iter"] == 3
+    assert records("runs/quickstart-2")[-1]["iter"] == 4
+
+
+def test_resume_keeps_the_settings_of_the_run(mine: Path, capsys: Capture) -> None:
+    assert train("--seed=5", "--beta1=0.8") == 0
+    assert main(["train", "--init_from=resume", "--max_iters=4", "--weight_decay=0.2"]) == 0
+    first, second = (record["config"] for record in records("runs/quickstart") if record["kind"] == "run")
+    decided = {"init_from", "out_dir", "device", "dtype", "compile", "attention", "kernels", "graph"}
+    decided.add("gradient_accumulation_steps")  # or more processes would make it a larger update
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed - decided == {"max_iters", "weight_decay"}
+
+
+def test_resume_checks_a_flag_against_the_settings_of_the_run(mine: Path, capsys: Capture) -> None:
+    assert train() == 0
+    # 128 tokens are 8 sequences of the run's context of 16; the preset's default context is 1024.
+    assert main(["train", "--init_from=resume", "--max_iters=4", "--batch_tokens=128"]) == 0
+
+
+def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -> None:
+    assert train("--keep_checkpoints=5", "--schedule=cosine", "--warmup_iters=0", max_iters=6) == 0
+    before = contents(Path("runs/quickstart"))
+    capsys.readouterr()
+    assert main(["train", "--init_from=quickstart@3", "--max_iters=7"]) == 0
+    said = capsys.readouterr().out
+    where = "runs/quickstart/checkpoints/00000003"
+    assert re.search(
+        rf"^init_from +{where}   \(goes on at update 3 with its optimizer\)$", said, re.MULTILINE
+    )
+    assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", said, re.MULTILINE)
+    assert [record["iter"] for record in records("runs/quickstart-2") if record["kind"] == "step"][-1] == 7
+    assert contents(Path("runs/quickstart")) == before
+    assert main(["sample", "--num_samples=1", "--max_new_tokens=15", "--start=the "]) == 0
+    text = capsys.readouterr()
+    assert re.fullmatch(r"the (.|\n){15}\n-{15}\n", text.out)
+    assert text.err.startswith("model         runs/quickstart-2/checkpoints/0000000")
+
+
+def test_config_toml_of_a_resumed_run_starts_another_one(mine: Path, capsys: Capture) -> None:
+    assert train() == 0
+    assert main(["train", "--init_from=resume", "--max_iters=4"]) == 0
+    assert main(["train", "runs/quickstart/config.toml"]) == 0
+
+
+def test_config_toml_asks_for_the_same_run(mine: Path, capsys: Capture) -> None:
+    assert train() == 0
+    assert main(["train", "runs/quickstart/config.toml"]) == 0
+    losses = [
+        [record["loss"] for record in records(run) if record["kind"] == "eval"]
+        for run in ("runs/quickstart", "runs/config")
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "0123456789 !?",
+            "has a vocabulary of 13, runs/quickstart/checkpoints/00000003 of 29; it needs the dataset",
+        ),
+        (
+            WORDS.upper(),
+            "numbers its tokens differently from the dataset that runs/quickstart/checkpoints/00000003 was",
+        ),
+    ],
+)
+def test_another_vocabulary_is_refused_on_resume(
+    mine: Path, capsys: Capture, text: str, expected: str
+) -> None:
+    assert train() == 0
+    prepared("other", text * 60)
+    before = Path("runs/quickstart", journal.NAME).read_bytes()
+    (problem,) = refused(capsys, "train", "--init_from=resume", "--dataset=other", "--max_iters=6")
+    assert problem.startswith("--dataset=other ")
+    assert expected in problem
+    assert Path("runs/quickstart", journal.NAME).read_bytes() == before
+
+
+def test_another_shape_is_refused_on_resume(mine: Path, capsys: Capture) -> None:
+    assert train() == 0
+    (problem,) = refused(capsys, "train", "--init_from=resume", "--n_layer=2")
+    assert problem == "--n_layer=2 does not fit runs/quickstart/checkpoints/00000003, which has n_layer=1"
+
+
+def test_a_text_without_a_newline_can_be_sampled(here: Path, capsys: Capture) -> None:
+    prepared("mine", WORDS.replace("\n", " ") * 60)
+    assert train(sample_tokens=8) == 0
+    assert records("runs/quickstart")[-1]["reason"] == "finished"
+
+
+def test_a_run_in_a_process_of_its_own_prints_plain_lines_and_accounts_for_its_start(mine: Path) -> None:
+    done = glass("train", "--dataset=mine", *TINY, "--block_size=16", "--max_iters=6", "--sample_tokens=8")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout)
+    assert "end           finished after 6 updates" in done.stdout
+    end = records("runs/quickstart")[-1]
+    assert end["ledger"]["startup"] > 0.1  # Python and torch had to start
+    assert end["ledger"]["other"] < 0.05 * end["wall_s"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.config import user_path
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
@@ -94,11 +94,6 @@ class Dataset:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def user_path(text: str) -> Path:
-    """With ~ spelled out. os.path's expanduser leaves an unknown ~user alone, pathlib's raises."""
-    return Path(os.path.expanduser(text))
-
-
 def open_dataset(directory: Path) -> Dataset:
     """Open a prepared dataset after a quick check of the file sizes (`verify` reads every byte)."""
     manifest = read_manifest(directory)
@@ -147,7 +142,7 @@ def verify(dataset: Dataset) -> None:
 
 def read_manifest(directory: Path) -> Manifest:
     """What a folder holds. One with only the manifest and the tokenizer will do; so will nanoGPT's."""
-    manifest = stored_manifest(directory)
+    manifest = None if directory.is_file() else stored_manifest(directory)
     if manifest is not None:
         return manifest
     if (directory / "train.bin").exists():
@@ -158,8 +153,13 @@ def read_manifest(directory: Path) -> Manifest:
 def _nothing_here(directory: Path) -> str:
     name = directory.resolve().name
     if name in BUILT_IN:
-        return f"no dataset at {directory}: run  glass prepare {name}"
+        place = "" if directory == Path("data", name) else f" --out_dir={directory}"
+        return f"no dataset at {directory}: run  glass prepare {name}{place}"
+    # Who writes --dataset=my.txt means the file here, not one in data/.
+    typed = directory.relative_to("data") if directory.is_relative_to("data") else directory
+    if typed.is_file():
+        return f"{typed} is not a prepared dataset: run  glass prepare {typed}  and train on what that makes"
     return (
         f"no dataset at {directory}: run  glass prepare FILE_OR_FOLDER --out_dir={directory}  "
-        "or put nanoGPT's train.bin and val.bin there"
+        "or put nanoGPT's train.bin and val.bin there, or say where it is by --data_dir=FOLDER"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.config import is_broken
+from glassgpt.config import is_broken, user_path
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ def find_problems(options: DoctorOptions) -> list[str]:
 
 
 def out_dir(options: DoctorOptions) -> Path:
-    return Path(options.out_dir or "runs")
+    return user_path(options.out_dir or "runs")

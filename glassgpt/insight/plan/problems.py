@@ -11,7 +11,7 @@ from typing import Any
 from glassgpt.account import choices, memory
 from glassgpt.account.machine import nearest_folder
 from glassgpt.account.memory import GIB, Memory
-from glassgpt.config import decay_iters, warmup_iters
+from glassgpt.config import decay_iters, user_path, warmup_iters
 from glassgpt.figures import count, duration
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.prospect import Prospect, expectation
@@ -53,7 +53,7 @@ def find_problems(
         *_of_cluster(decided, target, ways),
     ]
     if not decided.config.eval_only:
-        found += _of_disk(decided, prospect, Path(decided.config.out_dir or "runs"))
+        found += _of_disk(decided, prospect, user_path(decided.config.out_dir or "runs"))
         found += [*_of_schedule(decided), *_of_data(decided, target, text, prospect)]
         if times is not None:
             found += _of_time(decided, target, text, times, prospect)

@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import tomllib
 import types
 import typing
@@ -24,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems, holds_dataset, user_path
 from glassgpt.errors import UserError
 from glassgpt.pyconfig import Problem, read_python_settings
 
@@ -49,7 +50,7 @@ _TAKES_BACK = {
     "gradient_accumulation_steps": ("batch_tokens",),
     "eval_tokens": ("eval_iters",),
     "eval_iters": ("eval_tokens",),
-    "dataset": ("data_dir",),
+    "dataset": ("data_dir", "sample_start"),  # of another text
 }
 
 # What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.
@@ -337,7 +338,24 @@ def find_recipe(name: str) -> Recipe:
         return read_recipe(Path(name))
     if name.endswith(".py"):
         return _find_python_recipe(name)
-    raise UserError(f"{name} is neither a preset nor a .toml or .py file; {_nearest_preset(name)}")
+    hint = _other_meaning(name) or _nearest_preset(name)
+    raise UserError(f"{name} is neither a preset nor a .toml or .py file; {hint}")
+
+
+def _other_meaning(name: str) -> str:
+    """What to write instead, for a word that is no recipe but means something else; empty if it does not."""
+    path, word = user_path(name), shlex.quote(name)
+    if re.match(r"-*[A-Za-z]\w*=", name):
+        return f"a setting is written --{word.lstrip('-')}"
+    if holds_dataset(path) or holds_dataset(Path("data") / path):
+        return f"--dataset={word} trains on it"
+    if os.path.exists(path / "config.toml"):
+        return (
+            f"--init_from=resume --out_dir={word} goes on with it, and its settings are in {path}/config.toml"
+        )
+    if name.endswith(".pt") and os.path.isfile(path):
+        return f"--init_from={word} begins from it"
+    return f"to learn from its text, run  glass prepare {word}  first" if os.path.exists(path) else ""
 
 
 def _read_preset(name: str) -> Recipe:

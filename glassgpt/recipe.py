@@ -247,7 +247,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dict[str, str], list[str]]:
     """Positional words, `--key=value` settings still as text, and problems of form.
 
-    `--key value` works too, and a bare `--key` means True for a setting that is True or False.
+    `--key value` works too, and a bare `--key` means True for a setting that can be True or on.
     """
     known = field_types(options)
     words: list[str] = []
@@ -263,7 +263,8 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
         name = name.replace("-", "_")
         if not equals:
             follows = rest[0] if rest and not rest[0].startswith("--") else None
-            if known.get(name) is bool and (follows is None or follows.lower() not in (*_TRUE, *_FALSE)):
+            values = _values_of_switch(known.get(name))
+            if values and (follows is None or follows.lower() not in values):
                 value = "True"
             elif follows is None and name not in known:
                 value = ""  # check_settings says what it is called here
@@ -276,6 +277,12 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
             problems.append(f"--{name} is given twice")
         settings[name] = value
     return words, settings, problems
+
+
+def _values_of_switch(wanted: Any) -> tuple[str, ...]:
+    """What may follow a setting that can be switched on by its name alone; nothing for any other."""
+    named = typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
+    return (*_TRUE, *_FALSE, *named) if wanted is bool or "on" in named else ()
 
 
 def read_recipe(path: Path, name: str | None = None) -> Recipe:

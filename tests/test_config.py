@@ -174,8 +174,8 @@ def test_a_dataset_is_a_name_in_data_or_the_path_of_a_folder_that_holds_one(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    def found(dataset: str, **more: str) -> Path:
-        return derived.data_dir(TrainConfig(dataset=dataset, **more))
+    def found(dataset: str, data_dir: str = "") -> Path:
+        return derived.data_dir(TrainConfig(dataset=dataset, data_dir=data_dir))
 
     Path("texts/mine").mkdir(parents=True)
     assert found("texts/mine") == Path("data/texts/mine")  # there is no dataset in it

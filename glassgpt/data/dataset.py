@@ -11,6 +11,7 @@ for datasets small enough. A folder of nanoGPT's has no manifest, and is given o
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.config import user_path
+from glassgpt.config import holds_dataset, user_path
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
@@ -159,6 +160,10 @@ def _nothing_here(directory: Path) -> str:
     typed = directory.relative_to("data") if directory.is_relative_to("data") else directory
     if typed.is_file():
         return f"{typed} is not a prepared dataset: run  glass prepare {typed}  and train on what that makes"
+    beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
+    near = difflib.get_close_matches(name, [path.name for path in beside if holds_dataset(path)], n=1)
+    if near:
+        return f"no dataset at {directory}; did you mean {directory.with_name(near[0])}?"
     return (
         f"no dataset at {directory}: run  glass prepare FILE_OR_FOLDER --out_dir={directory}  "
         "or put nanoGPT's train.bin and val.bin there, or say where it is by --data_dir=FOLDER"

@@ -69,11 +69,19 @@ def test_a_text_taken_for_a_dataset_is_to_be_prepared(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("words " * 100)
+    Path("data/my texts").mkdir(parents=True)
+    Path("data/my texts/train.bin").touch()  # which has nearly that name
     for path in (Path("data/my.txt"), Path("my.txt")):  # by --dataset=my.txt, by --data_dir=my.txt
         with pytest.raises(
             UserError, match=r"^my\.txt is not a prepared dataset: run  glass prepare my\.txt  "
         ):
             open_dataset(path)
+
+
+def test_a_dataset_of_nearly_that_name_is_offered(folder: Path) -> None:
+    typed = folder.with_name(folder.name + "s")
+    with pytest.raises(UserError, match=rf"^no dataset at {typed}; did you mean {folder}\?$"):
+        open_dataset(typed)
 
 
 def test_what_to_run_makes_the_dataset_where_it_was_looked_for(

@@ -8,6 +8,7 @@ The comments of the fields are the help text. nanoGPT's names keep their meaning
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Value = str | int | float | bool | None
+
+from glassgpt.paths import user_path
 
 DEVICE_TYPES = ("cpu", "cuda", "mps")
 
@@ -27,9 +30,9 @@ class TrainConfig:
 
     # Folder of the run. Default: runs/PRESET, then runs/PRESET-2, ...; an existing run is never overwritten.
     out_dir: str = ""
-    # Name of the prepared dataset, see `glass prepare --help`.
+    # The prepared dataset: its name in data/, or its folder. See `glass prepare --help`.
     dataset: str = "pylib"
-    # Folder of the dataset. Default: data/DATASET.
+    # Folder of the dataset. Default: what --dataset says.
     data_dir: str = ""
     # `scratch`. `resume`: go on with the run (also nanoGPT's) in --out_dir, or the newest of the preset. Or
     # begin a new run from RUN, RUN@2000 (any checkpoint it kept), a ckpt.pt, gpt2, gpt2-medium …, or any
@@ -385,7 +388,17 @@ def activation(config: TrainConfig) -> str:
 
 
 def data_dir(config: TrainConfig) -> Path:
-    return Path(config.data_dir or f"data/{config.dataset}")
+    """--data_dir; else data/DATASET, as in nanoGPT; else DATASET itself, if it is the path of a dataset."""
+    if config.data_dir:
+        return user_path(config.data_dir)
+    path = user_path(config.dataset)
+    named = Path("data") / path  # an absolute path stays itself
+    return path if holds_dataset(path) and not holds_dataset(named) else named
+
+
+def holds_dataset(folder: Path) -> bool:
+    """Ours has a manifest; nanoGPT's has not."""
+    return any(os.path.exists(folder / file) for file in ("manifest.json", "train.bin"))
 
 
 # Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.

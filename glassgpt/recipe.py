@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import tomllib
 import types
 import typing
@@ -24,8 +25,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems, holds_dataset
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 from glassgpt.pyconfig import Problem, read_python_settings
 
 
@@ -49,7 +51,7 @@ _TAKES_BACK = {
     "gradient_accumulation_steps": ("batch_tokens",),
     "eval_tokens": ("eval_iters",),
     "eval_iters": ("eval_tokens",),
-    "dataset": ("data_dir",),
+    "dataset": ("data_dir", "sample_start"),  # of another text
 }
 
 # What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.
@@ -246,7 +248,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dict[str, str], list[str]]:
     """Positional words, `--key=value` settings still as text, and problems of form.
 
-    `--key value` works too, and a bare `--key` means True for a setting that is True or False.
+    `--key value` works too, and a bare `--key` means True for a setting that can be True or on.
     """
     known = field_types(options)
     words: list[str] = []
@@ -262,7 +264,8 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
         name = name.replace("-", "_")
         if not equals:
             follows = rest[0] if rest and not rest[0].startswith("--") else None
-            if known.get(name) is bool and (follows is None or follows.lower() not in (*_TRUE, *_FALSE)):
+            values = _values_of_switch(known.get(name))
+            if values and (follows is None or follows.lower() not in values):
                 value = "True"
             elif follows is None and name not in known:
                 value = ""  # check_settings says what it is called here
@@ -275,6 +278,12 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
             problems.append(f"--{name} is given twice")
         settings[name] = value
     return words, settings, problems
+
+
+def _values_of_switch(wanted: Any) -> tuple[str, ...]:
+    """What may follow a setting that can be switched on by its name alone; nothing for any other."""
+    named = typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
+    return (*_TRUE, *_FALSE, *named) if wanted is bool or "on" in named else ()
 
 
 def read_recipe(path: Path, name: str | None = None) -> Recipe:
@@ -337,7 +346,24 @@ def find_recipe(name: str) -> Recipe:
         return read_recipe(Path(name))
     if name.endswith(".py"):
         return _find_python_recipe(name)
-    raise UserError(f"{name} is neither a preset nor a .toml or .py file; {_nearest_preset(name)}")
+    hint = _other_meaning(name) or _nearest_preset(name)
+    raise UserError(f"{name} is neither a preset nor a .toml or .py file; {hint}")
+
+
+def _other_meaning(name: str) -> str:
+    """What to write instead, for a word that is no recipe but means something else; empty if it does not."""
+    path, word = user_path(name), shlex.quote(name)
+    if re.match(r"-*[A-Za-z]\w*=", name):
+        return f"a setting is written --{word.lstrip('-')}"
+    if holds_dataset(path) or holds_dataset(Path("data") / path):
+        return f"--dataset={word} trains on it"
+    if os.path.exists(path / "config.toml"):
+        return (
+            f"--init_from=resume --out_dir={word} goes on with it, and its settings are in {path}/config.toml"
+        )
+    if name.endswith(".pt") and os.path.isfile(path):
+        return f"--init_from={word} begins from it"
+    return f"to learn from its text, run  glass prepare {word}  first" if os.path.exists(path) else ""
 
 
 def _read_preset(name: str) -> Recipe:

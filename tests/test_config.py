@@ -168,6 +168,28 @@ def test_what_is_not_said_is_derived() -> None:
     assert derived.activation(dataclasses.replace(config, arch="modern")) == "relu2"
 
 
+def test_a_dataset_is_a_name_in_data_or_the_path_of_a_folder_that_holds_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def found(dataset: str, data_dir: str = "") -> Path:
+        return derived.data_dir(TrainConfig(dataset=dataset, data_dir=data_dir))
+
+    Path("texts/mine").mkdir(parents=True)
+    assert found("texts/mine") == Path("data/texts/mine")  # there is no dataset in it
+    Path("texts/mine/manifest.json").touch()
+    assert found("texts/mine") == found("./texts/mine/") == Path("texts/mine")
+    assert found(f"{tmp_path}/texts/mine") == found("~/texts/mine") == tmp_path / "texts/mine"
+    assert found("/nowhere/mine") == Path("/nowhere/mine")  # never data/nowhere/mine
+    Path("data/texts/mine").mkdir(parents=True)
+    Path("data/texts/mine/train.bin").touch()  # nanoGPT's meaning comes first
+    assert found("texts/mine") == Path("data/texts/mine")
+    assert found("data/texts/mine") == Path("data/texts/mine")
+    assert found("texts/mine", data_dir="~/else") == tmp_path / "else"
+
+
 def test_what_to_take_over_needs_something_to_take_it_from() -> None:
     (problem,) = find_problems(TrainConfig(init_state="all"))
     assert problem == "--init_state=all is about --init_from=RUN, and there is none"

@@ -113,6 +113,12 @@ def test_a_switch_does_not_swallow_the_preset() -> None:
     assert (words, flags) == (["quickstart"], {"bias": "True"})
 
 
+def test_what_can_be_on_or_off_is_switched_on_by_its_name_and_still_takes_a_value() -> None:
+    words, flags, found = parse_flags(["--compile", "quickstart", "--graph", "auto"], TrainConfig)
+    assert (words, flags, found) == (["quickstart"], {"compile": "True", "graph": "auto"}, [])
+    assert combine(find_recipe("quickstart"), flags).compile == "on"
+
+
 def test_flags_may_hold_equals_signs_and_be_empty() -> None:
     assert parse_flags(["--out_dir=a=b", "--data_dir="], TrainConfig)[1] == {"out_dir": "a=b", "data_dir": ""}
 

@@ -34,6 +34,39 @@ def complaints(path: Path) -> list[str]:
 # --- files
 
 
+def test_a_word_that_is_no_preset_but_means_something_is_told_how_to_say_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("data/mine/train.bin", "there/manifest.json", "runs/a/config.toml", "out/ckpt.pt"):
+        Path(file).parent.mkdir(parents=True)
+        Path(file).touch()
+    Path("my diary.txt").touch()
+    meant = {
+        "my diary.txt": "to learn from its text, run  glass prepare 'my diary.txt'  first",
+        "data": "to learn from its text, run  glass prepare data  first",
+        "mine": "--dataset=mine trains on it",
+        "there": "--dataset=there trains on it",
+        "runs/a": "--init_from=resume --out_dir=runs/a goes on with it, "
+        "and its settings are in runs/a/config.toml",
+        "out/ckpt.pt": "--init_from=out/ckpt.pt begins from it",
+        "max_iters=5": "a setting is written --max_iters=5",
+        "-max_iters=5": "a setting is written --max_iters=5",
+        "quickstrat": "did you mean quickstart?",
+    }
+    for name, hint in meant.items():
+        with pytest.raises(UserError) as caught:
+            find_recipe(name)
+        assert caught.value.problems == [f"{name} is neither a preset nor a .toml or .py file; {hint}"]
+
+
+def test_another_dataset_is_not_begun_with_the_words_of_the_presets_own() -> None:
+    preset = find_recipe("quickstart")
+    assert combine(preset, {}).sample_start == "\ndef "
+    assert combine(preset, {"dataset": "mine"}).sample_start == ""
+    assert combine(preset, {"dataset": "mine", "sample_start": "I"}).sample_start == "I"
+
+
 def test_a_file_with_device_tables(tmp_path: Path) -> None:
     path = written(
         tmp_path,

@@ -15,6 +15,7 @@ from glassgpt.errors import UserError
 from glassgpt.harmless import harmless, harmless_name
 from glassgpt.insight.given import Given, is_given, read_given, with_given
 from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions, card_named, check_language
+from glassgpt.paths import user_path
 from glassgpt.words import preferred_language, speaking
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def report(words: list[str]) -> int:
 
     names, given, options, card = _parsed(words, ReportOptions, 1, "say which run or log to report on")
     source = Path(names[0])
-    place = Path(options.out) if options.out else _report_place(source)
+    place = user_path(options.out) if options.out else _report_place(source)
     check_place(place, source)
     with speaking(options.lang or preferred_language()):
         told = explained(_read(names, given)[0], card)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glassgpt.cli.command import console, parsed, print_help, wants_help
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def show(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     if options.svg:
-        replay_svg(Path(names[0]), Path(options.svg), options.width)
+        replay_svg(Path(names[0]), user_path(options.svg), options.width)
     else:
         replay(Path(names[0]), console())
     return 0

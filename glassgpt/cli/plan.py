@@ -172,7 +172,7 @@ def _unless_wrong(problems: list[str], make: Callable[[], Made]) -> Made | None:
 
 
 def _write(out: str, text: str) -> None:
-    from glassgpt.data.folder import user_path
+    from glassgpt.paths import user_path
 
     path = user_path(out)
     if os.path.lexists(path):

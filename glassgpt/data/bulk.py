@@ -33,7 +33,6 @@ from glassgpt.data.corpus_tokenizer import (
 )
 from glassgpt.data.dataset import read_manifest
 from glassgpt.data.encoder import Encoded, Encoder
-from glassgpt.data.folder import nearest_folder
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import passing, tokenizing
@@ -46,6 +45,7 @@ from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unf
 from glassgpt.data.workers import cores, encode_all
 from glassgpt.errors import UserError
 from glassgpt.figures import count, plural, size
+from glassgpt.paths import nearest_folder
 
 # Below this, starting processes takes longer than they save.
 _ALONE_BYTES = 4_000_000

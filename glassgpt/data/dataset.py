@@ -11,6 +11,7 @@ for datasets small enough. A folder of nanoGPT's has no manifest, and is given o
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.config import holds_dataset
 from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
@@ -142,7 +144,7 @@ def verify(dataset: Dataset) -> None:
 
 def read_manifest(directory: Path) -> Manifest:
     """What a folder holds. One with only the manifest and the tokenizer will do; so will nanoGPT's."""
-    manifest = stored_manifest(directory)
+    manifest = None if directory.is_file() else stored_manifest(directory)
     if manifest is not None:
         return manifest
     if (directory / "train.bin").exists():
@@ -153,8 +155,17 @@ def read_manifest(directory: Path) -> Manifest:
 def _nothing_here(directory: Path) -> str:
     name = directory.resolve().name
     if name in BUILT_IN:
-        return f"no dataset at {directory}: run  glass prepare {name}"
+        place = "" if directory == Path("data", name) else f" --out_dir={directory}"
+        return f"no dataset at {directory}: run  glass prepare {name}{place}"
+    # Who writes --dataset=my.txt means the file here, not one in data/.
+    typed = directory.relative_to("data") if directory.is_relative_to("data") else directory
+    if typed.is_file():
+        return f"{typed} is not a prepared dataset: run  glass prepare {typed}  and train on what that makes"
+    beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
+    near = difflib.get_close_matches(name, [path.name for path in beside if holds_dataset(path)], n=1)
+    if near:
+        return f"no dataset at {directory}; did you mean {directory.with_name(near[0])}?"
     return (
         f"no dataset at {directory}: run  glass prepare FILE_OR_FOLDER --out_dir={directory}  "
-        "or put nanoGPT's train.bin and val.bin there"
+        "or put nanoGPT's train.bin and val.bin there, or say where it is by --data_dir=FOLDER"
     )

@@ -46,13 +46,3 @@ def skipped_links(linked: int) -> tuple[str, ...]:
         f"{note}; a pattern in quotes, 'FOLDER/**/*', follows links"
         for note in skipped(linked, "linked folder")
     )
-
-
-def user_path(text: str) -> Path:
-    """With ~ spelled out. os.path's expanduser leaves an unknown ~user alone, pathlib's raises."""
-    return Path(os.path.expanduser(text))
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder, or the first of its parents that is there."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

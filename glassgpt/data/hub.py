@@ -19,11 +19,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.folder import nearest_folder
 from glassgpt.data.parcels import PARQUET, holds_documents
 from glassgpt.data.unpacked import DATA_EXTRA
 from glassgpt.errors import UserError, a_few
 from glassgpt.figures import size
+from glassgpt.paths import nearest_folder
 
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
 # partial: Hugging Face's copy of a dataset that was too large to copy whole.

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from glassgpt.data.corpus import is_corpus, is_pattern
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.folder import user_path
 from glassgpt.data.hub import hub_name
 from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
 from glassgpt.data.parcels import holds_documents
@@ -23,6 +22,7 @@ from glassgpt.data.staging import writable_problem
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.data.unfinished import MARK
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 
 _VAL_BYTES = 20_000_000
 _OF_BULK = ("text_column", "dedup", "workers", "shard_tokens")

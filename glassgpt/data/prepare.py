@@ -49,6 +49,7 @@ from glassgpt.data.tokenizers import (
     train_bpe,
 )
 from glassgpt.errors import UserError
+from glassgpt.figures import plural
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Digest
@@ -145,7 +146,7 @@ def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str
         return options.tokenizer, "as asked"
     if options.dataset in BUILT_IN:
         return BUILT_IN[options.dataset], f"the usual one for {options.dataset}"
-    distinct = f"the text has {len(survey.characters):,} different characters"
+    distinct = f"the text has {plural(len(survey.characters), 'different character')}"
     if len(survey.characters) <= MOST_CHARACTERS:
         return "char", f"{distinct}, and up to {MOST_CHARACTERS} each can have an id"
     return "bpe:8192", f"{distinct}, over {MOST_CHARACTERS}, too many for an id each"

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 
 RANKS_FILE = "gpt2.tiktoken"
 END_OF_TEXT = "<|endoftext|>"

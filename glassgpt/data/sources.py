@@ -21,9 +21,10 @@ from pathlib import Path
 
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.fingerprint import file_sha256
-from glassgpt.data.folder import read_folder, skipped, skipped_links, user_path
+from glassgpt.data.folder import read_folder, skipped, skipped_links
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
+from glassgpt.paths import user_path
 
 CHUNK_BYTES = 2**20
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from glassgpt import figures
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.data.folder import user_path
 from glassgpt.data.nanogpt import META
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.errors import UserError
@@ -23,6 +22,7 @@ from glassgpt.exchange.card import TRAINING, write_card
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import Parcel, open_parcel
 from glassgpt.exchange.proof import Proof
+from glassgpt.paths import user_path
 from glassgpt.recipe import field_types, to_toml
 from glassgpt.version import VERSION
 

@@ -16,7 +16,6 @@ from glassgpt.account import journal
 from glassgpt.account.journal import Journal
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset
-from glassgpt.data.folder import user_path
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.data.tokenizers import write_tokenizer
@@ -25,6 +24,7 @@ from glassgpt.exchange.nanogpt_journal import Told, records_of
 from glassgpt.exchange.options import ImportOptions
 from glassgpt.insight.history import History
 from glassgpt.insight.reading import read_history
+from glassgpt.paths import user_path
 from glassgpt.recipe import Recipe, combine
 from glassgpt.train.batching import plan_batch
 from glassgpt.train.checkpoint import Saver

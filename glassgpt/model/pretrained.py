@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError, first_line
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.weights import from_transformers, with_head
+from glassgpt.paths import user_path
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

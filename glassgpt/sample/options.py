@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.config import DEVICE, is_broken
-from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 
 
 @dataclass(frozen=True)

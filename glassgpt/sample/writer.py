@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from glassgpt.config import Choice
-from glassgpt.data.folder import user_path
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.nanogpt import META, read_meta
 from glassgpt.data.ranks import download_ranks
@@ -28,6 +27,7 @@ from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import model_of
+from glassgpt.paths import user_path
 from glassgpt.sample.options import SampleOptions
 from glassgpt.train.checkpoint import committed
 from glassgpt.train.device import Placement, choose_device, choose_dtype

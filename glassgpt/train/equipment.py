@@ -154,6 +154,8 @@ def _choose_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, list[Choice]]
     choices = [Choice("vocab_size", size, reason if given is None else "as the weights have it")]
     if config.activation == "auto":
         choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
+    if config.bias and config.arch == "modern":
+        choices.append(Choice("bias", False, "modern has none; --arch=gpt2 can have them"))
     return shape, choices
 
 

@@ -18,11 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
-from glassgpt.data.folder import user_path
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_head
+from glassgpt.paths import user_path
 from glassgpt.recipe import check_settings, read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
 from glassgpt.train.ckpt import read_ckpt

@@ -121,7 +121,7 @@ def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
     if outcome.was_told or pace is None or found is None or outcome.seconds < SETTLED_S:
         return None
     outcome.was_told = True
-    expected = f"{count(found)} tokens/s; expected {count(pace.low)} to {count(pace.high)} ({pace.why})"
+    expected = f"expected {count(pace.low)} to {count(pace.high)}: {pace.why}"
     if found > pace.high:
         title = f"this is faster than expected: {count(found)} tokens/s"
         why = "The expectation rests on few measurements; yours is better."

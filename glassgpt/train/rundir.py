@@ -17,6 +17,7 @@ from glassgpt.account import journal
 from glassgpt.config import TrainConfig
 from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 from glassgpt.recipe import to_toml
 
 RUNS = Path("runs")
@@ -46,7 +47,7 @@ def is_run(directory: Path) -> bool:
 
 def check_new(asked: str) -> None:
     """Complains if the folder asked for holds a run, or cannot be a folder. Makes nothing."""
-    directory = Path(asked)
+    directory = user_path(asked)
     if can_go_on(directory):
         raise UserError(
             f"--out_dir={asked} holds a run already, and runs are never overwritten; "
@@ -61,8 +62,8 @@ def make_run_dir(asked: str, name: str) -> Path:
     """Makes the folder asked for, which must not hold a run; else the first free of runs/NAME, NAME-2, …"""
     if asked:
         check_new(asked)
-        _make(Path(asked), exist_ok=True)
-        return Path(asked)
+        _make(user_path(asked), exist_ok=True)
+        return user_path(asked)
     number = 1
     while True:
         directory = RUNS / (name if number == 1 else f"{name}-{number}")
@@ -92,9 +93,9 @@ def existing_run_dir(asked: str, name: str) -> Path:
     """The folder to resume: the one asked for, or the latest of runs/NAME, runs/NAME-2, …"""
     if not asked:
         return newest_of(RUNS / name)
-    if not can_go_on(Path(asked)):
+    if not can_go_on(user_path(asked)):
         raise UserError(f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are")
-    return Path(asked)
+    return user_path(asked)
 
 
 def can_go_on(directory: Path) -> bool:

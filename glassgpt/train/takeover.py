@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from glassgpt.config import Choice, TrainConfig, Value, activation, padded_vocabulary
+from glassgpt.config import Choice, TrainConfig, Value, activation, data_dir, padded_vocabulary
 from glassgpt.data.dataset import Dataset, Manifest
 from glassgpt.data.ranks import RANKS_FILE
 from glassgpt.data.tokenizer_json import same_tokens, tokenizer_beside
@@ -155,7 +155,7 @@ def choose_takeover(
 def _same_data(dataset: Dataset, config: TrainConfig, origin: Origin) -> bool:
     if origin.kind == "run":
         return bool(origin.state["data_hash"] == dataset.hash)
-    return origin.settings.get("dataset") == config.dataset
+    return origin.settings.get("dataset") in (config.dataset, data_dir(config).name)
 
 
 def check_not_done(config: TrainConfig, done: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from glassgpt.account import journal
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
 from glassgpt.train.checkpoint import committed, readable
 from glassgpt.train.device import choose_device
@@ -111,8 +112,8 @@ def _new_run(
     if recipe.instead_of:
         notes.append(Choice("preset", recipe.name, f"{recipe.instead_of} is not on disk"))
     if config.out_dir and "out_dir" not in overrides:
-        free = str(first_free(Path(config.out_dir)))
-        if free != config.out_dir:
+        free = str(first_free(user_path(config.out_dir)))
+        if free != str(user_path(config.out_dir)):
             reason = f"{config.out_dir} holds a run already, and runs are never overwritten"
             notes.append(Choice("out_dir", free, reason))
         config = replace(config, out_dir=free)
@@ -126,7 +127,7 @@ def _new_run(
 
 def _run_to_resume(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Path:
     if "out_dir" not in overrides and recipe is not None and recipe.settings.get("out_dir"):
-        return newest_of(Path(str(recipe.settings["out_dir"])))
+        return newest_of(user_path(str(recipe.settings["out_dir"])))
     return existing_run_dir(str(overrides.get("out_dir", "")), recipe.name if recipe else DEFAULT_PRESET)
 
 
@@ -189,7 +190,7 @@ def begun_by(team: Team, out_dir: str, overrides: Mapping[str, Any]) -> Task | N
     """What an earlier attempt of this launch began (torchrun --max-restarts); the others go on with it."""
     if not team.attempt:
         return None
-    folder = Path(out_dir).parent if out_dir else RUNS
+    folder = user_path(out_dir).parent if out_dir else RUNS
     run = team.from_first(lambda: _find_launched(folder, team.launch))
     return to_go_on(Path(run), overrides) if run else None
 

@@ -194,3 +194,54 @@ def test_a_run_in_a_process_of_its_own_prints_plain_lines_and_accounts_for_its_s
     end = records("runs/quickstart")[-1]
     assert end["ledger"]["startup"] > 0.1  # Python and torch had to start
     assert end["ledger"]["other"] < 0.05 * end["wall_s"]
+
+
+# --- a dataset by its path
+
+
+@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
+def test_a_dataset_by_its_path_is_the_same_for_every_command(
+    here: Path, capsys: Capture, is_absolute: bool
+) -> None:
+    Path("../mine.txt").write_text(WORDS * 60)
+    assert main(["prepare", "../mine.txt", "--out_dir=some/where"]) == 0
+    path = str(here / "some/where" if is_absolute else "some/where")
+    flags = [*TINY, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--log_interval=3"]
+    assert main(["train", *flags, f"--dataset={path}", "--out_dir=run", "--max_iters=3"]) == 0
+    assert main(["train", "--init_from=resume", "--out_dir=run", "--max_iters=6"]) == 0
+    assert main(["train", "--init_from=run", f"--data_dir={path}", "--out_dir=fork", "--max_iters=9"]) == 0
+    by_path, resumed, by_folder = (
+        record["data"]
+        for run in ("run", "fork")
+        for record in journal.read(Path(run, journal.NAME))
+        if record["kind"] == "run"
+    )
+    assert by_path["name"] == "mine"
+    assert by_path["hash"] == resumed["hash"] == by_folder["hash"]
+    capsys.readouterr()
+    assert main(["plan", "quickstart", f"--dataset={path}", "--gpu=rtx4070"]) == 0
+    assert f"prepared in {path}" in capsys.readouterr().out
+    assert not Path("data").exists()
+
+
+# --- ~, which a shell leaves alone after =
+
+
+def test_home_is_home_and_no_folder_of_that_name(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    flags = [*TINY, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--dataset=mine"]
+    assert main(["train", *flags, "--out_dir=~/run", "--max_iters=3"]) == 0
+    run = tmp_path / "home/run"
+    assert f"--init_from=resume --out_dir={run} " in capsys.readouterr().out
+    assert refused(capsys, "train", *flags, "--out_dir=~/run")[0].startswith("--out_dir=~/run holds a run")
+    assert main(["train", "--init_from=resume", "--out_dir=~/run", "--max_iters=6"]) == 0
+    assert main(["train", "--init_from=~/run", "--out_dir=~/fork", "--max_iters=9"]) == 0
+    Path("config.toml").write_text('out_dir = "~/run"\n')
+    assert main(["train", "config.toml", *flags, "--max_iters=3"]) == 0
+    assert main(["train", "config.toml", "--init_from=resume", "--max_iters=4"]) == 0
+    assert main(["show", str(run), "--svg=~/run.svg"]) == 0
+    assert main(["report", str(run), "--out=~/run.html"]) == 0
+    assert {path.name for path in run.parent.iterdir()} == {"run", "run-2", "fork", "run.svg", "run.html"}
+    assert not Path("~").exists()

@@ -60,8 +60,38 @@ def test_the_hash_follows_the_content_and_nothing_else(folder: Path) -> None:
 def test_no_dataset_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no dataset at .*pylib: run  glass prepare pylib"):
         open_dataset(tmp_path / "pylib")
-    with pytest.raises(UserError, match=r"--out_dir=.*mine  or put nanoGPT's train\.bin and val\.bin there"):
+    with pytest.raises(UserError, match=r"--out_dir=.*mine  or put .* or say where it is by --data_dir"):
         open_dataset(tmp_path / "mine")
+
+
+def test_a_text_taken_for_a_dataset_is_to_be_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("words " * 100)
+    Path("data/my texts").mkdir(parents=True)
+    Path("data/my texts/train.bin").touch()  # which has nearly that name
+    for path in (Path("data/my.txt"), Path("my.txt")):  # by --dataset=my.txt, by --data_dir=my.txt
+        with pytest.raises(
+            UserError, match=r"^my\.txt is not a prepared dataset: run  glass prepare my\.txt  "
+        ):
+            open_dataset(path)
+
+
+def test_a_dataset_of_nearly_that_name_is_offered(folder: Path) -> None:
+    typed = folder.with_name(folder.name + "s")
+    with pytest.raises(UserError, match=rf"^no dataset at {typed}; did you mean {folder}\?$"):
+        open_dataset(typed)
+
+
+def test_what_to_run_makes_the_dataset_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"run  glass prepare shakespeare_char$"):
+        open_dataset(Path("data/shakespeare_char"))
+    with pytest.raises(UserError, match=r"glass prepare shakespeare_char --out_dir=there/shakespeare_char$"):
+        open_dataset(Path("there/shakespeare_char"))
 
 
 def test_a_manifest_is_believed_as_written_or_not_at_all(folder: Path) -> None:

@@ -145,6 +145,13 @@ def test_auto_chooses_and_says_why(tmp_path: Path) -> None:
     assert any(line.startswith("the text is too small for 8192 tokens, it yields") for line in said)
 
 
+def test_one_character_is_said_in_the_singular(tmp_path: Path) -> None:
+    (tmp_path / "same.txt").write_text("a" * 50)
+    said: list[str] = []
+    prepare(PrepareOptions(str(tmp_path / "same.txt"), out_dir=str(tmp_path / "same")), say=said.append)
+    assert any("the text has 1 different character," in line for line in said)
+
+
 def test_the_default_place_is_data_and_the_name(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

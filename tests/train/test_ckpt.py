@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,17 @@ def test_a_new_run_can_begin_from_its_weights(
     value, reason = choices(config.out_dir)["init_from"]
     assert value == str(path)
     assert "update 0" in reason
+
+
+def test_it_goes_on_with_its_data_by_name_or_by_path(
+    tiny: MakeConfig, tiny_data: Path, tmp_path: Path
+) -> None:
+    path = ckpt.write(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))  # which says: trained on `tiny`
+    theirs = shutil.copytree(tiny_data, tmp_path / "theirs/tiny")
+    for number, where in enumerate(({"dataset": str(theirs), "data_dir": ""}, {"data_dir": str(theirs)})):
+        config = tiny(init_from=str(path), max_iters=4, out_dir=str(tmp_path / f"run-{number}"), **where)
+        train(config)
+        assert "goes on at update 3" in choices(config.out_dir)["init_from"][1]
 
 
 def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:

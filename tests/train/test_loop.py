@@ -377,3 +377,12 @@ def test_a_text_without_line_breaks_can_be_sampled_too(tiny: MakeConfig, tmp_pat
     config = tiny(data_dir=str(tmp_path / "flat"), max_iters=3, sample_tokens=30)
     assert train(config).exit_code == 0
     assert len(records(config.out_dir, "sample")[0]["text"]) == 30
+
+
+def test_biases_that_an_architecture_does_not_have_are_not_silently_left_out(tiny: MakeConfig) -> None:
+    config = tiny(arch="modern", bias=True, max_iters=1)
+    train(config)
+    assert choices(config.out_dir)["bias"] == (False, "modern has none; --arch=gpt2 can have them")
+    without = tiny("without", arch="modern", max_iters=1)
+    train(without)
+    assert "bias" not in choices(without.out_dir)

@@ -59,7 +59,7 @@ def test_a_normal_speed_is_called_normal_once() -> None:
     found = finding(outcome)
     assert found["severity"] == "info"
     assert "normal here: 900 tokens/s" in found["title"]
-    assert "expected 800 to 1.2k (two rows)" in found["evidence"]
+    assert found["evidence"] == "expected 800 to 1.2k: two rows"  # beside the title, which has the speed
     assert pace_finding(outcome, 8) is None
     assert "faster than expected" in finding(an_outcome(1300.0))["title"]
 

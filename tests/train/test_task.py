@@ -318,7 +318,7 @@ def test_a_run_that_began_from_nanogpts_weights_begins_again_from_them(
 ) -> None:
     size = open_dataset(tiny_data).manifest.vocab_size
     path = ckpt.write(here / "out-theirs/ckpt.pt", size)
-    changes = {"init_from": str(path), "max_iters": 6}
+    changes = {"init_from": str(path), "init_state": "weights", "max_iters": 6}
     whole, stopped = tiny("whole", **changes), tiny("stopped", **changes)
     train(whole)
     run_until_crash(stopped, 4)

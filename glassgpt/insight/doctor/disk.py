@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from glassgpt import figures
-from glassgpt.data.folder import nearest_folder
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
+from glassgpt.paths import nearest_folder
 from glassgpt.train.tensorfile import Packed, pack, write_packed
 
 Clock = Callable[[], float]

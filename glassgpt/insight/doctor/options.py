@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.config import is_broken
+from glassgpt.paths import user_path
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,4 @@ def find_problems(options: DoctorOptions) -> list[str]:
 
 
 def out_dir(options: DoctorOptions) -> Path:
-    return Path(options.out_dir or "runs")
+    return user_path(options.out_dir or "runs")

@@ -11,7 +11,6 @@ from typing import Any
 from glassgpt.account import choices, memory
 from glassgpt.account.memory import GIB, Memory
 from glassgpt.config import decay_iters, warmup_iters
-from glassgpt.data.folder import nearest_folder
 from glassgpt.figures import count, duration
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.prospect import Prospect, expectation
@@ -20,6 +19,7 @@ from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
 from glassgpt.insight.plan.times import Times, forecast_of
 from glassgpt.insight.plan.ways import Way, Ways
+from glassgpt.paths import nearest_folder
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from glassgpt.config import TrainConfig
-from glassgpt.data.folder import user_path
 from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 from glassgpt.recipe import to_toml
 
 NAME = "tuned.toml"

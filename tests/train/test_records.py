@@ -218,6 +218,12 @@ def test_epochs_count_what_was_seen_with_another_batch(tiny: MakeConfig) -> None
     assert records(config.out_dir, "step")[-1]["tokens"] == (10 * 8 + 20 * 2) * config.block_size
 
 
+def test_a_constant_rate_is_not_called_a_cosine(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=1, decay_lr=False)
+    train(config)
+    assert choices(config.out_dir)["schedule"][0] == "constant"
+
+
 def test_listeners_get_every_record(tiny: MakeConfig) -> None:
     heard: list[str] = []
     config = tiny(max_iters=5)

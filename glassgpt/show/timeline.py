@@ -56,6 +56,9 @@ def timeline_of(history: History, facts: Facts) -> Timeline | None:
     seconds = by_stretch(startup)
     if history.ledger and len(history.segments) == 1:
         seconds[0] += history.ledger.get("startup", 0.0) + history.ledger.get("compile", 0.0)
+    elif history.ledger:
+        spent = np.array([part.startup_s or 0.0 for part in history.segments])
+        seconds += by_stretch(1000 * spent, history.begun_at() + late)  # before a process's first iteration
     at, waited = _timed_pauses(history)
     return Timeline(
         start=lowest + width * np.arange(count),

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt.account.cluster import Cluster
-from glassgpt.figures import count, duration, parameters, size, work_per_token
+from glassgpt.figures import count, duration, parameters, plural, size, work_per_token
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.plan.plan import Plan
 from glassgpt.insight.plan.problems import Problem, busy_machine
@@ -134,7 +134,7 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
         ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
         (
             "run",
-            f"{decided.config.max_iters:,} updates, {count(decided.total_tokens)} tokens, "
+            f"{plural(decided.config.max_iters, 'update')}, {count(decided.total_tokens)} tokens, "
             f"{decided.total_tokens * decided.flops_per_token:.2g} FLOP",
         ),
     ]

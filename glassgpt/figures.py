@@ -72,13 +72,19 @@ def size(value: float) -> str:
 
 
 def work(flops: float) -> str:
-    """An amount of arithmetic: 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
+    """An amount of arithmetic: 186 kFLOP, 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
     if flops >= 0.9995e21:
         return f"{flops:.2e} FLOP"
     for limit, unit in _METRIC:
         if flops >= limit * 0.9995:
             return f"{_three_digits(flops / limit)} {unit}FLOP"
-    return f"{flops:.0f} FLOP"
+    return f"{_three_digits(flops / 1e3)} kFLOP" if flops >= 999.5 else f"{flops:.0f} FLOP"
+
+
+def work_per_token(flops: float) -> str:
+    """In one unit for all models, with four digits: 0.1812 MFLOP, 854.8 MFLOP, 10,304 MFLOP"""
+    millions = flops / 1e6
+    return f"{millions:.4g} MFLOP" if millions < 9999.5 else f"{millions:,.0f} MFLOP"
 
 
 def flop_rate(flops_per_s: float) -> str:
@@ -118,6 +124,16 @@ def factor(ratio: float) -> str:
 
 def loss(value: float) -> str:
     return f"{value:.4f}" if not abs(value) >= 1000 else f"{value:.4g}"
+
+
+def norm(value: float) -> str:
+    """A gradient's: 0.75, 0.0064, 1.23e+08"""
+    return f"{value:.2f}" if 0.095 <= value < 1000 or not math.isfinite(value) else f"{value:.3g}"
+
+
+def epochs(value: float) -> str:
+    """How often a text was read: 0.0043, 1.6, 21, 260"""
+    return f"{value:.2g}" if value < 99.5 else whole(value)
 
 
 def difference(value: float) -> str:

@@ -109,3 +109,43 @@ def test_durations_keep_their_order(a: float, b: float) -> None:
 
 
 # --- harmless
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (812, "812 FLOP"), (999.6, "1.00 kFLOP"), (185_664, "186 kFLOP"), (3e8, "300 MFLOP"),
+        (1.2e21, "1.20e+21 FLOP"),
+    ],
+)  # fmt: skip
+def test_work(value: float, text: str) -> None:
+    assert figures.work(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (181_248, "0.1812 MFLOP"),
+        (854.8e6, "854.8 MFLOP"),
+        (9.9996e9, "10,000 MFLOP"),
+        (10.3e9, "10,300 MFLOP"),
+    ],
+)
+def test_work_per_token(value: float, text: str) -> None:
+    assert figures.work_per_token(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.0064, "0.0064"), (0.75, "0.75"), (999.4, "999.40"), (1.2e20, "1.2e+20")],
+)
+def test_norms(value: float, text: str) -> None:
+    assert figures.norm(value) == text
+    assert [figures.norm(odd) for odd in (float("inf"), float("nan"))] == ["inf", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0043, "0.0043"), (1.6, "1.6"), (99.4, "99"), (99.6, "100"), (12_345, "12,345")]
+)
+def test_epochs(value: float, text: str) -> None:
+    assert figures.epochs(value) == text

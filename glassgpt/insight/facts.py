@@ -244,6 +244,8 @@ def parameters_without_positions(history: History) -> int | None:
     """What 6N counts: exact where the optimizer's groups and the shape are known, else as the log says."""
     setup = history.setup
     said, trained = setup.parameters, setup.trained_parameters
+    if said and history.format.name == "glassgpt":  # exact, and a modern model has no positions to take off
+        return said
     sizes = [setup.settings.get(name) for name in ("block_size", "n_embd")]
     if trained and all(isinstance(size, int) for size in sizes):
         exact = trained - math.prod(size for size in sizes if isinstance(size, int))

@@ -57,6 +57,7 @@ class Steps:
     memory_bytes: Floats | None = (
         None  # the most in use since the line before: the card's, else the process's
     )
+    tokens: Floats | None = None  # GlassGPT: seen since the beginning of the run
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -90,6 +91,7 @@ class Segment:
     resumed: bool = False  # the log says so; else it began anew, or nothing tells
     first_iteration: int | None = None
     tokens_per_iteration: int | None = None  # as this process said; a resume may accumulate more
+    startup_s: float | None = None  # GlassGPT: of its ledger, compiling included
 
 
 # kill: from outside, with no chance to say why; abort: the process itself, by a fault.
@@ -155,9 +157,47 @@ class History:
         """From the first to the last line of every process, those without a line included."""
         steps = self.steps
         if self.format.name == "glassgpt":  # whose lines count the updates so far
-            return int(steps.iteration[-1]) if len(steps) else 0
+            return max(0, int(steps.iteration[-1]) - self._begun) if len(steps) else 0
         same_process = steps.segment[1:] == steps.segment[:-1]
         return len(steps) + int((np.diff(steps.iteration) - 1)[same_process].sum())
+
+    @property
+    def _begun(self) -> int:
+        """GlassGPT: updates that were done before the run began: by the one that it took over."""
+        return (self.segments[0].first_iteration or 0) if self.segments else 0
+
+    def tokens_at(self, iterations: Floats | Ints) -> Floats | None:
+        """Tokens seen up to those iterations; None where the log does not count them. Those before its first
+        line are of the first process's batches: what a run took over was maybe of others."""
+        steps = self.steps
+        per_update = self.segments[0].tokens_per_iteration if self.segments else None
+        if steps.tokens is None or per_update is None or not len(steps):
+            return None
+        before = steps.tokens[0] - per_update * max(0, int(steps.iteration[0]) - self._begun)
+        at = np.concatenate(([self._begun], steps.iteration))
+        seen = np.concatenate(([before], steps.tokens))
+        if before < 0 or not np.isfinite(seen).all() or (np.diff(seen) < 0).any() or (np.diff(at) < 0).any():
+            return None
+        return np.interp(iterations, at, seen)
+
+    def own_tokens(self) -> float | None:
+        """Tokens of the log's own updates; None where it does not count them."""
+        ends = self.tokens_at(np.array([self._begun, self.steps.iteration[-1]])) if len(self.steps) else None
+        return None if ends is None else float(ends[1] - ends[0])
+
+    def begun_at(self) -> Ints:
+        """GlassGPT: how many updates were done when each process began."""
+        return np.array([part.first_iteration or 0 for part in self.segments], dtype=np.int64)
+
+    def unlogged(self) -> Ints:
+        """How many iterations passed without a line before each logged one, in the same process."""
+        at, segment = self.steps.iteration, self.steps.segment
+        before = np.concatenate((at[:1] - 1, at[:-1]))
+        begins = np.concatenate(([True], np.diff(segment) != 0))[: len(at)]
+        # Only a journal tells how many updates were done when a process began.
+        before[begins] = (self.begun_at()[segment] if self.ledger else at - 1)[begins]
+        passed: Ints = np.maximum(at - before - 1, 0)
+        return passed
 
     def first_of_process(self) -> Bools:
         """True where an iteration is the first of a process, so that its time holds the start-up."""

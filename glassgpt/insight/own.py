@@ -35,6 +35,8 @@ _WITH_TEXTS = ("run", "finding", "profile", "end")
 _LARGEST = 10**15  # no iteration has a larger number
 _ENDINGS: dict[str, Ended] = {
     "finished": "finished",
+    "stopped early": "finished",  # as --patience asked
+    "evaluated": "finished",  # which was all that --eval_only asked
     "interrupted": "interrupted",
     "crashed": "crashed",
     "not finite": "crashed",
@@ -128,6 +130,7 @@ def _steps(records: Sequence[Record], number: dict[int, int]) -> Steps:
         segment=np.array([number[record["process"]] for record in records], dtype=np.int64),
         has_loss=np.array([_loss(record) is not None for record in records], dtype=bool),
         memory_bytes=np.array([_memory(record) for record in records], dtype=float),
+        tokens=column("tokens"),
         **{ours: column(theirs) for ours, theirs in _COLUMNS.items()},
     )
 
@@ -175,7 +178,15 @@ def _saves(records: Sequence[Record], number: dict[int, int]) -> Iterable[Save]:
 
 def _segment(mine: Sequence[Record]) -> Segment:
     resumed = any(record["kind"] == "resume" and record.get("from_iter", -1) >= 0 for record in mine)
-    return Segment(starts=False, resumed=resumed, first_iteration=mine[0]["iter"])
+    run = next((record for record in mine if record["kind"] == "run"), {})
+    spent = _seconds(_dict(next((record for record in mine if record["kind"] == "end"), {}), "ledger"))
+    return Segment(
+        starts=False,
+        resumed=resumed,
+        first_iteration=mine[0]["iter"],
+        tokens_per_iteration=_int(_dict(run, "batch"), "tokens"),
+        startup_s=spent.get("startup", 0.0) + spent.get("compile", 0.0) if spent else None,
+    )
 
 
 def _setup(run: Record) -> Setup:
@@ -192,6 +203,7 @@ def _setup(run: Record) -> Setup:
         flops_per_token=_float(model, "flops_per_token"),
         device_name=name if isinstance(name, str) else None,
         peak_flops=_float(peak, "value"),
+        world_size=_int(_dict(run, "team"), "size"),
         planned_iterations=_int(config, "max_iters"),
         memory_bytes=_int(device, "memory"),
         bytes_per_token=_float(_dict(data, "bytes_per_token"), "val"),

@@ -42,6 +42,7 @@ def summarize(run_dir: Path) -> RunSummary:
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
     best = next((old for old in reversed(records) if old["kind"] == "eval" and old.get("best")), None)
+    best_loss, best_iter = (best.get("loss"), best["iter"]) if best else _best_at_the_end(last.get("end", {}))
     return RunSummary(
         path=run_dir,
         state=_state(run_dir, records),
@@ -49,12 +50,18 @@ def summarize(run_dir: Path) -> RunSummary:
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
         max_iters=_number(start.get("config"), "max_iters"),
         loss=_number(step, "loss"),
-        best_val_loss=_number(best, "loss"),
-        best_iter=best["iter"] if best else None,
+        best_val_loss=_number({"loss": best_loss}, "loss"),
+        best_iter=best_iter,
         tokens_per_s=_number(step, "tokens_per_s"),
         bytes=_size(run_dir),
         started=records[0]["time"] if records else None,
     )
+
+
+def _best_at_the_end(end: Record) -> tuple[Any, Any]:
+    """A run that took over another has maybe not done better than that one, whose best it has too."""
+    at = _number(end, "best_iter")
+    return (None, None) if at is None else (_number(end, "best_val_loss"), at)
 
 
 def _number(record: object, name: str) -> Any:

@@ -111,7 +111,7 @@ class RunConsole:
         value = peak["value"]
         self._line(
             "MFU",
-            f"{model['flops_per_token'] / 1e6:.4g} MFLOP per token, "
+            f"{figures.work_per_token(model['flops_per_token'])} per token, "
             + (f"100% is {figures.flop_rate(value)}" if value else "no peak to compare with")
             + f"   ({_peak_origin(peak)})",
         )
@@ -141,12 +141,12 @@ class RunConsole:
         for complaint in record["complaints"]:
             self._line("warning", complaint, "yellow")
         done = record["from_iter"]
-        self._line("resume", f"after {done:,} updates" if done >= 0 else "from the beginning")
+        self._line("resume", f"after {figures.plural(done, 'update')}" if done >= 0 else "from the beginning")
 
     # --- on the way ---
 
     def _print_step(self, record: Record) -> None:
-        parts = [f"loss {record['loss']:.4f}"]
+        parts = [f"loss {figures.loss(record['loss'])}"]
         # A process's first update compiles and warms up; it is not in the step time.
         first_ms = record["first_update_ms"]
         first = "" if first_ms is None else f"first update {figures.duration(first_ms / 1000)}"
@@ -159,11 +159,12 @@ class RunConsole:
             parts.append(figures.milliseconds(record["step_ms"]))
             parts.append(f"{figures.count(record['tokens_per_s'])} tok/s")
         if record["mfu"] is not None:
-            parts.append(f"MFU {record['mfu']:.1f}%")
+            mfu = record["mfu"]
+            parts.append(f"MFU {mfu:.1f}%" if mfu >= 0.95 or mfu == 0 else f"MFU {mfu:.2g}%")
             self._last_mfu = record["mfu"]
         parts.append(f"lr {record['lr']:.2e}")
         if record["grad_norm"] is not None:  # nanoGPT does not print it
-            parts.append(f"norm {record['grad_norm']:.2f}")
+            parts.append(f"norm {figures.norm(record['grad_norm'])}")
         if record["eta_s"] is not None and record["iter"] < self._max_iters():
             parts.append(f"{figures.duration(record['eta_s'])} to go")
         if first and record["step_ms"] is not None:
@@ -183,13 +184,14 @@ class RunConsole:
         train, self._train_eval = self._train_eval, None
         ms = None if record["ms"] is None else record["ms"] + (train["ms"] if train else 0.0)
         compile_ms = record["compile_ms"] + (train["compile_ms"] if train else 0.0)
-        text = f"val {record['loss']:.4f}"
+        text = f"val {figures.loss(record['loss'])}"
         if not math.isnan(record["stderr"]):
-            text += f" ± {record['stderr']:.4f}"
+            text += f" ± {figures.loss(record['stderr'])}"
         if train:
-            text = f"train {train['loss']:.4f}  {text}"
+            text = f"train {figures.loss(train['loss'])}  {text}"
         if record["bits_per_byte"] is not None:
-            text += f"  {record['bits_per_byte']:.3f} bits/byte"
+            bits = record["bits_per_byte"]
+            text += f"  {bits:.3f} bits/byte" if bits < 1000 else f"  {bits:.4g} bits/byte"
         text += "  whole split" if record["whole_split"] else f"  {figures.count(record['tokens'])} tokens"
         text += f"  took {figures.duration(ms / 1000)}" if ms is not None else ""
         if compile_ms >= 1:
@@ -233,15 +235,12 @@ class RunConsole:
             self._progress.stop()
         self._out.print()
         self._print_ledger(record)
-        reason = record["reason"]
-        self._line(
-            "end", f"{reason} after {record['iter']:,} updates in {figures.duration(record['wall_s'])}"
-        )
+        self._line("end", _describe_end(record, self._run))
         if record["best_iter"] is not None:
-            curve = sparkline(self._val_losses)
+            best, curve = figures.loss(record["best_val_loss"]), sparkline(self._val_losses)
             self._line(
                 "best",
-                f"validation loss {record['best_val_loss']:.4f} at iter {record['best_iter']:,}   {curve}",
+                f"validation loss {best} at iter {record['best_iter']:,}   {curve}",
             )
         if "ranks" in record and (told := sharing_line(record["ranks"])):
             self._line("ranks", told)
@@ -265,15 +264,25 @@ class RunConsole:
         self._out.print(Text(f"{'wall time':<19}{wall:>10.2f}{1:>8.1%}", style="bold"))
 
 
+def _describe_end(end: Record, run: Record) -> str:
+    """The time is this process's; of a run that went on, so are only its last updates."""
+    text = f"{end['reason']} after {figures.plural(end['iter'], 'update')}"
+    before = run.get("iter", 0)
+    if before > 0:
+        text += f", {max(0, end['iter'] - before):,} of them by this process,"
+    return f"{text} in {figures.duration(end['wall_s'])}"
+
+
 def _describe_data(run: Record) -> str:
     data = run["data"]
     if "tokens" not in data:  # of an imported run, whose data was not there
         return f"{data['name']}: not found"
-    tokens = data["tokens"]
+    tokens, updates, epochs = data["tokens"], run["config"]["max_iters"], figures.epochs(data["epochs"])
     return (
         f"{data['name']}: {figures.count(tokens['train'])} tokens to learn from, "
         f"{figures.count(tokens['val'])} held out, {data['tokenizer']}; "
-        f"{run['config']['max_iters']:,} updates are {data['epochs']:.2g} epochs"
+        f"{figures.plural(updates, 'update')} {'is' if updates == 1 else 'are'} {epochs} "
+        f"{'epoch' if epochs == '1' else 'epochs'}"
     )
 
 

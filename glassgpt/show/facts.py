@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -78,10 +78,18 @@ def _result_rows(facts: Facts) -> list[Row]:
     ]
 
 
-def key_figures(facts: Facts) -> list[Row]:
+def _not_training(facts: Facts, ledger: Mapping[str, float] | None) -> float | None:
+    """Waiting for data is a part of an update; logging, and updates under the profiler, are not."""
+    total = sum(ledger.values()) if ledger else 0.0
+    if not ledger or total <= 0:
+        return facts.overhead_share
+    return 1 - (ledger.get("train", 0.0) + ledger.get("data", 0.0)) / total
+
+
+def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[Row]:
     """The few numbers that a reader looks for first; the reason is what stands below one."""
     best_at = _with(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.best_val_step)
-    share = _with("{:.1%}".format, facts.overhead_share)
+    share = _with("{:.1%}".format, _not_training(facts, ledger))
     spent = say("{share} of it not training", share=share) if share else ""
     in_bits = facts.val_metric == "bits_per_byte"
     shown = [

@@ -4,9 +4,10 @@
     iter 250: loss 2.0131, time 12.10ms, mfu 12.46%
     saving checkpoint to out-shakespeare-char
 
-Updates are numbered as there, from 0, and `mfu` is a share of an A100's 312 TFLOP/s in a running mean,
-because whoever reads these lines takes it for that. `time` is an update's own: evaluating and saving are not
-in it. The journal has the same run in our terms. What nanoGPT has no line for goes to stderr.
+Updates are numbered as there, from 0, and `mfu` is a share of an A100's 312 TFLOP/s in a running mean, of
+each process its own, because whoever reads these lines takes it for that. `time` is an update's own:
+evaluating and saving are not in it. The journal has the same run in our terms. What nanoGPT has no line for
+goes to stderr.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class NanogptConsole:
         self._updates += record["updates"]
         ms = record["first_update_ms"] if record["step_ms"] is None else record["step_ms"]
         if self._updates > _SETTLED_AFTER and record["flops_per_s"] is not None:
-            mfu = record["flops_per_s"] / _A100_FLOPS
+            mfu = record["flops_per_s"] / self._run.get("team", {}).get("size", 1) / _A100_FLOPS
             self._mfu = mfu if self._mfu == -1.0 else 0.9 * self._mfu + 0.1 * mfu
         self._line(
             f"iter {record['iter'] - 1}: loss {record['loss']:.4f}, time {ms or 0.0:.2f}ms, "
@@ -119,4 +120,5 @@ def parameter_tensors(model: Record) -> tuple[tuple[int, int], tuple[int, int]]:
         # And biases: the norms' again, and of four linear layers 3, 1, 4 and 1 times the width.
         vectors, size = 2 * vectors + 4 * layers, 2 * size + 9 * layers * width
     matrices = 4 * layers + (2 if gpt2 else 1)  # and embeddings of tokens, and of positions
+    matrices += not model.get("tie_embeddings", True)  # and the one that predicts
     return (matrices, model["parameters"] - size), (vectors, size)

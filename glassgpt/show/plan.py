@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt.account.cluster import Cluster
-from glassgpt.figures import count, duration, parameters, size
+from glassgpt.figures import count, duration, parameters, plural, size, work_per_token
 from glassgpt.harmless import harmless_name, harmless_words
 from glassgpt.insight.plan.plan import Plan
 from glassgpt.insight.plan.problems import Problem, busy_machine
@@ -118,7 +118,7 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
     about = [
         (
             "model",
-            f"{parameters(decided.parameters)} parameters, {decided.flops_per_token / 1e6:.1f} MFLOP/token",
+            f"{parameters(decided.parameters)} parameters, {work_per_token(decided.flops_per_token)}/token",
         ),
         ("runs in", f"{work.dtype} ({decided.dtype_reason}), {', '.join(fast)}"),
     ]
@@ -134,7 +134,7 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
         ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
         (
             "run",
-            f"{decided.config.max_iters:,} updates, {count(decided.total_tokens)} tokens, "
+            f"{plural(decided.config.max_iters, 'update')}, {count(decided.total_tokens)} tokens, "
             f"{decided.total_tokens * decided.flops_per_token:.2g} FLOP",
         ),
     ]

@@ -44,7 +44,7 @@ def timeline_of(history: History, facts: Facts) -> Timeline | None:
     # A journal's ledger knows the start-up; elsewhere it is what the first iteration took too long.
     startup = np.zeros(len(ms)) if history.ledger else np.where(first, np.maximum(ms - steady, 0) - pauses, 0)
     # A journal's step time is the mean since the line before; a console's is that of one iteration.
-    train = ms - pauses - startup + _unlogged(history) * (ms if history.ledger else steady)
+    train = ms - pauses - startup + history.unlogged() * (ms if history.ledger else steady)
     lowest, width, count = _stretches(history, facts)
     # A line every ten iterations stands for the nine before it too: then a stretch ends with its line.
     late = 0 if facts.log_interval == 1 else 1
@@ -56,6 +56,9 @@ def timeline_of(history: History, facts: Facts) -> Timeline | None:
     seconds = by_stretch(startup)
     if history.ledger and len(history.segments) == 1:
         seconds[0] += history.ledger.get("startup", 0.0) + history.ledger.get("compile", 0.0)
+    elif history.ledger:
+        spent = np.array([part.startup_s or 0.0 for part in history.segments])
+        seconds += by_stretch(1000 * spent, history.begun_at() + late)  # before a process's first iteration
     at, waited = _timed_pauses(history)
     return Timeline(
         start=lowest + width * np.arange(count),
@@ -112,25 +115,10 @@ def _timed_pauses(history: History) -> tuple[Ints, Floats]:
     return at, np.array([ms for _, ms in timed], dtype=float)
 
 
-def _unlogged(history: History) -> Floats:
-    """How many iterations passed without a line before each logged one, in the same process."""
-    at, segment = history.steps.iteration, history.steps.segment
-    before = np.concatenate((at[:1] - 1, at[:-1]))
-    begins = np.concatenate(([True], np.diff(segment) != 0))
-    # Only a journal tells how many updates were done when a process began.
-    before[begins] = (_begun_at(history)[segment] if history.ledger else at - 1)[begins]
-    passed: Floats = np.maximum(at - before - 1, 0).astype(np.float64)
-    return passed
-
-
-def _begun_at(history: History) -> Ints:
-    return np.array([part.first_iteration or 0 for part in history.segments], dtype=np.int64)
-
-
 def _stretches(history: History, facts: Facts) -> tuple[int, int, int]:
     """First iteration, width, number."""
     iterations = history.steps.iteration
-    known = np.concatenate((iterations, _begun_at(history))) if history.ledger else iterations
+    known = np.concatenate((iterations, history.begun_at())) if history.ledger else iterations
     lowest = int(known.min())
     span = int(iterations.max()) - lowest
     interval = _regular_interval(facts, span)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from glassgpt.account import memory
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.figures import plural
 
 DEFAULT_BATCH_SIZE = 12
 
@@ -59,7 +60,7 @@ def plan_batch(
         before, (size, reason) = size, _smaller_size(size * steps, T, size, ranks)
         steps = steps * before // size
         choices.append(Choice("batch_size", size, reason))
-    how = f"{size} sequences x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
+    how = f"{plural(size, 'sequence')} x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
     choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices
 

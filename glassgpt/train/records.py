@@ -38,7 +38,7 @@ def run_record(job: Job) -> Record:
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
         "bytes_per_token": {split: _bytes_per_token(job, split) for split in job.splits},
-        "epochs": job.config.max_iters * job.plan.tokens * job.stream.learned / len(job.splits["train"]),
+        "epochs": _epochs(job),
     }
     return {
         "kind": "run",
@@ -54,6 +54,13 @@ def run_record(job: Job) -> Record:
         "forecast": job.outcome.forecast.as_dict(),
         **_team(job),
     }
+
+
+def _epochs(job: Job) -> float:
+    """How often the whole run goes through its text. What was done before had maybe another batch size."""
+    done, to_come = job.progress, max(0, job.config.max_iters - job.progress.iter)
+    sequences = done.sequences + to_come * job.plan.sequences
+    return sequences * job.config.block_size * job.stream.learned / len(job.splits["train"])
 
 
 def _team(job: Job) -> Record:
@@ -146,16 +153,19 @@ def _sharing(job: Job) -> Record:
 
 def _time_to_go(job: Job, step_s: float | None) -> float | None:
     done, end = job.progress.iter, job.config.max_iters
-    evaluations: float = _left(done, end, job.config.eval_interval) + (end % job.config.eval_interval != 0)
+    # A line comes before what is due at its own iteration, unless a run that ends has evaluated already.
+    before = done - (job.progress.val_loss is None)
+    evaluations: float = _left(before, end, job.config.eval_interval)
     every = job.config.checkpoint_interval
-    saves = evaluations if every is None else _left(done, end, every)
-    closing = len(job.splits["val"]) / (2 * job.eval_tokens)  # in evaluations, which are of two splits
-    evaluations += closing if closing > 0.5 else 0  # otherwise the last evaluation is whole itself
+    saves = evaluations if every is None else _left(before, end, every)
+    if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
+        evaluations += len(job.splits["val"]) / (2 * job.eval_tokens)  # an evaluation is of two splits
     return time_to_go(end - done, step_s, evaluations, job.eval_cost.value, saves, job.save_cost.value)
 
 
-def _left(done: int, end: int, every: int) -> int:
-    return end // every - done // every
+def _left(before: int, end: int, every: int) -> int:
+    """How many multiples of `every` come after `before`; the end counts as one in any case."""
+    return end // every - before // every + (end % every != 0) if before < end else 0
 
 
 def eval_record(

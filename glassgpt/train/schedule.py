@@ -24,13 +24,15 @@ def describe(config: TrainConfig) -> str:
     if not config.decay_lr:
         return f"constant {config.learning_rate:g}, without warm-up"
     if warmup >= config.max_iters:
-        return f"warm-up only: its {warmup} updates do not end before --max_iters={config.max_iters}"
+        whole = "its only update does" if warmup == 1 else f"its {warmup} updates do"
+        return f"warm-up only: {whole} not end before --max_iters={config.max_iters}"
     text = (
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )
     text += f"{config.schedule} to {min_lr(config):g} at update {end}"
     if end < config.max_iters:
-        text += f"; the last {config.max_iters - end} updates stay there"
+        left = config.max_iters - end
+        text += "; the last update stays there" if left == 1 else f"; the last {left} updates stay there"
     elif end > config.max_iters:
         last = learning_rate(config, config.max_iters - 1)
         text += f"; the run ends before, at {last:.3g}"

@@ -216,7 +216,8 @@ def _choose_takeover(task: Task, dataset: Dataset) -> tuple[bool, list[Choice]]:
 
 def _describe_learning(config: TrainConfig) -> list[Choice]:
     rates = [Choice("optimizer", "muon", describe_rates(config))] if config.optimizer == "muon" else []
-    return [*rates, Choice("schedule", config.schedule, schedule.describe(config))]
+    shape = config.schedule if config.decay_lr else "constant"
+    return [*rates, Choice("schedule", shape, schedule.describe(config))]
 
 
 def _without_work(config: TrainConfig) -> list[Choice]:

@@ -152,3 +152,12 @@ def test_a_narrow_terminal_cuts_no_figure(
     monkeypatch.setitem(plan.__globals__, "console", lambda: narrow)
     assert plan(words) == 0
     assert "…" not in capsys.readouterr().out
+
+
+def test_small_and_single_figures_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """1 layer of 8 channels at 8 tokens: 6 x (65 x 8 + 12 x 64 + 3 x 8) + 12 x 8 x 8 = 8,640 FLOP."""
+    shape = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8"]
+    assert main(["plan", "shakespeare_char", "--gpu=h100", "--max_iters=1", *shape]) == 0
+    said = capsys.readouterr().out
+    assert "0.00864 MFLOP/token" in said
+    assert "1 update, " in said

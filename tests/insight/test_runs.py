@@ -195,3 +195,11 @@ def test_a_journal_that_is_no_file_is_no_run(tmp_path: Path) -> None:
     write(tmp_path / "a", STORY)
     (tmp_path / "b" / NAME).mkdir(parents=True)
     assert [run.path.name for run in find_runs(tmp_path)] == ["a"]
+
+
+def test_a_run_that_did_no_better_than_the_one_it_took_over_has_that_ones_best(tmp_path: Path) -> None:
+    end = of("end", 20, reason="finished", best_val_loss=2.5, best_iter=8)
+    found = summarize(write(tmp_path / "a", [RUN, val(20, 3.0), end]))
+    assert (found.best_val_loss, found.best_iter) == (2.5, 8)
+    none = summarize(write(tmp_path / "b", [RUN, of("end", 3, best_val_loss=math.inf, best_iter=None)]))
+    assert (none.best_val_loss, none.best_iter) == (None, None)

@@ -338,3 +338,45 @@ def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "run", whole_run())
     with pytest.raises(UserError, match=r"^--svg=.* cannot be written: No such file"):
         replay_svg(run_dir, tmp_path / "none" / "run.svg", 118)
+
+
+# --- figures of any size
+
+
+def test_one_update_is_singular() -> None:
+    run = run_record(max_iters=1)
+    lines = shown(run | {"data": run["data"] | {"epochs": 1.0}}, end_record(1))
+    assert lines[2].endswith("; 1 update is 1 epoch")
+    assert "end           finished after 1 update in 1m 40s" in lines
+    assert shown({"kind": "resume", "iter": 1, "from_iter": 1, "complaints": []}) == [
+        "resume        after 1 update"
+    ]
+
+
+def test_many_epochs_are_a_number_people_read() -> None:
+    run = run_record()
+    assert shown(run | {"data": run["data"] | {"epochs": 260.4}})[2].endswith("100 updates are 260 epochs")
+
+
+def test_a_loss_that_exploded_fits_its_line() -> None:
+    (line,) = shown(step_record(10, loss=1.0932e31, grad_norm=2.5e19))
+    assert "loss 1.093e+31 " in line
+    assert line.endswith("norm 2.5e+19")
+    (line,) = shown(eval_record(10, "val", 5e12, stderr=2e10, bits_per_byte=7e12))
+    assert "val 5e+12 ± 2e+10  7e+12 bits/byte" in line
+
+
+def test_a_small_mfu_is_not_zero() -> None:
+    assert "MFU 0.042%" in shown(step_record(10, mfu=0.0421))[0]
+    assert "MFU 1.0%" in shown(step_record(10, mfu=0.96))[0]
+
+
+def test_a_large_models_arithmetic_is_a_number_people_read() -> None:
+    run = run_record()
+    lines = shown(run | {"model": run["model"] | {"flops_per_token": 10_304_000_000}})
+    assert any(line.startswith("MFU           10,304 MFLOP per token") for line in lines)
+
+
+def test_the_time_of_a_process_goes_with_its_own_updates() -> None:
+    lines = shown(run_record(iter=70), end_record(100))
+    assert "end           finished after 100 updates, 30 of them by this process, in 1m 40s" in lines

@@ -131,11 +131,13 @@ def test_updates_are_numbered_from_0_in_steps_of_log_interval(
     assert "the learning rate jumps" in again.err
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
-def test_parameters_are_counted_as_they_are(tiny: MakeConfig, arch: str, bias: bool) -> None:
-    output, records = ran(tiny(arch=arch, bias=bias, n_layer=3, console="nanogpt", max_iters=1, n_embd=32))
-    fields = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "arch", "activation")
+def test_parameters_are_counted_as_they_are(tiny: MakeConfig, arch: str, bias: bool, tied: bool) -> None:
+    shape = {"arch": arch, "bias": bias, "tie_embeddings": tied, "n_layer": 3, "n_embd": 32}
+    output, records = ran(tiny(**shape, console="nanogpt", max_iters=1))
+    fields = ("vocab_size", "block_size", "n_layer", "n_head", *shape, "activation")
     model = GPT(GPTConfig(**{name: records[0]["model"][name] for name in fields}))
     parameters = dict(model.named_parameters())
     decayed = [parameter.numel() for parameter in parameters.values() if parameter.dim() >= 2]
@@ -285,3 +287,13 @@ def test_a_loss_that_is_not_finite_is_shown_and_control_characters_are_not(tiny:
         "step 1: train loss inf, val loss nan",
         "saving checkpoint to out\N{REPLACEMENT CHARACTER}[31m",
     ]
+
+
+def test_of_several_processes_the_mfu_is_each_ones(tiny: MakeConfig) -> None:
+    """nanoGPT counts the tokens of one process, and takes them by one A100's 312 TFLOP/s."""
+    _, records = ran(tiny(console="nanogpt", max_iters=1))
+    step = of_kind(records, "step")[0] | {"updates": 6, "step_ms": 10.0, "flops_per_s": 312e12}
+    output = Output()
+    output.console(records[0] | {"team": {"size": 2}})
+    output.console(step)
+    assert output.out.endswith("mfu 50.00%\n")

@@ -172,6 +172,32 @@ def test_time_of_a_journal_is_its_ledger() -> None:
     assert phases_of(strange, None) == {"train": 5.0, "other": 2.0}
 
 
+def test_what_is_not_training_is_all_that_is_not_training() -> None:
+    """Logging is neither start-up nor evaluation nor a checkpoint, and no training either."""
+    history = replace(glassgpt_run(), ledger={"startup": 10.0, "train": 25.0, "data": 5.0, "log": 60.0})
+    assert "70.0% of it not training" in page_of(history)
+
+
+def test_bars_add_up_to_what_is_said_of_them() -> None:
+    """Also of a run of two processes: each one's start-up stands where it began; logging is in no bar."""
+    history = glassgpt_run()
+    parts = tuple(replace(part, startup_s=s) for part, s in zip(history.segments, (20.0, 40.0), strict=True))
+    parts = (*parts[:1], replace(parts[1], first_iteration=1500))
+    ledger = {"startup": 60.0, "train": 135.0, "eval": 11.7, "log": 500.0}
+    history = replace(history, segments=parts, ledger=ledger)
+    timeline = timeline_of(history, facts_of(history))
+    assert timeline is not None
+    assert {int(at): s for at, s in zip(timeline.start, timeline.startup, strict=True) if s} == {
+        0: 20.0,
+        1500: 40.0,
+    }
+    assert timeline.total_s == pytest.approx(60 + 135 + 11.7, rel=0.01)
+    page = page_of(history)
+    assert "All bars together: about 3m 27s" in page
+    assert "Evaluation, checkpoints and start-up are 34.7% of it" in page
+    assert "in the total only" not in page
+
+
 def test_evaluations_that_the_log_does_not_time_are_not_called_free() -> None:
     history = replace(glassgpt_run(), ledger=None)
     untimed = replace(history, evals=tuple(replace(done, ms=None) for done in history.evals))

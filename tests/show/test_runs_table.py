@@ -71,3 +71,7 @@ def test_names_cannot_harm_the_terminal() -> None:
 @pytest.mark.parametrize("name", ["runs/x[red]y", "runs/x[/b]", "runs/[bold]"])
 def test_names_with_brackets_are_shown_as_they_are(name: str) -> None:
     assert table(summary(name))[1].startswith(name)
+
+
+def test_a_loss_that_exploded_fits_its_column() -> None:
+    assert " 1.093e+31 " in table(summary(loss=1.0932e31))[1]

@@ -71,6 +71,11 @@ def test_without_settings_it_is_nanogpts_micro_batch_once() -> None:
     assert plan(block_size=64, ranks=4) == BatchPlan(12, 1, 48, 3072)
 
 
+def test_one_sequence_is_singular() -> None:
+    _, choices = plan_batch(TrainConfig(batch_size=1, block_size=32), "cpu", None)
+    assert choices[-1].reason == "1 sequence x 32 tokens per update"
+
+
 def test_each_pair_of_settings_gives_the_third() -> None:
     expected = BatchPlan(6, 4, 24, 24 * 32)
     assert plan(block_size=32, batch_size=6, gradient_accumulation_steps=4) == expected

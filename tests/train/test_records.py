@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tiny import MakeConfig, choices, do, records, resume
 
 from glassgpt.account.clock import PHASES
+from glassgpt.account.meter import Mean
+from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.train import loop
+from glassgpt.train import records as run_records
 from glassgpt.train.checkpoint import Saver
 from glassgpt.train.evaluate import Evaluation, evaluate
+from glassgpt.train.job import Job
 from glassgpt.train.session import train
 from glassgpt.train.task import Task
 
@@ -170,6 +175,53 @@ def test_the_time_to_go_falls(tiny: MakeConfig) -> None:
     times = [step["eta_s"] for step in steps]
     assert times[0] > times[4] > times[-1] > 0  # at the last log line an evaluation is still to come
     assert times[-1] < records(config.out_dir, "end")[-1]["wall_s"]
+
+
+def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:
+    """Of a run whose updates take 1 s, evaluations (of 2 x 100 tokens) 10 s and saves 1000 s."""
+    config = TrainConfig(max_iters=end, eval_interval=every, **changes)
+    job = SimpleNamespace(
+        config=config,
+        progress=SimpleNamespace(iter=done, val_loss=None),
+        splits={"val": range(401)},
+        eval_tokens=100,
+        eval_cost=Mean(10.0, 1),
+        save_cost=Mean(1000.0, 1),
+    )
+    return run_records._time_to_go(cast(Job, job), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("done", "evaluations"),
+    [(49, 3), (50, 3), (51, 2), (100, 2), (101, 1), (119, 1), (120, 1)],
+)
+def test_the_time_to_go_holds_what_is_due_at_once(done: int, evaluations: int) -> None:
+    """At 50, 100 and 120, each with a save: the line of update 50 comes before all of them."""
+    seconds = 120 - done + evaluations * 1010
+    assert to_go(done, 120, 50, closing_eval=False) == seconds
+    assert to_go(done, 120, 50) == pytest.approx(seconds + 10 * 401 / 200)  # and the whole split once
+
+
+def test_the_time_to_go_holds_the_save_at_the_end() -> None:
+    """Evaluations at 100 and 120; saves at 80 and 120."""
+    assert to_go(70, 120, 100, checkpoint_interval=40, closing_eval=False) == 50 + 2 * 10 + 2 * 1000
+
+
+def test_epochs_count_what_was_seen_with_another_batch(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=10, batch_size=8)
+    train(config)
+    resume(config, max_iters=30, batch_size=2)
+    first, then = records(config.out_dir, "run")
+    tokens = then["data"]["tokens"]["train"]
+    assert first["data"]["epochs"] == pytest.approx(10 * 8 * config.block_size / tokens)
+    assert then["data"]["epochs"] == pytest.approx((10 * 8 + 20 * 2) * config.block_size / tokens)
+    assert records(config.out_dir, "step")[-1]["tokens"] == (10 * 8 + 20 * 2) * config.block_size
+
+
+def test_a_constant_rate_is_not_called_a_cosine(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=1, decay_lr=False)
+    train(config)
+    assert choices(config.out_dir)["schedule"][0] == "constant"
 
 
 def test_listeners_get_every_record(tiny: MakeConfig) -> None:

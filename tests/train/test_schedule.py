@@ -117,6 +117,8 @@ def test_without_decay_it_stays_up() -> None:
     [
         (TrainConfig(max_iters=100, warmup_iters=100), "warm-up only"),
         (TrainConfig(max_iters=100, lr_decay_iters=60), "the last 40 updates stay there"),
+        (TrainConfig(max_iters=100, lr_decay_iters=99), "the last update stays there"),
+        (TrainConfig(max_iters=1, warmup_iters=1), "its only update does not end before"),
         (TrainConfig(max_iters=100, lr_decay_iters=200), "the run ends before, at 0.000345"),
     ],
 )

@@ -142,7 +142,7 @@ def _batch(better: Side, worse: Side) -> Cause | None:
 
 def _tokens(better: Side, worse: Side) -> Cause | None:
     """Up to the best evaluation: what came later did not help."""
-    seen = [_tokens_at_best(side) for side in (better, worse)]
+    seen = [side.tokens_at_best for side in (better, worse)]
     factor = ratio(seen[0], seen[1])
     if factor is None:
         return _iterations(better, worse)
@@ -157,11 +157,6 @@ def _tokens(better: Side, worse: Side) -> Cause | None:
         worse_tokens=figures.count(seen[1] or 0),
     )
     return Cause("tokens", sentence, factor > 1)
-
-
-def _tokens_at_best(side: Side) -> float | None:
-    tokens = side.derived.tokens_per_iteration
-    return side.best[1] * tokens if side.best and tokens else None
 
 
 def _iterations(better: Side, worse: Side) -> Cause | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from glassgpt.account import flops
 from glassgpt.account.cards import Card
 from glassgpt.insight.facts import Facts, parameters_without_positions
@@ -60,6 +62,7 @@ class Derived:
     tokens_per_iteration: int | None
     iterations: int | None
     tokens_seen: int | None
+    tokens_here: float | None  # of them by this run itself, and not by one that it took over
     total_flops: float | None
     steady_ms: float | None
     tokens_per_s: float | None
@@ -74,7 +77,8 @@ def derive(history: History, facts: Facts, peak: Peak | None) -> Derived:
     tokens = tokens_per_iteration(history, facts)
     size = model_size(history, facts, tokens)
     iterations = facts.last_iteration
-    seen = iterations * tokens if iterations is not None and iterations >= 0 and tokens else None
+    seen = _tokens_seen(history, tokens, iterations) if iterations is not None and iterations >= 0 else None
+    here = history.own_tokens()
     steady_ms = usable(facts.steady_ms)
     rate = usable(facts.tokens_per_s) or (usable(tokens / steady_ms * 1000) if tokens and steady_ms else None)
     achieved = _achieved(history, facts, size, rate)
@@ -83,6 +87,7 @@ def derive(history: History, facts: Facts, peak: Peak | None) -> Derived:
         tokens_per_iteration=tokens,
         iterations=iterations,
         tokens_seen=seen,
+        tokens_here=seen if here is None else here,
         total_flops=seen * size.flops_per_token if seen is not None and size.flops_per_token else None,
         steady_ms=steady_ms,
         tokens_per_s=rate,
@@ -92,6 +97,14 @@ def derive(history: History, facts: Facts, peak: Peak | None) -> Derived:
         overhead_share=_share(facts.overhead_share),
         time_s=usable(facts.estimated_total_s),
     )
+
+
+def _tokens_seen(history: History, tokens_per_iteration: int | None, iterations: int) -> int | None:
+    """As the log counts them, which knows what a resume changed; else so many in each iteration."""
+    counted = history.tokens_at(np.array([iterations]))
+    if counted is not None:
+        return round(float(counted[0]))
+    return iterations * tokens_per_iteration if tokens_per_iteration else None
 
 
 def usable(value: float | None) -> float | None:
@@ -201,6 +214,7 @@ def _parameters_of_shape(history: History) -> int | None:
         arch=str(settings.get("arch") or "gpt2"),
         bias=settings.get("bias") is True,
         positions=False,
+        tied=settings.get("tie_embeddings") is not False,
     )
 
 

@@ -54,7 +54,7 @@ def _beginnings(history: History) -> list[int]:
 
 
 def _rows(steps: Steps, kept: Bools, begin: int) -> Steps:
-    memory = steps.memory_bytes
+    memory, tokens = steps.memory_bytes, steps.tokens
     return Steps(
         iteration=steps.iteration[kept],
         segment=steps.segment[kept] - begin,
@@ -66,4 +66,5 @@ def _rows(steps: Steps, kept: Bools, begin: int) -> Steps:
         grad_norm=steps.grad_norm[kept],
         tokens_per_s=steps.tokens_per_s[kept],
         memory_bytes=None if memory is None else memory[kept],
+        tokens=None if tokens is None else tokens[kept],
     )

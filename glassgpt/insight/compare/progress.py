@@ -63,7 +63,8 @@ def _progress(
     along: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
     tokens, flops = derived.tokens_per_iteration, derived.size.flops_per_token
     if tokens:
-        along["tokens"] = along["iterations"] * tokens
+        counted = history.tokens_at(iterations)
+        along["tokens"] = along["iterations"] * tokens if counted is None else counted
         if flops:
             along["flops"] = along["tokens"] * flops
     seconds = _seconds_at(history, facts, segments, iterations)
@@ -77,12 +78,7 @@ def _seconds_at(history: History, facts: Facts, segments: Ints, iterations: Ints
     steps, steady = history.steps, usable(facts.steady_ms)
     if steady is None or not len(steps) or not len(iterations) or not _begins_at_the_start(history):
         return None
-    ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady)
-    gaps = np.diff(steps.iteration)
-    unlogged = np.where(steps.segment[1:] == steps.segment[:-1], np.maximum(gaps - 1, 0), 0)
-    ms[1:] += unlogged * steady
-    elapsed = np.cumsum(ms) / 1000
-    places = _places(history, steps.segment, steps.iteration)
+    places, elapsed = _elapsed(history, steady)
     order = np.argsort(places, kind="stable")
     wanted = _places(history, segments, iterations)
     seconds = np.interp(wanted, places[order], elapsed[order])
@@ -90,8 +86,30 @@ def _seconds_at(history: History, facts: Facts, segments: Ints, iterations: Ints
     seconds += past_the_log * steady / 1000
     seconds += _evaluation_seconds(history, wanted)
     rest = (facts.estimated_total_s or 0.0) - float(elapsed[-1]) - _all_evaluation_seconds(history)
-    # What the times of iterations do not hold, and the whole does, is mostly what comes before the first.
-    return np.asarray(seconds + max(0.0, rest) * (not history.format.times_hold_eval), dtype=np.float64)
+    if history.format.times_hold_eval:
+        return np.asarray(seconds, dtype=np.float64)
+    # What the times of iterations do not hold, and the whole does, is mostly what comes before the first; but
+    # not the start-ups of later processes.
+    startups = np.array([part.startup_s or 0.0 for part in history.segments])
+    later = startups.sum() - np.cumsum(startups)
+    return np.asarray(seconds + np.maximum(0.0, rest - later[segments]), dtype=np.float64)
+
+
+def _elapsed(history: History, steady: float) -> tuple[Floats, Floats]:
+    """Places of the log, and the seconds of iterations up to each."""
+    steps = history.steps
+    ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady)
+    # A journal's step time is the mean since the line before; a console's is that of one iteration.
+    ms += history.unlogged() * (ms if history.ledger else steady)
+    elapsed = np.cumsum(ms) / 1000
+    places = _places(history, steps.segment, steps.iteration)
+    if not history.ledger:
+        return places, elapsed
+    # A journal tells where each process began, which is before its first line.
+    begins = np.concatenate(([True], np.diff(steps.segment) != 0))
+    processes = steps.segment[begins]
+    first = _places(history, processes, history.begun_at()[processes])
+    return np.concatenate((first, places)), np.concatenate(((elapsed - ms / 1000)[begins], elapsed))
 
 
 def _begins_at_the_start(history: History) -> bool:

@@ -205,10 +205,8 @@ def _open(better: Side, worse: Side, aligned: dict[Axis, Alignment]) -> Conclusi
 
 def _had_as_much(worse: Side, better: Side) -> bool:
     """Fewer iterations, but of larger batches."""
-    left, right = worse.derived.tokens_per_iteration, better.derived.tokens_per_iteration
-    if worse.best is None or better.best is None or left is None or right is None:
-        return False
-    return worse.best[1] * left >= better.best[1] * right
+    seen, other = worse.tokens_at_best, better.tokens_at_best
+    return seen is not None and other is not None and seen >= other
 
 
 # --- at equal points ---

@@ -46,6 +46,12 @@ class Side:
         return float(self.progress.losses[index]), int(self.progress.iterations[index])
 
     @property
+    def tokens_at_best(self) -> float | None:
+        """Seen up to there; None where the log does not tell."""
+        seen = self.progress.along.get("tokens")
+        return float(seen[self.progress.losses.argmin()]) if seen is not None and len(seen) else None
+
+    @property
     def last(self) -> tuple[float, int] | None:
         if not len(self.progress):
             return None

@@ -294,4 +294,4 @@ def _overhead(first: Side, other: Side) -> list[Conclusion]:
 
 
 def _overall(side: Side) -> float | None:
-    return ratio(side.derived.tokens_seen, side.derived.time_s)
+    return ratio(side.derived.tokens_here, side.derived.time_s)

@@ -109,7 +109,12 @@ def _keep_low_bars_visible(layout: Layout, timeline: Timeline, unit_s: float) ->
 
 
 def _time_summary(history: History, facts: Facts, timeline: Timeline) -> str:
-    total = figures.duration(facts.estimated_total_s or timeline.total_s)
+    # Logging, and updates under the profiler, are in a journal's total and in no bar.
+    total_s, share = facts.estimated_total_s or timeline.total_s, facts.overhead_share
+    if history.ledger and timeline.total_s > 0:
+        total_s = timeline.total_s
+        share = float(timeline.pauses.sum() + timeline.startup.sum()) / total_s
+    total = figures.duration(total_s)
     sentences = [
         say(
             "Iterations in each bar: {width}. All bars together: about {total}.",
@@ -121,10 +126,9 @@ def _time_summary(history: History, facts: Facts, timeline: Timeline) -> str:
         sentences.append(
             say("What the evaluations took is not in this log, so only the training time is shown.")
         )
-    elif facts.overhead_share is not None:
-        share = f"{facts.overhead_share:.1%}"
-        sentences.append(say("Evaluation, checkpoints and start-up are {share} of it.", share=share))
-    if history.ledger and len(history.segments) > 1:
+    elif share is not None:
+        sentences.append(say("Evaluation, checkpoints and start-up are {share} of it.", share=f"{share:.1%}"))
+    if history.ledger and len(history.segments) > 1 and not timeline.startup.any():
         sentences.append(say("Start-up and compiling of the processes are in the total only."))
     return " ".join(sentences)
 

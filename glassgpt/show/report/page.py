@@ -114,7 +114,7 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
         f"<div><dt>{text(row.name)}</dt><dd>{_number(row.value)}"
         + (f"<small>{text(row.reason)}</small>" if row.reason else "")
         + "</dd></div>"
-        for row in facts_shown.key_figures(facts)
+        for row in facts_shown.key_figures(facts, history.ledger)
     )
     kinds = [f"<bdi>{text(history.format.title)}</bdi>"] if history.format.title != _BRAND else []
     kinds += [text(say("still running"))] if history.live else []

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Value = str | int | float | bool | None
-
 from glassgpt.paths import user_path
+
+Value = str | int | float | bool | None
 
 DEVICE_TYPES = ("cpu", "cuda", "mps")
 

@@ -182,7 +182,10 @@ class _Runs:
     def feed(self, line: Line) -> None:
         happened = self._log.happened
         if self._log.feed(line):
-            self._since, self._others = [], []
+            if self._since:
+                self._since = []
+                if any(other.understood for other in self._others):  # else they are as good as new
+                    self._others = []
             return
         if self._log.is_quoted or len(self._since) > _LONGEST_INTRODUCTION:
             return  # a text may quote several, in any order

@@ -113,7 +113,7 @@ def _begin(case: Case, first_evaluation: int) -> int:
     course = case.course
     if course.segments and case.history.segments[course.segments[0]].starts:
         return 0
-    return min([first_evaluation, *course.iteration[:1].tolist()])
+    return min(first_evaluation, int(course.iteration[0])) if len(course.iteration) else first_evaluation
 
 
 def _train_loss_fell(course: Course, past: Past) -> tuple[float, float] | None:

@@ -30,14 +30,16 @@ class Explanation:
     facts: Facts
     findings: list[Finding]
     verdict: list[str]  # sentences, the most important first
+    earlier: tuple[Explanation, ...] = ()  # of runs of other trainers before it in the same log
 
     def as_dict(self) -> dict[str, object]:
-        return {
+        told: dict[str, object] = {
             "format": self.history.format.name,
             "facts": self.facts.as_dict(),
             "findings": [asdict(finding) for finding in self.findings],
             "verdict": self.verdict,
         }
+        return told | ({"earlier": [one.as_dict() for one in self.earlier]} if self.earlier else {})
 
 
 def explain(history: History, card: Card | None = None) -> Explanation:
@@ -48,7 +50,8 @@ def explain(history: History, card: Card | None = None) -> Explanation:
         found = [finding for finder in _FINDERS if (finding := finder(case)) is not None]
     found += [_recorded(record) for record in history.recorded]
     findings = sorted(found, key=lambda finding: _WEIGHT[finding.severity])
-    return Explanation(history, facts, findings, verdict_on(history, facts, findings))
+    earlier = tuple(explain(one, card) for one in history.earlier)
+    return Explanation(history, facts, findings, verdict_on(history, facts, findings), earlier)
 
 
 def _recorded(record: Mapping[str, object]) -> Finding:

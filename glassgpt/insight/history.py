@@ -146,11 +146,15 @@ class History:
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
     torn: bool = False  # the log ends in the middle of a line
     begun: int | None = None  # the iteration of the latest line that says too little to be read
+    batches: tuple[
+        tuple[int, int], ...
+    ] = ()  # from which iteration on how many sequences, where lines say so
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
     profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: looks into some updates, as recorded
     live: bool = False  # the run is still going on
+    earlier: tuple[History, ...] = ()  # runs of other trainers before it in the same log
     ended: Ended | None = None  # where the record itself says it
 
     def iterations(self) -> int:

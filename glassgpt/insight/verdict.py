@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from glassgpt.figures import loss, milliseconds, percent
+from glassgpt.insight.course import continues
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
@@ -13,7 +14,8 @@ from glassgpt.words import say
 
 
 def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    sentences = [_how_many(history), _how_far(history, facts), _how_good(facts), _how_fast(facts)]
+    far = _with_article(_how_far(history, facts))
+    sentences = [_who_else(history), _how_many(history), far, _how_good(facts), _how_fast(facts)]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
     if serious:
@@ -23,14 +25,18 @@ def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> l
     return [sentence for sentence in sentences if sentence]
 
 
+def _who_else(history: History) -> str:
+    if not history.earlier:
+        return ""
+    return say(
+        "Runs of other trainers come before this one in the log, and are explained apart: {trainers}.",
+        trainers=", ".join(one.format.title for one in history.earlier),
+    )
+
+
 def _how_many(history: History) -> str:
     """A resume goes on with a run; what begins at the first iteration again is another."""
-    start = history.format.first_iteration
-    others = [
-        segment
-        for segment in history.segments[1:]
-        if not segment.resumed and segment.first_iteration is not None and segment.first_iteration <= start
-    ]
+    others = [index for index in range(1, len(history.segments)) if not continues(history, index)]
     if not others or history.format.name == "glassgpt":
         return ""
     return say(
@@ -66,6 +72,11 @@ def _how_far(history: History, facts: Facts) -> str:
         None: say("A {trainer} run that is at iteration {at} now.", trainer=trainer, at=at),
     }[facts.ended]
     return sentence
+
+
+def _with_article(sentence: str) -> str:
+    """English only: "An llm.c run", since its first letter is read as a word of its own, "el"."""
+    return f"An {sentence[2:]}" if sentence.startswith("A llm.c ") else sentence
 
 
 def _how_good(facts: Facts) -> str:

@@ -26,6 +26,8 @@ _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
+    for earlier in explanation.earlier:
+        print_explanation(earlier, out, full)
     history, facts = explanation.history, explanation.facts
     out.print(Text(harmless_name(history.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:

@@ -715,3 +715,16 @@ def test_a_run_that_says_nothing_bad_at_its_first_step(capsys: Capture) -> None:
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "100% of the run" not in told(capsys, "explain", str(folder))
+
+
+def test_two_trainers_in_one_file_are_both_printed(capsys: Capture) -> None:
+    steps = "".join(
+        f"step {at:4d}/50 | loss {4 - at / 20:.6f} (+0.1z)| norm 0.5000 (+0.1z)| lr 6.00e-04 | 80.00 ms | "
+        f"40.0% bf16 MFU | 409600 tok/s\n"
+        for at in range(1, 51)
+    )
+    Path("both.log").write_text(nanogpt_log() + "$ ./train_gpt2cu\n" + steps)
+    assert main(["explain", "both.log"]) == 0
+    printed = capsys.readouterr().out
+    assert 0 <= printed.index("A nanoGPT run ") < printed.index("An llm.c run ")
+    assert "explained apart: nanoGPT." in printed

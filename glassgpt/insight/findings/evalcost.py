@@ -33,10 +33,11 @@ class EvalCost:
     save_ms: float | None  # of one save, where it can be told apart
     run_ms: float
     is_excerpt: bool  # it does not show how much training there is to each evaluation
+    excess_ms: float = 0.0  # of `eval_ms` over what first iterations took at all, which save nothing yet
 
     @property
     def total_ms(self) -> float:
-        return len(self.places) * self.eval_ms + self.saves * (self.save_ms or 0)
+        return len(self.places) * self.eval_ms + self.saves * (self.save_ms or 0) - self.excess_ms
 
     def saved_by_interval(self, interval: int) -> float:
         """The share of the run that evaluating only at multiples of `interval` saves."""
@@ -105,7 +106,14 @@ def _eval_cost(case: Case) -> EvalCost | None:
         save_ms=save_ms,
         run_ms=run_ms,
         is_excerpt=len(places) < 2 or eval_interval(case) is None,
+        excess_ms=_excess_ms(history, steady + eval_ms),
     )
+
+
+def _excess_ms(history: History, spike_ms: float) -> float:
+    ms = history.steps.ms[history.first_of_process() & history.holds_eval()]
+    over = spike_ms - ms[np.isfinite(ms)]
+    return float(np.sum(over[over > 0]))
 
 
 def _places(history: History, rows: Bools) -> list[Place]:
@@ -309,7 +317,7 @@ def _told_by_the_log(case: Case) -> Finding | None:
     """A trainer that stops its clock while it evaluates, and says what that took."""
     took = [done.ms for done in case.history.evals if done.ms is not None and math.isfinite(done.ms)]
     eval_s = sum(took) / 1000
-    run_s = _run_s(case, eval_s)
+    run_s = _run_s(case)
     if run_s is None or not ADVICE_FROM * run_s <= eval_s <= run_s:
         return None
     share = percent(eval_s / run_s)
@@ -330,11 +338,10 @@ def _told_by_the_log(case: Case) -> Finding | None:
     )
 
 
-def _run_s(case: Case, eval_s: float) -> float | None:
+def _run_s(case: Case) -> float | None:
     """The wall clock's word where there is one, else all that is timed: iterations and evaluations."""
     wall_s = case.history.setup.wall_s if len(case.history.segments) == 1 else None
-    trained_s = case.facts.estimated_total_s
-    run_s = wall_s or (trained_s and trained_s + eval_s)
+    run_s = wall_s or case.facts.estimated_total_s
     return run_s if run_s and math.isfinite(run_s) else None
 
 

@@ -125,10 +125,13 @@ def oom(case: Case) -> Finding | None:
     capacity = message.capacity or history.setup.memory_bytes
     if capacity is None and case.card and case.card.memory_gb:
         capacity = case.card.memory_gb * 2**30
+    went_on = case.facts.ended == "finished" and events[-1].line < history.last_step_line
     return Finding(
         "oom",
-        "problem",
-        say("The run ran out of memory"),
+        "warning" if went_on else "problem",
+        say("Memory ran out on the way, and training went on")
+        if went_on
+        else say("The run ran out of memory"),
         _evidence(message, need, capacity, history),
         _explanation(message, need, capacity),
         _advice(history, message, need, capacity),

@@ -17,6 +17,7 @@ UNKNOWN_NOISE = 0.01  # of the loss, where nothing tells how noisy an evaluation
 CERTAIN = 3.0  # standard errors of a difference
 VISIBLE = 0.01  # of the loss: less is no reason to stop
 ONE_ALONE = 0.03  # of the loss, where only one evaluation came after the best
+FEWEST_LOSSES = 5  # that say what the training loss was at a time
 MUCH_WORSE = 0.02  # of the loss: then the last weights are not worth keeping
 
 
@@ -104,7 +105,15 @@ def past_its_best(case: Case) -> Past | None:
         floor = max(floor, ONE_ALONE * lowest)
     if after < 1 or at[best] <= 0 or not end - low > max(floor, VISIBLE * low):
         return None
-    return Past(lowest, int(at[best]), float(values[-1]), int(at[-1]), int(at[0]))
+    return Past(lowest, int(at[best]), float(values[-1]), int(at[-1]), _begin(case, int(at[0])))
+
+
+def _begin(case: Case, first_evaluation: int) -> int:
+    """Of the run; its first evaluation may come much later."""
+    course = case.course
+    if course.segments and case.history.segments[course.segments[0]].starts:
+        return 0
+    return min(first_evaluation, int(course.iteration[0])) if len(course.iteration) else first_evaluation
 
 
 def _train_loss_fell(course: Course, past: Past) -> tuple[float, float] | None:
@@ -113,11 +122,15 @@ def _train_loss_fell(course: Course, past: Past) -> tuple[float, float] | None:
     then, now = said.get(past.best_at), said.get(past.end_at)
     if then is None or now is None:
         at, losses = course.losses()
-        around = losses[(at > past.best_at * 0.9) & (at <= past.best_at * 1.1)]
-        late = losses[at > past.end_at - 0.1 * (past.end_at - past.begin)]
-        if len(around) < 5 or len(late) < 5:
+        around = np.flatnonzero((at > past.best_at * 0.9) & (at <= past.best_at * 1.1))
+        late = np.flatnonzero(at > past.end_at - 0.1 * (past.end_at - past.begin))
+        if len(around) < FEWEST_LOSSES:  # a line for many iterations: then the nearest ones
+            around = np.sort(np.argsort(np.abs(at - past.best_at), kind="stable")[:FEWEST_LOSSES])
+        if len(late) < FEWEST_LOSSES:
+            late = np.arange(len(at))[-FEWEST_LOSSES:]
+        if len(around) < FEWEST_LOSSES or around[-1] >= late[0]:
             return None
-        then, now = float(np.median(around)), float(np.median(late))
+        then, now = float(np.median(losses[around])), float(np.median(losses[late]))
     return (then, now) if now < then else None
 
 

@@ -266,6 +266,28 @@ def _drift_cause(drift: Drift) -> str:
     )
 
 
+def batch_changed(case: Case) -> Finding | None:
+    """Unequal times that are no fault: the work changed, and the log says so."""
+    batches = case.history.batches
+    if len(batches) < 2 or len(case.history.segments) > 1:
+        return None
+    named = [f"{at:,}: {size:,}" for at, size in batches[:NAMED]]
+    return Finding(
+        "batch-changed",
+        "info",
+        say("The batch changed on the way"),
+        say(
+            "Sequences per iteration, from which iteration on: {batches}.",
+            batches=", ".join([*named, "…"] if len(batches) > NAMED else named),
+        ),
+        say(
+            "Iterations before and after do unlike work, so their times cannot be compared, nor what one of "
+            "them teaches."
+        ),
+        "",
+    )
+
+
 def jitter(case: Case) -> Finding | None:
     """Scatter from one iteration to the next, beside any drift and any regular pattern."""
     at, ms = _even_work(case)
@@ -317,6 +339,10 @@ def _even_work(case: Case) -> tuple[Ints, Floats]:
         return steps.iteration[:0], steps.ms[:0]
     longest = int(np.argmax(np.bincount(steps.segment[good])))
     good &= steps.segment == longest
+    if len(case.history.batches) > 1:  # likewise those of the batch that most of them have
+        changes = np.array([at for at, _ in case.history.batches])
+        part = np.searchsorted(changes, steps.iteration, side="right")
+        good &= part == int(np.argmax(np.bincount(part[good])))
     return steps.iteration[good], steps.ms[good]
 
 

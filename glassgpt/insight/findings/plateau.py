@@ -11,6 +11,7 @@ from glassgpt.insight.course import metric_name, setting
 from glassgpt.insight.curve import Blocks, blocks
 from glassgpt.insight.findings.capacity import is_too_small
 from glassgpt.insight.findings.finding import Case, Finding
+from glassgpt.insight.findings.memorised import is_leaked, zeros_at_end
 from glassgpt.insight.findings.overfitting import is_overfitted
 from glassgpt.insight.findings.waste import time_after
 from glassgpt.insight.history import Floats, History, Ints
@@ -19,6 +20,8 @@ from glassgpt.words import say
 FEWEST_ROWS = 50
 # Of the loss: a tenth of what a usual third of a run brings, for one batch and for an evaluation.
 FLAT_TRAINING, FLAT_EVALUATION = 0.002, 0.003
+# Of guessing evenly: how frequent the tokens are brings a model below that in one or two hundred iterations.
+HARDLY, HARDLY_FROM = 0.9, 300
 UNMOVED, UNMOVED_ANYWHERE = 0.01, 0.02  # of the first loss
 
 
@@ -26,11 +29,12 @@ def plateau(case: Case) -> Finding | None:
     at, losses = case.course.losses()
     if len(losses) < FEWEST_ROWS or at[-1] < _enough(case.history):
         return None
-    if case.rise or case.facts.nan_step is not None:
+    if case.rise or case.facts.nan_step is not None or is_leaked(case) or zeros_at_end(case):
         return None
     with np.errstate(over="ignore", invalid="ignore"):  # losses of 1e308 have been seen
         smooth = blocks(at, losses, 30)
         nothing = _nothing_learnt(case.history, at, losses, smooth)
+        nothing = nothing or _hardly_learnt(case.history, at, losses, smooth)
         flat = "" if nothing else _flat_end(case, smooth)
     if nothing or not flat or is_too_small(case) or is_overfitted(case):
         return nothing
@@ -104,6 +108,44 @@ def _nothing_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) 
         say(
             "Print the learning rate and the gradient norm of a few iterations. A healthy run loses a tenth "
             "of its first loss, here {tenth}, within its first hundred iterations.",
+            tenth=difference(0.1 * float(losses[0])),
+        ),
+    )
+
+
+def _hardly_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) -> Finding | None:
+    """A fresh model that does not even know how frequent the tokens are."""
+    vocabulary = setting(history, "vocab_size")
+    starts = int(at[0]) <= history.format.first_iteration + 1 and history.numbered
+    if not vocabulary or vocabulary < 2 or not starts or at[-1] < max(HARDLY_FROM, 2 * _enough(history)):
+        return None
+    chance, end = math.log(vocabulary), float(smooth.value[-1])
+    if abs(losses[0] / chance - 1) > 1 - HARDLY or not HARDLY * chance < end <= losses[0]:
+        return None
+    return Finding(
+        "plateau",
+        "problem",
+        say("Hardly anything was learnt"),
+        say(
+            "The training loss was {first} at iteration {start} and {last} at iteration {end}.",
+            first=loss(losses[0]),
+            start=whole(at[0]),
+            last=loss(losses[-1]),
+            end=whole(at[-1]),
+        )
+        + " "
+        + say(
+            "ln({vocabulary}) = {chance} is the loss of guessing evenly.",
+            vocabulary=int(vocabulary),
+            chance=loss(chance),
+        ),
+        say(
+            "How frequent the tokens are is learnt first, and brings more than that. The learning rate is "
+            "far too low, nearly all of the run is warm-up, or the targets do not belong to the inputs."
+        ),
+        say(
+            "Try ten times the learning rate for a few hundred iterations. A healthy run loses a tenth of "
+            "its first loss, here {tenth}, within its first hundred iterations.",
             tenth=difference(0.1 * float(losses[0])),
         ),
     )

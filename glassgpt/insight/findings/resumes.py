@@ -199,4 +199,4 @@ def resume_jump(case: Case) -> Finding | None:
     )
 
 
-FINDERS: tuple[Finder, ...] = (resume_replays_data, resume_jump, horizon_changed, lr_schedule_mismatch)
+FINDERS: tuple[Finder, ...] = (resume_jump, resume_replays_data, horizon_changed, lr_schedule_mismatch)

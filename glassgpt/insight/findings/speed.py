@@ -169,6 +169,28 @@ def mfu_wrong_peak(case: Case) -> Finding | None:
     return _on_card(history, mfu, peak, known) if known else _on_cards(history, mfu, peak)
 
 
+def mfu_impossible(case: Case) -> Finding | None:
+    """More than 100% of a peak that the trainer itself chose for the card."""
+    history, mfu = case.history, case.facts.mfu_reported_steady
+    if history.format.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:
+        return None
+    peak = history.setup.peak_flops
+    evidence = say("The median of the MFU that it reports is {mfu}.", mfu=points(mfu))
+    if peak:
+        evidence += " " + _evidence(mfu, peak)
+    return Finding(
+        "mfu-impossible",
+        "warning",
+        say("An MFU of {mfu} is more than any card can do", mfu=points(mfu)),
+        evidence,
+        say(
+            "The trainer takes the card for a slower one, counts more work than is done, "
+            "or its clock stops before the GPU has finished."
+        ),
+        say("Judge the speed by tokens/s over the wall clock."),
+    )
+
+
 def _named_card(history: History) -> Card | None:
     name = history.setup.device_name
     return find_card(name, history.setup.memory_bytes) if name else None
@@ -290,4 +312,10 @@ def _on_cards(history: History, mfu: float, peak: float) -> Finding | None:
     )
 
 
-FINDERS: tuple[Finder, ...] = (mfu_dip_is_eval, mfu_wrong_peak, hidden_accumulation, parameters_inferred)
+FINDERS: tuple[Finder, ...] = (
+    mfu_dip_is_eval,
+    mfu_wrong_peak,
+    mfu_impossible,
+    hidden_accumulation,
+    parameters_inferred,
+)

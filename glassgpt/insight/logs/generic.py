@@ -35,6 +35,7 @@ _VAL = re.compile(
     rf"\b(?:val|valid|validation|eval|test)[ _]loss\b[\s:=\"']{{0,8}}{NUMBER}",
     re.IGNORECASE,
 )
+_VAL_IN_BAR = re.compile(rf"\bval(?:id|idation)?_loss=\s*{NUMBER}")
 # Megatron's, which says the iteration last, and may go on with the test set.
 _VAL_AT = re.compile(
     rf"\bvalidation loss at iteration (\d+)(?: on validation set)? \| lm loss value: {NUMBER}"
@@ -51,8 +52,13 @@ _TIME_IN_MS = re.compile(
 _BARE_TIME = re.compile(rf"(?<![\w.]){NUMBER}\s*ms\b")
 _LR = re.compile(rf"\b(?:lr|learning[ _]rate)\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
 _NORM = re.compile(rf"\b(?:grad[ _]?)?norm\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
+_BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 _SPEED = re.compile(rf"\btok(?:ens)?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
-_END = re.compile(r"^\W*training (?:is )?(?:completed?|finished|done)\b", re.IGNORECASE)
+_END = re.compile(
+    r"^\W*training (?:is )?(?:completed?|finished|done)\b"
+    r"|^\W*Trainer\.fit\W{1,3}stopped: \W?max_(?:epochs|steps|time)\b",  # Lightning's
+    re.IGNORECASE,
+)
 
 
 class GenericReader:
@@ -77,6 +83,8 @@ class GenericReader:
             self._take(step, line, into)
         if val:
             into.evaluated(self._before + int(val[1]), number(val[2]))
+        elif step and "%|" in line and (told := _VAL_IN_BAR.search(line)):
+            self._take_shown(number(told[1]), into)
         return bool(step or val)
 
     def _take(self, step: re.Match[str], line: str, into: Recording) -> None:
@@ -92,8 +100,15 @@ class GenericReader:
             grad_norm=number(norm[1]) if norm else math.nan,
             tokens_per_s=number(speed[1]) if speed else math.nan,
         )
+        if "lobal" in line and (batch := _BATCH.search(line)):
+            into.batch(self._before + said, int(batch[1]))
         if total:  # after the step: what the first line says would count for more than what comes out later
             into.notes.said["planned_iterations"] = self._planned(total)
+
+    def _take_shown(self, val_loss: float, into: Recording) -> None:
+        """A bar shows the latest validation loss until there is another."""
+        if val_loss != into.validated and into.last is not None:
+            into.evaluated(into.last, val_loss)
 
     def _planned(self, total: int) -> int | None:
         """A total may be that of an epoch. Which, shows when the second one begins."""
@@ -110,7 +125,9 @@ class GenericReader:
         self._epochs = int(told[2][:9]) if told[2] else None
         if self._epoch is None or epoch < self._epoch or into.last is None:
             self._before = 0
-        elif epoch == self._epoch + 1 and said < self._last:
+        elif (
+            epoch == self._epoch + 1 and said <= self._last
+        ):  # equal: of each epoch only the last line is left
             self._before += self._last
         self._epoch = epoch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from glassgpt.errors import UserError
 from glassgpt.insight.history import Format, History
@@ -19,7 +20,7 @@ from glassgpt.insight.logs.incidents import read_incident
 from glassgpt.insight.logs.modded import FORMAT as MODDED
 from glassgpt.insight.logs.modded import ModdedReader
 from glassgpt.insight.logs.quoting import in_order
-from glassgpt.insight.logs.recording import Recording
+from glassgpt.insight.logs.recording import Notes, Recording
 from glassgpt.insight.logs.text import Line
 from glassgpt.insight.logs.wrapping import unwrapped
 
@@ -40,6 +41,8 @@ KNOWN = ", ".join(format.title for format, _ in _GRAMMARS[:-1])
 
 _ENOUGH = 40  # lines about iterations that one grammar understood: the others need not be asked any more
 _LEAST_UNKNOWN = 3  # such lines make a log of a trainer that we do not know
+_LEAST_OTHER, _LEAST_OF_ANYTHING = 3, 20  # such lines after a run make another trainer's
+_LONGEST_INTRODUCTION = 10_000  # lines between a run and that
 _LONGEST_NOISE = 2_000_000  # lines without one about an iteration: it is no log
 _LONGEST_PREAMBLE = 100_000  # lines kept until the format is clear; modded-nanogpt begins with its source
 
@@ -56,6 +59,11 @@ class _Candidate:
         self.read = make()
         self.recording = Recording(format)  # only to read into
         self.understood = 0
+
+    @property
+    def is_another(self) -> bool:
+        """Whether these are the lines of a run. The one that reads anything may see one in a summary."""
+        return self.understood >= (_LEAST_OF_ANYTHING if self.format is generic.FORMAT else _LEAST_OTHER)
 
 
 def read_log(lines: Iterable[Line], name: str) -> History:
@@ -76,69 +84,178 @@ def read_log(lines: Iterable[Line], name: str) -> History:
 
 
 class Recognizer:
-    """Takes lines one by one; asks all grammars until one is clearly right, then only that one."""
+    """Takes lines one by one; asks all grammars until one is clearly right, then only that one, until
+    another trainer's lines follow."""
 
     def __init__(self) -> None:
-        self._candidates = [_Candidate(format, make) for format, make in _GRAMMARS]
+        self._candidates = _candidates()
         self._kept: list[Line] = []
         self._seen = 0
-        self._log: LogReader | None = None
+        self._runs: _Runs | None = None
 
     def feed(self, line: Line) -> None:
-        if self._log is not None:
-            self._log.feed(line)
+        if self._runs is not None:
+            self._runs.feed(line)
             return
         self._seen += 1
         self._kept.append(line)
         if len(self._kept) > _LONGEST_PREAMBLE:
             del self._kept[: _LONGEST_PREAMBLE // 2]
-        text, _ = unwrapped(line.text)
-        for candidate in self._candidates:
-            candidate.understood += candidate.read(text, candidate.recording)
+        _ask(self._candidates, line)
         if max(candidate.understood for candidate in self._candidates[:-1]) >= _ENOUGH:
-            self._log = self._reread()
+            self._runs = self._reread()
             self._kept = []
 
     @property
     def is_empty(self) -> bool:
-        return self._log is None and not any(line.text.strip() for line in self._kept)
+        return self._runs is None and not any(line.text.strip() for line in self._kept)
 
     def is_hopeless(self) -> bool:
         """So much, and nothing of it understood."""
-        return self._log is None and self._seen > _LONGEST_NOISE and self._best() is None
+        return self._runs is None and self._seen > _LONGEST_NOISE and _best(self._candidates) is None
 
     def history(self, name: str, final: bool = True) -> History | None:
         """None as long as it is no log of a known kind."""
-        log = self._log or self._reread()
-        return None if log is None else log.history(name, final)
+        runs = self._runs or self._reread()
+        return None if runs is None else runs.history(name, final)
 
-    def _reread(self) -> LogReader | None:
-        best = self._best()
+    def _reread(self) -> _Runs | None:
+        """By the one that understands most; but before its first line there may be another's run."""
+        best = _best(self._candidates)
         if best is None:
             return None
-        log = LogReader(best.format, best.make())
+        before = _candidates(but=best.format)
+        for line in self._kept[: _first_understood(best, self._kept)]:
+            _ask(before, line)
+        runs = _Runs(_another(before) or best)
         for line in self._kept:
-            log.feed(line)
-        return log
+            runs.feed(line)
+        return runs
 
-    def _best(self) -> _Candidate | None:
-        *known, unknown = self._candidates
-        best = max(known, key=lambda candidate: candidate.understood)  # the first of equals
-        if best.understood:
-            return best
-        return unknown if unknown.understood >= _LEAST_UNKNOWN else None
+
+def _candidates(but: Format | None = None) -> list[_Candidate]:
+    return [_Candidate(format, make) for format, make in _GRAMMARS if but is None or format.name != but.name]
+
+
+def _best(candidates: list[_Candidate]) -> _Candidate | None:
+    *known, unknown = candidates
+    best = max(known, key=lambda candidate: candidate.understood)  # the first of equals
+    if best.understood:
+        return best
+    return unknown if unknown.understood >= _LEAST_UNKNOWN else None
+
+
+def _ask(candidates: list[_Candidate], line: Line) -> None:
+    text, _ = unwrapped(line.text)
+    for candidate in candidates:
+        candidate.understood += candidate.read(text, candidate.recording)
+
+
+def _another(candidates: list[_Candidate]) -> _Candidate | None:
+    return next((candidate for candidate in candidates if candidate.is_another), None)
+
+
+def _first_understood(candidate: _Candidate, lines: Iterable[Line]) -> int:
+    """The number of lines before the first one that it understands."""
+    read, into = candidate.make(), Recording(candidate.format)
+    count = 0
+    for line in lines:
+        if read(unwrapped(line.text)[0], into):
+            break
+        count += 1
+    return count
+
+
+class _Runs:
+    """One trainer's run, or those of several after one another: a terminal with two commands, a file that a
+    second script was appended to.
+
+    Several lines that another trainer understands, and none of this one among them, begin that one's run.
+    """
+
+    def __init__(self, first: _Candidate) -> None:
+        self._log = LogReader(first.format, first.make())
+        self._earlier: list[LogReader] = []
+        self._since: list[Line] = []  # the last line that the log understood
+        self._others: list[_Candidate] = []  # who have been asked about these
+
+    def feed(self, line: Line) -> None:
+        happened = self._log.happened
+        if self._log.feed(line):
+            if self._since:
+                self._since = []
+                if any(other.understood for other in self._others):  # else they are as good as new
+                    self._others = []
+            return
+        if self._log.is_quoted or len(self._since) > _LONGEST_INTRODUCTION:
+            return  # a text may quote several, in any order
+        self._others = self._others or _candidates(but=self._log.format)
+        self._since.append(line)
+        _ask(self._others, line)
+        if self._log.happened != happened and not any(other.understood for other in self._others):
+            self._since = []  # that it was saved, or how it ended: what introduces another comes later
+        other = _another(self._others)
+        if other is not None:
+            self._turn_to(other, self._since)
+
+    def _turn_to(self, other: _Candidate, lines: list[Line]) -> None:
+        """These, which were taken for this one's, are the beginning of the other's run."""
+        begin = _first_understood(other, lines)
+        self._log.forget_what_followed()
+        self._earlier.append(self._log)
+        self._log = LogReader(other.format, other.make(), self._log.line - len(lines))
+        self._since, self._others = [], []
+        for line in lines[:begin]:
+            self._log.introduce(line)
+        for line in lines[begin:]:
+            self.feed(line)
+
+    def history(self, name: str, final: bool) -> History:
+        last = self._log.history(name, final)
+        return replace(last, earlier=tuple(log.history(name) for log in self._earlier))
 
 
 class LogReader:
     """Reads lines of a known format one by one; `history` may be asked for at any time."""
 
-    def __init__(self, format: Format, read: Reader) -> None:
+    def __init__(self, format: Format, read: Reader, line: int = 0) -> None:
+        """`line`: how many lines of the file come before it."""
+        self.format = format
         self._recording = Recording(format)
+        self._recording.line = line
         self._read = read
         self._lowest_rank: int | None = None
         self._torn = False
+        self._notes: Notes | None = None  # as they were after its last line about an iteration
 
-    def feed(self, line: Line) -> None:
+    @property
+    def line(self) -> int:
+        return self._recording.line
+
+    @property
+    def happened(self) -> int:
+        """How often something beside iterations was told: evaluations, saves, what befell the process."""
+        return self._recording.happened
+
+    @property
+    def is_quoted(self) -> bool:
+        return self._recording.quoted
+
+    def introduce(self, line: Line) -> None:
+        """A line from before the run: of what happened in it, it says nothing."""
+        self._recording.line += 1
+        text, _ = unwrapped(line.text)
+        if not self._read(text, self._recording):
+            read_header(text, self._recording)
+        self._recording.drop_waiting_saves()  # nothing is saved before the first iteration
+
+    def forget_what_followed(self) -> None:
+        """What was said about a run after its last iteration was about another. Not how long it took."""
+        if self._notes is not None:
+            self._recording.notes = self._notes
+
+    def feed(self, line: Line) -> bool:
+        """Whether it is about an iteration, or another rank's."""
         into = self._recording
         into.line += 1
         text, rank = unwrapped(line.text)
@@ -151,8 +268,16 @@ class LogReader:
             into.block += text.lstrip("> ").startswith("```")
         if rank is not None and not self._is_first(rank):
             read_incident(text, into)
-        elif not self._read(text, into) and not read_incident(text, into):
+            return True
+        if self._read(text, into):
+            self._notes = None
+            return True
+        self._notes = self._notes or into.notes.copy()
+        if not read_incident(text, into):
             read_header(text, into)
+        elif "wall_s" in into.notes.said:
+            self._notes.said["wall_s"] = into.notes.said["wall_s"]
+        return False
 
     def _is_first(self, rank: int) -> bool:
         """Every rank prints the same; the lowest one speaks for all."""

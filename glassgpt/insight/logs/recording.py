@@ -79,6 +79,7 @@ class Recording:
         self._counts: Counter[EventKind] = Counter()
         self._saves: list[Save] = []
         self._events: list[Event] = []
+        self._batches: list[tuple[int, int]] = []
         self._in_traceback = False
         self._announced = False  # a new process has introduced itself
         self._resumes = False
@@ -129,8 +130,8 @@ class Recording:
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
         self._places.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
-        if ms > LARGEST:
-            ms = math.nan  # nobody has waited that long
+        if not 0 <= ms <= LARGEST:
+            ms = math.nan  # nobody has waited that long; and a clock that was set back says nothing
         if loss is not None and abs(loss) > LARGEST_LOSS:
             loss = math.copysign(math.inf, loss)
         self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
@@ -165,6 +166,11 @@ class Recording:
             return  # another rank says it too
         self._evals.append(done)
 
+    def batch(self, iteration: int, sequences: int) -> None:
+        """The global batch of that iteration."""
+        if not self._batches or self._batches[-1][1] != sequences:
+            self._batches.append((iteration, sequences))
+
     def evaluated_before_next(self, val_loss: float | None, offset: int = 0) -> None:
         """The next iteration's line tells the number; `offset` is added to it."""
         self._waiting.append((Evaluation(None, 0, val_loss), offset, self.block))
@@ -181,6 +187,10 @@ class Recording:
         elif not self._saves or self._saves[-1].iteration != iteration or self._announced:
             self._saves.append(Save(iteration, max(0, len(self._segments) - 1)))
 
+    def drop_waiting_saves(self) -> None:
+        """They were another run's."""
+        self._waiting = [entry for entry in self._waiting if not isinstance(entry[0], Save)]
+
     def saved_after_last(self) -> None:
         self.saved(self._last)
 
@@ -195,6 +205,11 @@ class Recording:
     @property
     def has_steps(self) -> bool:
         return bool(self._rows)
+
+    @property
+    def happened(self) -> int:
+        """How many evaluations, saves and events there are."""
+        return len(self._evals) + len(self._saves) + len(self._waiting) + self._counts.total()
 
     @property
     def in_traceback(self) -> bool:
@@ -296,6 +311,7 @@ class Recording:
             quoted=self.excerpts,
             torn=torn,
             begun=self.begun,
+            batches=tuple(self._batches),
         )
 
     def _steps(self) -> Steps:

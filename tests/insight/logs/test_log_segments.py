@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
-from printed import Course, nanogpt
-from told import Told, check, facts_in, history_of
+from printed import Course, llmc, nanogpt
+from printed_more import every_trainer, trainer
+from told import Told, check, expected, facts_in, history_of, same
 
+from glassgpt.insight.explain import explain
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case
 from glassgpt.insight.findings.resumes import resume_replays_data
@@ -158,3 +161,66 @@ def test_a_resume_with_larger_batches_has_its_own_speed() -> None:
     assert facts.estimated_total_s == pytest.approx((1001 * 30 + 501 * 120) / 1000)
     # Nor can iterations of the second process be counted that see the batches of the first.
     assert resume_replays_data(Case(history, facts)) is None
+
+
+# --- two trainers ---
+
+SHORT = every_trainer(Course(updates=14, eval_every=5))
+LONG = every_trainer(Course(updates=60, eval_every=10))
+
+
+@pytest.mark.parametrize("trainers", [SHORT, LONG])
+def test_every_trainer_after_every_other(trainers: dict[str, Told]) -> None:
+    """The last one's facts are its own, and so are those of the one before."""
+    for first, second in permutations(trainers.values(), 2):
+        if first.format == second.format or "unknown" in (first.format, second.format):
+            continue
+        history = history_of(f"{first.text}$ second command\n{second.text}")
+        assert [one.format.name for one in history.earlier] == [first.format]
+        assert history.format.name == second.format
+        for told, read in ((second, history), (first, history.earlier[0])):
+            got = facts_of(read).as_dict()
+            wrong = {name: value for name, value in expected(told).items() if not same(got[name], value)}
+            assert wrong == {}, (first.format, second.format)
+
+
+def test_a_trainer_that_nobody_knows_after_another() -> None:
+    history = history_of(LONG["nanogpt"].text + LONG["unknown"].text)
+    assert [one.format.name for one in (*history.earlier, history)] == ["nanogpt", "unknown"]
+
+
+def test_both_runs_are_explained_and_the_first_is_named() -> None:
+    told = explain(history_of(nanogpt(COURSE).text + llmc(COURSE).text))
+    assert "nanoGPT" in told.verdict[0]
+    assert told.verdict[1].startswith("An llm.c run ")
+    assert [one.history.format.name for one in told.earlier] == ["nanogpt"]
+    assert [one["format"] for one in told.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
+
+
+def test_the_second_header_says_nothing_about_the_first_run() -> None:
+    text = nanogpt(COURSE).text + "| device | NVIDIA GeForce RTX 4090 |\n" + llmc(COURSE).text
+    history = history_of(text)
+    assert history.earlier[0].setup.device_name is None
+    assert history.setup.device_name is not None
+
+
+def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
+    crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
+    history = history_of(nanogpt(COURSE).text + crash + llmc(COURSE).text)
+    assert facts_of(history.earlier[0]).ended == "oom"
+    assert history.earlier[0].setup.wall_s == 100.5
+    assert history.setup.wall_s is None
+    assert not any(finding.id == "oom" for finding in explain(history).findings)
+
+
+def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
+    lines = nanogpt(COURSE).lines
+    strange = "step 3 | loss: 2.345678 | dt: 100.00ms"
+    mixed = [text for line in lines for text in (line, strange)]
+    assert history_of("\n".join(mixed) + "\n").earlier == ()
+    assert history_of("\n".join([*lines, strange, strange]) + "\n").earlier == ()
+
+
+def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:
+    log = trainer(COURSE).text
+    assert "This log holds 2 runs." in " ".join(explain(history_of(log + log)).verdict)

@@ -174,8 +174,7 @@ def _startup_ms(
 
 
 def _total_s(history: History, steady_ms: float | None) -> float | None:
-    """The logged times; iterations between two lines, and lines without a time, at the steady time. With the
-    evaluations that have a time of their own."""
+    """The logged times; iterations between two lines, and lines without a time, at the steady time."""
     if history.ledger is not None:
         return sum(history.ledger.values())
     ms = history.steps.ms
@@ -186,14 +185,7 @@ def _total_s(history: History, steady_ms: float | None) -> float | None:
         unlogged_ms = _unlogged_ms(history, steady_ms)
     else:
         unlogged_ms = (history.iterations() - len(timed)) * steady_ms
-    return (float(timed.sum()) + unlogged_ms + timed_evaluations_ms(history)) / 1000
-
-
-def timed_evaluations_ms(history: History) -> float:
-    """What the evaluations took, where that is told by itself and iterations do not hold it."""
-    if history.format.times_hold_eval:
-        return 0.0
-    return sum(done.ms for done in history.evals if done.ms is not None and math.isfinite(done.ms))
+    return (float(timed.sum()) + unlogged_ms) / 1000
 
 
 def _unlogged_ms(history: History, steady_ms: float) -> float:

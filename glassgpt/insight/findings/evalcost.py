@@ -317,7 +317,7 @@ def _told_by_the_log(case: Case) -> Finding | None:
     """A trainer that stops its clock while it evaluates, and says what that took."""
     took = [done.ms for done in case.history.evals if done.ms is not None and math.isfinite(done.ms)]
     eval_s = sum(took) / 1000
-    run_s = _run_s(case)
+    run_s = _run_s(case, eval_s)
     if run_s is None or not ADVICE_FROM * run_s <= eval_s <= run_s:
         return None
     share = percent(eval_s / run_s)
@@ -338,10 +338,11 @@ def _told_by_the_log(case: Case) -> Finding | None:
     )
 
 
-def _run_s(case: Case) -> float | None:
+def _run_s(case: Case, eval_s: float) -> float | None:
     """The wall clock's word where there is one, else all that is timed: iterations and evaluations."""
     wall_s = case.history.setup.wall_s if len(case.history.segments) == 1 else None
-    run_s = wall_s or case.facts.estimated_total_s
+    trained_s = case.facts.estimated_total_s
+    run_s = wall_s or (trained_s and trained_s + eval_s)
     return run_s if run_s and math.isfinite(run_s) else None
 
 

@@ -170,7 +170,7 @@ def litgpt(course: Course, accumulate: int = 4) -> Told:
             told = f"{course.val(at):.4f}"
             val = f"{course.val(at):.3f}"
             text = f"iter {at}: val loss {told}, val time: 1234.56 ms"
-            parts.append(Part(text, eval=(at, None, float(told)), eval_ms=1234.56))
+            parts.append(Part(text, eval=(at, None, float(told))))
             where = f"out/step-{step:08d}/lit_model.pth"
             parts.append(Part(f"Saving checkpoint to '{where}'", save=at))
     final = f"{course.val(course.updates) - 0.001:.3f}"
@@ -201,7 +201,7 @@ def lit_gpt(course: Course, accumulate: int = 4) -> Told:
                 "Validating ...", "Recommend a movie for me to watch", "### Response:", "iter, loss, time"
             )
             text = f"step {at}: val loss {val}, val time: 1234.56ms"
-            parts.append(Part(text, eval=(at, None, float(val)), eval_ms=1234.56))
+            parts.append(Part(text, eval=(at, None, float(val))))
     parts += _("Training time: 123.45s", "Memory used: 13.45 GB")
     return Told(tuple(parts), "litgpt", parameters=2_780_810_240)
 

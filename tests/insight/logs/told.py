@@ -37,7 +37,6 @@ class Part:
     eval: tuple[int, float | None, float] | None = None  # iteration, training loss, validation loss
     save: int | None = None
     segment: int = 0
-    eval_ms: float = 0.0  # as the line tells it
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ def expected(told: Told) -> dict[str, Any]:
     gaps = [b.iteration - a.iteration for a, b in pairwise(rows) if a.segment == b.segment]
     timed = steady is not None and all(row.ms is not None for row in rows)
     total_ms = sum(row.ms or 0 for row in rows) + sum(gap - 1 for gap in gaps) * (steady or 0)
-    total_ms += sum(part.eval_ms for part in told.parts)
     beyond = [(row.ms or 0) - (steady or 0) for row, a, b in zip(rows, first, holds, strict=True) if a or b]
     speed = told.tokens / steady * 1000 if told.tokens and steady else None
     achieved = mfu / 100 * told.mfu_peak if mfu is not None and mfu >= 1 and told.mfu_peak else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from glassgpt.account.journal import Record
+from glassgpt.data.dataset import BUILT_IN
 
 
 def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
@@ -19,17 +20,27 @@ def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
         advice = f"go on from {saved} with  {go_on}" if saved else "there is no checkpoint to go on from"
         return [("problem", str(end.get("error", ""))), ("next", advice)]
     if reason == "finished":
-        more = 2 * run["config"]["max_iters"] if run else "N"
-        return [
-            ("next", f"train it longer:  {go_on} --max_iters={more}"),
-            ("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"),
-            ("", "see all runs:      glass runs"),
-        ]
+        return _after_the_end(run)
     return []
 
 
+def _after_the_end(run: Record) -> list[tuple[str, str]]:
+    more = 2 * run["config"]["max_iters"] if run else "N"
+    lines = [
+        ("next", f"let it write:      glass sample {_folder(run)}"),
+        ("", f"train it longer:   {_go_on(run)} --max_iters={more}"),
+    ]
+    if run.get("data", {}).get("name") in BUILT_IN:
+        lines.append(("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"))
+    return [*lines, ("", "see all runs:      glass runs")]
+
+
+def _folder(run: Record) -> str:
+    return shlex.quote(str(run.get("out_dir", "RUN")))
+
+
 def _go_on(run: Record) -> str:
-    command = f"glass train --init_from=resume --out_dir={shlex.quote(str(run.get('out_dir', 'RUN')))}"
+    command = f"glass train --init_from=resume --out_dir={_folder(run)}"
     team = run.get("team", {})
     on_one_machine = team and team["size"] == team["per_machine"]
     return f"{command} --nproc={team['size']}" if on_one_machine else command

@@ -78,6 +78,22 @@ def test_a_loss_that_jumps_at_a_resume() -> None:
     assert resume_jump(about(shifted(0.01))) is None
 
 
+@pytest.mark.parametrize("lines", [12, 40])
+@pytest.mark.parametrize("pace", [8.0, 20.0, 60.0])
+def test_a_loss_that_falls_fast_on_both_sides_did_not_drop(lines: int, pace: float) -> None:
+    """Ten lines before and ten after a resume lie far apart then, the two beside it do not."""
+    at = np.arange(2 * lines)
+    noise = np.random.default_rng(0).standard_normal(2 * lines)
+
+    def resumed(drop: float) -> History:
+        losses = 1.5 + 0.7 * np.exp((lines - at) / pace) + 0.01 * noise - drop * (at >= lines)
+        steps = made_steps(at * 10, segment=(at >= lines).astype(int).tolist(), loss=losses.tolist())
+        return made_history(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
+
+    assert resume_jump(about(resumed(0.0))) is None
+    assert "dropped" in found(resume_jump(about(resumed(1.0)))).title
+
+
 # --- the schedule ---
 
 

@@ -185,7 +185,16 @@ def test_the_end_says_how_it_went_and_what_next() -> None:
     lines = shown(run_record(), *evals, end_record(100))
     assert "end           finished after 100 updates in 1m 40s" in lines
     assert "best          validation loss 2.2500 at iter 50   █▄▁" in lines
-    assert any("--init_from=resume --out_dir=runs/mine --max_iters=200" in line for line in lines)
+    assert lines[lines.index("next          let it write:      glass sample runs/mine") + 1].endswith(
+        "glass train --init_from=resume --out_dir=runs/mine --max_iters=200"
+    )
+
+
+@pytest.mark.parametrize(("name", "own"), [("pylib", False), ("diary", True)])
+def test_who_has_trained_on_a_text_of_theirs_is_not_told_how_to(name: str, own: bool) -> None:
+    run = run_record()
+    lines = shown(run | {"data": run["data"] | {"name": name}}, end_record(100))
+    assert any("glass prepare my.txt" in line for line in lines) != own
 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:

@@ -23,6 +23,7 @@ FEWEST = 5
 SHOWN = 6  # processes
 WORTH_TELLING, MUCH = 0.01, 0.05  # of the iterations
 CERTAIN = 4.0  # standard errors
+FALL_ERROR = 1.25  # times what ten rows show of a fall
 VISIBLE = 0.02  # of the loss
 MOST = 1000  # resumes looked at; a log of more is not one of resumes
 
@@ -149,11 +150,17 @@ def _jump(begin: int, earlier: Floats, later: Floats) -> Jump | None:
     then, now = float(np.median(before)), float(np.median(after))
     error = MEDIAN_ERROR * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
     visible = max(CERTAIN * error, VISIBLE * then)
-    # A loss that was falling goes on falling; only what goes beyond that is the resume's.
-    slope = max(0.0, float(np.median(earlier[:NEIGHBOURS])) - then) if len(earlier) >= 2 * NEIGHBOURS else 0.0
-    if now - then > visible or then - now > visible + 2 * slope:
+    # A loss that was falling goes on falling: of a drop, only what goes beyond that is the resume's.
+    fall = FALL_ERROR * max(0.0, (_fall(before) + _fall(after)) / 2) * (len(before) + len(after)) / 2
+    if now - then > visible:
         return Jump(begin, then, now, visible)
-    return None
+    return Jump(begin, then, now, visible + fall) if then - now > visible + fall else None
+
+
+def _fall(losses: Floats) -> float:
+    """From one row to the next: the median over all pairs, which single spikes do not turn."""
+    a, b = np.triu_indices(len(losses), 1)
+    return float(np.median((losses[a] - losses[b]) / (b - a)))
 
 
 def resume_jump(case: Case) -> Finding | None:

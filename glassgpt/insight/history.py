@@ -153,6 +153,9 @@ class History:
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
     profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: looks into some updates, as recorded
+    not_finite: tuple[int, tuple[float, ...]] | None = (
+        None  # GlassGPT: the update it ended at, norms up to it
+    )
     live: bool = False  # the run is still going on
     earlier: tuple[History, ...] = ()  # runs of other trainers before it in the same log
     ended: Ended | None = None  # where the record itself says it

@@ -71,9 +71,19 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         first_update_ms=next((ms for ms in (_float(one, "first_update_ms") for one in steps) if ms), None),
         recorded=tuple(record for record in kept if record["kind"] == "finding"),
         profiles=tuple(record for record in kept if record["kind"] == "profile" and is_sound(record)),
+        not_finite=_not_finite(every),
         live=live,
         ended=None if live else _ended(every),
     )
+
+
+def _not_finite(records: list[Record]) -> tuple[int, tuple[float, ...]] | None:
+    last = records[-1] if records else {}
+    at, norms = _int(last, "bad_iter"), last.get("recent_grad_norms")
+    if last.get("reason") != "not finite" or at is None:
+        return None
+    every = norms if isinstance(norms, list) else []
+    return at, tuple(float(norm) for norm in every if isinstance(norm, int | float))
 
 
 def _clean(record: Record) -> Record:

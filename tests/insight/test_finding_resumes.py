@@ -87,7 +87,9 @@ def test_a_loss_that_falls_fast_on_both_sides_did_not_drop(lines: int, pace: flo
 
     def resumed(drop: float) -> History:
         losses = 1.5 + 0.7 * np.exp((lines - at) / pace) + 0.01 * noise - drop * (at >= lines)
-        steps = made_steps(at * 10, segment=(at >= lines).astype(int).tolist(), loss=losses.tolist())
+        steps = made_steps(
+            (at * 10).tolist(), segment=(at >= lines).astype(int).tolist(), loss=losses.tolist()
+        )
         return made_history(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
 
     assert resume_jump(about(resumed(0.0))) is None

@@ -17,7 +17,9 @@ from journals import LEDGER, checkpoint, end, evaluation, first_step, record, re
 from glassgpt.account.journal import NAME, Record, encode
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.insight.explain import explain
 from glassgpt.insight.facts import Facts, facts_of
+from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.own import history_of, read_run
 from glassgpt.insight.reading import read_history
 from glassgpt.train.session import train
@@ -230,3 +232,28 @@ def test_a_real_run(tiny: Callable[..., TrainConfig]) -> None:
 def test_unused_kinds_are_left_alone() -> None:
     assert facts([*whole_run(), record("sample", 100, text="To be,\nor not")]).iterations_logged == 11
     assert checkpoint(5)["kind"] == "checkpoint"
+
+
+# --- an end that was not finite ---
+
+
+def ended_not_finite(norms: list[float]) -> list[Finding]:
+    last = end(60, "not finite", bad_iter=61, recent_grad_norms=norms, exit_code=3)
+    return explain(history_of([*whole_run()[:-1], last], "runs/mine")).findings
+
+
+def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> None:
+    growing = [1.0] * 12 + [20.0, 400.0, 9000.0, math.inf]
+    (one,) = [finding for finding in ended_not_finite(growing) if finding.id == "loss-nan"]
+    assert one.severity == "problem"
+    assert one.title == "The gradient was not finite at iteration 61"
+    assert one.evidence == "Gradient norms before it: 1, 20, 400, 9e+03, inf."
+    assert "The gradient norms grew before it" in one.explanation
+    assert "The last checkpoint from before it is that of iteration 50" in one.advice
+    (few,) = [finding for finding in ended_not_finite([math.nan]) if finding.id == "loss-nan"]
+    assert "too little of what came before" in few.explanation
+
+
+@pytest.mark.parametrize("norms", [None, "inf", ["1", None, {}], []])
+def test_norms_that_are_none_are_no_crash(norms: Any) -> None:
+    assert any(finding.id == "loss-nan" for finding in ended_not_finite(norms))

@@ -64,7 +64,7 @@ def loss_nan(case: Case) -> Finding | None:
     history = case.history
     found = break_of(history)
     if found is None:
-        return _only_evals(history)
+        return _only_gradient(history) or _only_evals(history)
     cause = _cause(history, found)
     return Finding(
         "loss-nan",
@@ -73,6 +73,24 @@ def loss_nan(case: Case) -> Finding | None:
         _evidence(history, found),
         _explanation(history, found, cause),
         _advice(case, found, cause),
+    )
+
+
+def _only_gradient(history: History) -> Finding | None:
+    """A loss that is still a number, however large, and a gradient that is none any more."""
+    if history.not_finite is None:
+        return None
+    at, norms = history.not_finite
+    nothing = np.array([])
+    found = Break(at, 0, nothing, nothing.astype(int), np.array(norms), lost_rows=0, recovered=False)
+    cause: Cause = "norms" if _grew(found.norms) else "unseen"
+    return Finding(
+        "loss-nan",
+        "problem",
+        say("The gradient was not finite at iteration {at}", at=whole(at)),
+        _norms_before(found.norms) if norms else "",
+        _explanation(history, found, cause),
+        " ".join(filter(None, (_checkpoint_advice(history, found), _cause_advice(history, cause)))),
     )
 
 
@@ -109,11 +127,9 @@ def _title(history: History, found: Break) -> str:
 
 def _evidence(history: History, found: Break) -> str:
     said = [_losses_before(history, found)]
-    norms = found.norms[np.isfinite(found.norms)][-BEFORE:]
+    norms = found.norms[np.isfinite(found.norms)]
     if len(norms):
-        said.append(
-            say("Gradient norms before it: {norms}.", norms=", ".join(f"{norm:.3g}" for norm in norms))
-        )
+        said.append(_norms_before(norms))
     there = history.steps.lr[found.row]
     if np.isfinite(there):
         said.append(say("Learning rate there: {rate}.", rate=rate(float(there))))
@@ -123,6 +139,12 @@ def _evidence(history: History, found: Break) -> str:
         else say("Logged iterations until finite losses came again: {rows}.", rows=whole(found.lost_rows))
     )
     return " ".join(said)
+
+
+def _norms_before(norms: Floats) -> str:
+    return say(
+        "Gradient norms before it: {norms}.", norms=", ".join(f"{norm:.3g}" for norm in norms[-BEFORE:])
+    )
 
 
 def _losses_before(history: History, found: Break) -> str:

@@ -176,6 +176,17 @@ def test_a_small_model_on_much_text() -> None:
     assert underfit_capacity(about(small_model(3.50, 3.90, 5_000_000))) is None
 
 
+def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> None:
+    history = small_model(3.50, 3.52, 5_000_000)
+    seen = (
+        np.minimum(history.steps.iteration, 10_000) * 131_072.0
+        + np.maximum(0, history.steps.iteration - 10_000) * 65_536.0
+    )
+    parts = tuple(replace(part, tokens_per_iteration=131_072, first_iteration=0) for part in history.segments)
+    counted = replace(history, steps=replace(history.steps, tokens=seen), segments=parts)
+    assert "saw 1.97B tokens" in found(underfit_capacity(about(counted))).evidence
+
+
 # --- the first loss ---
 
 

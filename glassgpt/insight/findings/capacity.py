@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from glassgpt.figures import count, loss, percent, whole
 from glassgpt.insight.course import metric_name
 from glassgpt.insight.findings.finding import Case, Finding
@@ -45,7 +47,8 @@ def _fit(case: Case) -> Fit | None:
     earlier = [done.val_loss or 0.0 for done in both if (done.iteration or 0) <= last * 2 / 3]
     if not earlier:
         return None
-    tokens = float(last) * facts.tokens_per_iteration
+    seen = case.history.tokens_at(np.array([last]))
+    tokens = float(last) * facts.tokens_per_iteration if seen is None else float(seen[0])
     fit = Fit(both[-1].train_loss or 0.0, both[-1].val_loss or 0.0, earlier[-1], facts.parameters, tokens)
     is_close = abs(fit.val - fit.train) < CLOSE * fit.train
     is_flat = abs(fit.earlier - fit.val) < FLAT * fit.val

@@ -157,10 +157,7 @@ def _name(value: object) -> str | None:
 
 def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
     updates, seen = parcel.origin.iter, _tokens_seen(parcel)
-    batch = _part(run, "batch").get("tokens")
-    of_run, planned = _part(run, "data").get("epochs"), _part(run, "config").get("max_iters")
-    per_token = of_run / (planned * batch) if of_run is not None and planned and batch else None
-    epochs = None if per_token is None or seen is None else per_token * seen
+    epochs = None if updates is None or seen is None else _epochs(run, updates, seen)
     speeds = [
         speed for record in records if record["kind"] == "step" and (speed := record.get("tokens_per_s"))
     ]
@@ -177,6 +174,16 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
         ("began from", "random weights" if began == "scratch" else _name(began)),
         ("tokens/s of the last updates", figures.count(speeds[-1]) if speeds else None),
     ]
+
+
+def _epochs(run: Record, updates: int, seen: int) -> float | None:
+    """The share, up to here, of those that the whole run was to make."""
+    batch, of_run = _part(run, "batch").get("tokens"), _part(run, "data").get("epochs")
+    planned = _part(run, "config").get("max_iters")
+    if of_run is None or not planned or not batch:
+        return None
+    in_all = seen + max(0, planned - updates) * batch
+    return float(of_run * seen / in_all) if in_all else None
 
 
 def _tokens_seen(parcel: Parcel) -> int | None:

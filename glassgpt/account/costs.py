@@ -13,6 +13,8 @@ SOME_CARDS_PEAK = 1e14  # FLOP/s, where nobody knows better
 _COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0), "mps": (19.0, 1.0)}  # at all, and per layer
 _COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager step
 
+_ASKING_S = {"cpu": 6e-4, "cuda": 2.3e-3, "mps": 2.3e-3}  # for the kernels of a layer, there and back
+
 # Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
 # They save half a millisecond per layer and update or more.
 BUILDING_S = 6.0
@@ -38,15 +40,18 @@ def sample_s(device_type: str, n_layer: int, tokens: int) -> float:
 
 def launch_s(device_type: str, n_layer: int) -> float:
     """About how long Python takes to ask for a micro-batch's kernels, one by one."""
-    return 0.0 if device_type == "cpu" else 2.3e-3 * n_layer
+    layers = n_layer + 1 if device_type == "cpu" else n_layer  # a CPU feels embedding, loss and optimizer too
+    return _ASKING_S[device_type] * layers
 
 
 def eager_step_s(
     device_type: str, tokens: int, micro_steps: int, flops_per_token: int, n_layer: int, peak: float
 ) -> float:
-    """About how long an update takes without any speed-up: computing or asking, whichever is more."""
+    """About how long an update takes without any speed-up: computing or asking, whichever is more. A CPU does
+    one after the other."""
     computing = arithmetic_s(device_type, tokens, flops_per_token, peak)
-    return max(computing, launch_s(device_type, n_layer) * micro_steps)
+    asking = launch_s(device_type, n_layer) * micro_steps
+    return computing + asking if device_type == "cpu" else max(computing, asking)
 
 
 def compile_cost_s(device_type: str, n_layer: int) -> float:

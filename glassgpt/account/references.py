@@ -215,6 +215,8 @@ _UNLIKE = 1.5  # times that, where no row has a similar model
 _LAUNCH_SPREAD = (0.7, 1.35)
 _LAUNCHING = _LAUNCH_SPREAD[1]  # times the launching: who took no longer was held up by it
 _MOST = 95.0  # percent
+_ASKING_SPREAD = (0.7, 2.0)  # of a CPU, which may have its threads to wake for each operation
+_MOSTLY_ASKING = 0.7  # of the speed is left by it
 
 
 def launch_s(query: Query) -> float:
@@ -234,8 +236,10 @@ def launch_s(query: Query) -> float:
 def mfu_band(card: Card | None, peak: float, query: Query, without: Sequence[str] = ()) -> Band:
     """`card` None: a CPU, and `peak` its measured one, in FLOP/s. `without`: names of rows not to look at."""
     band = _arithmetic_band(card, query, without)
-    floor = launch_s(query) if card is not None else 0.0
     ideal = query.flops / peak
+    if card is None:
+        return _with_asking(band, ideal, costs.launch_s("cpu", query.n_layer))
+    floor = launch_s(query)
     if not floor or ideal / floor * 100 > band.mid:
         return _slowed(band, ideal, floor)
     return Band(
@@ -246,6 +250,19 @@ def mfu_band(card: Card | None, peak: float, query: Query, without: Sequence[str
         f"{floor * 1000:.3g} ms a micro-batch, computing {ideal / band.mid * 1e5:.2g} ms",
         (),
     )
+
+
+def _with_asking(band: Band, ideal: float, asking: float) -> Band:
+    """A CPU computes, and then asks itself for the next operation."""
+    fast, slow = _ASKING_SPREAD
+    low, mid, high = (
+        100 * ideal / (100 * ideal / mfu + asking * times)
+        for mfu, times in ((band.low, slow), (band.mid, 1.0), (band.high, fast))
+    )
+    reason = band.reason
+    if mid < _MOSTLY_ASKING * band.mid:
+        reason += f"; asking for its operations takes about {asking * 1000:.2g} ms a micro-batch besides"
+    return Band(low, mid, high, reason, band.rows)
 
 
 def _slowed(band: Band, ideal: float, floor: float) -> Band:
@@ -292,7 +309,8 @@ def _adjusted(row: Reference, query: Query) -> float:
     assert row.mfu is not None
     speed = _SPEED[query.kernels] / _SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
     wider = min(_WIDEST, math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER))
-    return min(_MOST, row.mfu * speed * wider)
+    asking = 0.0 if row.card else costs.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
+    return min(_MOST, row.mfu / (1 - asking) * speed * wider)
 
 
 def _reason(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:

@@ -11,8 +11,11 @@ def test_a_step_is_arithmetic_or_launches() -> None:
     def step(kind: str, micro_steps: int, peak: float) -> float:
         return costs.eager_step_s(kind, 800, micro_steps, 10**6, 12, peak)
 
-    assert step("cpu", 2, 1e9) == pytest.approx(2 * step("cpu", 2, 2e9))
     assert step("cpu", 2, 1e9) > 800 * 1e6 / 1e9  # nobody reaches the peak
+    # On a CPU one comes after the other.
+    asking = 2 * costs.launch_s("cpu", 12)
+    assert step("cpu", 2, 1e9) - asking == pytest.approx(2 * (step("cpu", 2, 2e9) - asking))
+    assert step("cpu", 2, 1e18) == pytest.approx(asking)
     # A card that computes in no time still has to be told what to compute, micro-batch by micro-batch.
     assert step("cuda", 4, 1e18) == pytest.approx(2 * step("cuda", 2, 1e18))
 

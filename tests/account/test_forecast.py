@@ -36,6 +36,32 @@ def test_gpt2_on_an_h200_is_as_fast_as_it_was() -> None:
     assert slower.mid == pytest.approx(0.75 * pace.mid)
 
 
+@pytest.mark.parametrize(
+    ("n_layer", "n_embd", "ms"), [(1, 16, 1.32), (2, 16, 1.77), (4, 16, 3.18), (8, 16, 5.39), (4, 64, 5.49)]
+)
+def test_a_tiny_model_on_a_cpu_is_all_asking(n_layer: int, n_embd: int, ms: float) -> None:
+    """Measured on 2 cores whose matmuls make 190 GFLOP/s: updates of 8 tokens."""
+    shape: dict[str, Any] = {"n_layer": n_layer, "n_embd": n_embd, "n_head": 1, "block_size": 8}
+    tiny = replace(work("cpu", **shape), vocab_size=97, batch_size=1)
+    pace = expected_pace(tiny, flops_of(tiny.config, 97), 190e9, None)
+    assert pace.holds(8 / ms * 1000)
+    assert "asking for its operations takes about" in pace.why
+
+
+def test_a_cpu_does_not_ask_more_often_in_an_evaluation_because_updates_are_small() -> None:
+    shape: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 1, "block_size": 16, "sample_tokens": 0}
+
+    def evaluation_s(batch_size: int) -> float:
+        one = replace(work("cpu", **shape), vocab_size=97, batch_size=batch_size)
+        per_token = flops_of(one.config, 97)
+        found = forecast(one, per_token, 190e9, None, 16 * batch_size, 16_384, 100_000).evaluation_s
+        assert found is not None
+        return found
+
+    assert evaluation_s(1) == evaluation_s(64)
+    assert evaluation_s(4096) < evaluation_s(64)
+
+
 def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
     """124M on an H200, 32 x 1024 tokens: 63.2 ms; 16 x 1024: 36.6 ms."""
     muon: dict[str, Any] = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.account.cgroup import ROOT, cpu_quota, memory_limit, own_groups, read_text
+from glassgpt.cgroup import ROOT, memory_limit, own_groups, read_text, usable_cores
 from glassgpt.version import VERSION
 
 
@@ -66,13 +66,6 @@ def cpu_model(cpuinfo: str) -> str:
     if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
-
-
-def usable_cores() -> float:
-    """Cores this process may use: what the scheduler allows, and no more than a container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    quota = cpu_quota(own_groups(), ROOT)
-    return allowed if quota is None else min(allowed, quota)
 
 
 def load() -> float:

@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 
+from glassgpt.cgroup import usable_cores
 from glassgpt.data.encoder import Encoded, Encoder
 from glassgpt.data.parcels import Parcel
 from glassgpt.errors import UserError
@@ -125,5 +126,5 @@ def _encode(parcel: Parcel) -> Encoded:
 
 
 def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """That this process may keep busy."""
+    return max(1, int(usable_cores()))

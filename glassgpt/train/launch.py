@@ -17,7 +17,7 @@ from types import FrameType
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.account.machine import usable_cores
+from glassgpt.cgroup import usable_cores
 
 # A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
 _ENDS = "SIGTERM,SIGINT,SIGQUIT"

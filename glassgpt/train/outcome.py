@@ -13,6 +13,7 @@ from glassgpt.account.journal import Record
 from glassgpt.account.judged_loss import compare
 from glassgpt.account.learning import setup_of
 from glassgpt.account.memory import Work, needed
+from glassgpt.cgroup import usable_cores
 from glassgpt.config import TrainConfig, first_save
 from glassgpt.data.dataset import Dataset
 from glassgpt.figures import count, duration, size
@@ -144,7 +145,7 @@ def _likely_cause(outcome: Outcome) -> tuple[str, str]:
             f"Updates wait {waiting:.0%} of the time for data.",
             "put the data on a local disk, or in memory",
         )
-    load, cores = machine.load(), machine.usable_cores()
+    load, cores = machine.load(), usable_cores()
     if load > 1.5 * cores:
         return f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.", "stop them"
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from glassgpt.account.machine import (
     source_commit,
     start_since_boot_s,
     unified_memory,
-    usable_cores,
     usable_memory,
 )
 from glassgpt.version import VERSION
@@ -85,16 +83,6 @@ def test_the_cpu_model_is_the_first_named_one() -> None:
 
 
 @linux_only
-def test_usable_cores_respects_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(machine, "cpu_quota", lambda own, root: None)
-    assert usable_cores() == 4
-    monkeypatch.setattr(machine, "cpu_quota", lambda own, root: 1.5)
-    assert usable_cores() == 1.5
-    monkeypatch.setattr(machine, "cpu_quota", lambda own, root: 64.0)
-    assert usable_cores() == 4
-
-
 def test_usable_memory_is_no_more_than_the_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     total = psutil.virtual_memory().total
     for limit, usable in ((None, (total, False)), (2**20, (2**20, True)), (2**55, (total, False))):

@@ -77,7 +77,7 @@ def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "glass doctor" in finding(an_outcome(100.0))["advice"]
     assert "wait 50% of the time for data" in finding(an_outcome(100.0, waited_s=30.0))["explanation"]
     monkeypatch.setattr("glassgpt.account.machine.load", lambda: 99.0)
-    monkeypatch.setattr("glassgpt.account.machine.usable_cores", lambda: 2)
+    monkeypatch.setattr("glassgpt.train.outcome.usable_cores", lambda: 2)
     assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
 
 

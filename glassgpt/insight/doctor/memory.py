@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.cgroup import ROOT, memory_room, own_groups
+from glassgpt.cgroup import ROOT, memory_room, own_groups
 from glassgpt.insight.doctor import gpt2
 from glassgpt.insight.doctor.checkup import Line, Visit
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.cgroup import ROOT, cpu_quota, own_groups, read_text
-from glassgpt.account.machine import cpu_model, load, usable_cores
+from glassgpt.account.machine import cpu_model, load
+from glassgpt.cgroup import ROOT, cpu_quota, own_groups, read_text, usable_cores
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 
 _SYSFS = Path("/sys/devices/system/cpu/cpu0/cpufreq")

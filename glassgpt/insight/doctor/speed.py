@@ -12,9 +12,9 @@ import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
 from glassgpt.account.cards import Card, find_card
-from glassgpt.account.cgroup import read_text
 from glassgpt.account.machine import cpu_model
 from glassgpt.account.peak import Peak, Run, find_peak, mfu_note, rate
+from glassgpt.cgroup import read_text
 from glassgpt.insight.doctor.cards import find_gpus, short_name
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 from glassgpt.insight.doctor.dtypes import measured_dtypes

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.account.cards import Card, cards, find_card
-from glassgpt.account.cgroup import read_text
 from glassgpt.account.machine import output_of
+from glassgpt.cgroup import read_text
 
 
 @dataclass(frozen=True)

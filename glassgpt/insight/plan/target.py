@@ -10,19 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt.account.cards import Card, find_card, has_tensor_cores, named_card
-from glassgpt.account.cgroup import read_text
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.cluster import ONE_CARD, Cluster, link_of
-from glassgpt.account.machine import (
-    apple_gpu_name,
-    cpu_model,
-    load,
-    output_of,
-    unified_memory,
-    usable_cores,
-    usable_memory,
-)
+from glassgpt.account.machine import apple_gpu_name, cpu_model, load, output_of, unified_memory, usable_memory
 from glassgpt.account.peak import Run, best_rate
+from glassgpt.cgroup import read_text, usable_cores
 from glassgpt.errors import UserError
 from glassgpt.insight.plan import here
 from glassgpt.insight.plan.here import Present

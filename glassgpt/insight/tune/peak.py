@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from glassgpt.account.cgroup import read_text
 from glassgpt.account.machine import memory_now
+from glassgpt.cgroup import read_text
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -12,9 +12,9 @@ import torch
 
 from glassgpt import config as settings
 from glassgpt.account import flops
-from glassgpt.account.cgroup import ROOT, memory_room, own_groups, read_text
-from glassgpt.account.machine import cpu_model, load, memory_now, usable_cores
+from glassgpt.account.machine import cpu_model, load, memory_now
 from glassgpt.account.peak import find_peak
+from glassgpt.cgroup import ROOT, memory_room, own_groups, read_text, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError

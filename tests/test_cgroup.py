@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from glassgpt.account.cgroup import cpu_quota, memory_limit, memory_room
+import pytest
+
+from glassgpt import cgroup
+from glassgpt.cgroup import cpu_quota, memory_limit, memory_room, usable_cores
+from glassgpt.data.workers import cores
 
 GIB = 2**30
 
@@ -87,3 +92,20 @@ def test_a_containers_limit_version_1(tmp_path: Path) -> None:
     # In a container the path may exist only outside: then the root counts.
     (root / "memory/memory.limit_in_bytes").write_text(str(2 * GIB))
     assert memory_room("4:memory:/docker/xyz\n", root) == (2 * GIB, 2 * GIB - 1)
+
+
+def test_usable_cores_respects_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda own, root: None)
+    assert usable_cores() == 4
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda own, root: 1.5)
+    assert usable_cores() == 1.5
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda own, root: 64.0)
+    assert usable_cores() == 4
+
+
+def test_a_container_of_two_cores_gets_two_workers_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    for quota, workers in ((2.5, 2), (0.5, 1), (None, 64)):
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda own, root, quota=quota: quota)
+        assert cores() == workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,13 @@ _NO_LIMIT = 2**60  # bytes
 def own_groups() -> str:
     """The control groups of this process, as the kernel lists them."""
     return read_text(Path("/proc/self/cgroup"))
+
+
+def usable_cores() -> float:
+    """Cores this process may use: what the scheduler allows, and no more than a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(own_groups(), ROOT)
+    return allowed if quota is None else min(allowed, quota)
 
 
 def cpu_quota(own_cgroups: str, root: Path) -> float | None:

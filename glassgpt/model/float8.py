@@ -1,8 +1,8 @@
 """Matmuls in 8-bit floats, for cards that have them: twice as fast as in bfloat16.
 
 What goes forward is e4m3 (four bits of exponent, three of mantissa), what goes backward is e5m2, whose range
-is wide enough that one fixed factor serves every layer: activations here are of the size of 1, and a token's
-gradient, before it is averaged over all tokens, is not far below. Weights are scaled by their largest entry.
+is wide enough that one fixed unit serves every layer: activations here are of the size of 1, and a token's
+gradient, before it is averaged over all tokens, is not far below. Of weights, the largest entry sets it.
 The hardware wants both factors of a product by rows along what is summed over, so each is kept both ways.
 """
 

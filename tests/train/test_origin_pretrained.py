@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from little_gpt2 import write_gpt2
 from tiny import (
     MakeConfig,
     at_its_beginning,
@@ -32,17 +33,8 @@ VOCABULARY, CONTEXT = 290, 16
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with GPT-2's files, as `transformers` writes them, of a model of its own size."""
-    transformers = pytest.importorskip("transformers")
     shape = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, initializer_range=0.3))
-    folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
-    model.save_pretrained(folder)
-    for name, content in train_bpe([TEXT], VOCABULARY).files.items():
-        (folder / name).write_bytes(content)
-    return folder
+    return write_gpt2(tmp_path_factory.mktemp("hf") / "little-gpt2", TEXT, shape)
 
 
 @pytest.fixture(scope="module")

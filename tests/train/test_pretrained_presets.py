@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from little_gpt2 import write_gpt2
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.cli import main
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizers import train_bpe
 
 TEXT = "".join(
     f"{number} glass houses have {number % 7} thin walls; {number * number}\n" for number in range(2500)
@@ -29,16 +29,9 @@ QUICK = ["--device=cpu", "--compile=off", "--probe_seconds=0", "--dtype=float32"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    transformers = pytest.importorskip("transformers")
     shape = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, initializer_range=0.3))
     folder = tmp_path_factory.mktemp("hf") / "gpt2"
-    made.save_pretrained(folder, max_shard_size="30KB")  # several files
-    for name, content in train_bpe([TEXT], VOCABULARY).files.items():
-        (folder / name).write_bytes(content)
-    return folder
+    return write_gpt2(folder, TEXT, shape, max_shard_size="30KB")  # several files
 
 
 @pytest.fixture

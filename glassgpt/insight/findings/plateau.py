@@ -78,24 +78,10 @@ def _nothing_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) 
     starts = int(at[0]) <= history.format.first_iteration + 1 and history.numbered
     if not starts or moved > UNMOVED * losses[0] or np.ptp(smooth.value) > UNMOVED_ANYWHERE * losses[0]:
         return None
-    evidence = [
-        say(
-            "The training loss was {first} at iteration {start} and {last} at iteration {end}.",
-            first=loss(losses[0]),
-            start=whole(at[0]),
-            last=loss(losses[-1]),
-            end=whole(at[-1]),
-        )
-    ]
+    evidence = [_from_to(at, losses)]
     vocabulary = setting(history, "vocab_size")
     if vocabulary and vocabulary > 1 and abs(losses[-1] - math.log(vocabulary)) < 0.02 * losses[-1]:
-        evidence.append(
-            say(
-                "ln({vocabulary}) = {chance} is the loss of guessing evenly.",
-                vocabulary=int(vocabulary),
-                chance=loss(math.log(vocabulary)),
-            )
-        )
+        evidence.append(_guessing(vocabulary))
     return Finding(
         "plateau",
         "problem",
@@ -126,19 +112,7 @@ def _hardly_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) -
         "plateau",
         "problem",
         say("Hardly anything was learnt"),
-        say(
-            "The training loss was {first} at iteration {start} and {last} at iteration {end}.",
-            first=loss(losses[0]),
-            start=whole(at[0]),
-            last=loss(losses[-1]),
-            end=whole(at[-1]),
-        )
-        + " "
-        + say(
-            "ln({vocabulary}) = {chance} is the loss of guessing evenly.",
-            vocabulary=int(vocabulary),
-            chance=loss(chance),
-        ),
+        f"{_from_to(at, losses)} {_guessing(vocabulary)}",
         say(
             "How frequent the tokens are is learnt first, and brings more than that. The learning rate is "
             "far too low, nearly all of the run is warm-up, or the targets do not belong to the inputs."
@@ -148,6 +122,24 @@ def _hardly_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) -
             "its first loss, here {tenth}, within its first hundred iterations.",
             tenth=difference(0.1 * float(losses[0])),
         ),
+    )
+
+
+def _from_to(at: Ints, losses: Floats) -> str:
+    return say(
+        "The training loss was {first} at iteration {start} and {last} at iteration {end}.",
+        first=loss(losses[0]),
+        start=whole(at[0]),
+        last=loss(losses[-1]),
+        end=whole(at[-1]),
+    )
+
+
+def _guessing(vocabulary: float) -> str:
+    return say(
+        "ln({vocabulary}) = {chance} is the loss of guessing evenly.",
+        vocabulary=int(vocabulary),
+        chance=loss(math.log(vocabulary)),
     )
 
 

@@ -41,10 +41,12 @@ _LONG = ("test_readme.py", "test_processes.py", "test_team.py", "test_lost_ranks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What the marker `gpu` means, and what comes first."""
     items.sort(key=lambda item: item.path.name not in _LONG)
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+    for item in items:
+        marker = item.get_closest_marker("gpu")
+        if marker and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+        elif marker and marker.kwargs.get("float8") and torch.cuda.get_device_capability() < (8, 9):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device with 8-bit floats here"))
 
 
 @pytest.fixture

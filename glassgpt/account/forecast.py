@@ -80,8 +80,10 @@ def forecast(
         of_val = min(eval_tokens, val_tokens)
         closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
         evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
-        rate = expected_pace(_evaluating(work, of_val), flops_per_token, peak, card).mid
-        evaluation_s = evaluated * costs.FORWARD / (cluster.ranks * rate)  # each evaluates its part
+        # More at a time than an update has: a CPU asks itself less often.
+        many = replace(work, batch_size=max(work.batch_size, of_val // config.block_size))
+        evaluating = expected_pace(many, flops_per_token, peak, card) if kind == "cpu" else alone
+        evaluation_s = evaluated * costs.FORWARD / (cluster.ranks * evaluating.mid)  # each does its part
         if not config.eval_only:
             evaluation_s += costs.sample_s(kind, config.n_layer, config.sample_tokens)
     return Forecast(
@@ -94,12 +96,6 @@ def forecast(
         saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
         start_s=_start_s(work, kind),
     )
-
-
-def _evaluating(work: Work, tokens: int) -> Work:
-    """As if it were training. More at a time than an update has, a CPU asks itself less often."""
-    sequences = tokens // work.config.block_size
-    return work if work.device_type != "cpu" else replace(work, batch_size=max(work.batch_size, sequences))
 
 
 def _start_s(work: Work, kind: str) -> float:

@@ -1,4 +1,4 @@
-"""Folders and paths: what lies in a folder and below it, what is passed over, and where a path leads."""
+"""What lies in a folder and below it, and what is passed over."""
 
 from __future__ import annotations
 

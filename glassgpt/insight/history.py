@@ -146,16 +146,14 @@ class History:
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
     torn: bool = False  # the log ends in the middle of a line
     begun: int | None = None  # the iteration of the latest line that says too little to be read
-    batches: tuple[
-        tuple[int, int], ...
-    ] = ()  # from which iteration on how many sequences, where lines say so
+    # From which iteration on how many sequences, where lines say so.
+    batches: tuple[tuple[int, int], ...] = ()
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
     recorded: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
     profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: looks into some updates, as recorded
-    not_finite: tuple[int, tuple[float, ...]] | None = (
-        None  # GlassGPT: the update it ended at, norms up to it
-    )
+    # GlassGPT: the update that ended it by a loss or gradient that was not finite, and the norms up to it.
+    not_finite: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is still going on
     earlier: tuple[History, ...] = ()  # runs of other trainers before it in the same log
     ended: Ended | None = None  # where the record itself says it
@@ -186,6 +184,13 @@ class History:
         if before < 0 or not np.isfinite(seen).all() or (np.diff(seen) < 0).any() or (np.diff(at) < 0).any():
             return None
         return np.interp(iterations, at, seen)
+
+    def tokens_seen(self, iterations: Floats | Ints, per_iteration: int | None) -> Floats | None:
+        """As the log counts them, which knows what a resume changed; else so many in each iteration."""
+        counted = self.tokens_at(iterations)
+        if counted is not None or not per_iteration:
+            return counted
+        return np.asarray(iterations, dtype=np.float64) * per_iteration
 
     def own_tokens(self) -> float | None:
         """Tokens of the log's own updates; None where it does not count them."""

@@ -17,13 +17,7 @@ from torch.nn import functional as F
 from glassgpt.model import float8, loss, pieces
 from glassgpt.model.gpt import GPT, GPTConfig
 
-ON_A_CARD = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-        reason="no CUDA device with 8-bit floats here",
-    ),
-]
+ON_A_CARD = pytest.mark.gpu(float8=True)
 ACTIVATIONS: dict[bool | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     False: F.gelu,

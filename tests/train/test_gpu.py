@@ -125,10 +125,7 @@ def test_recorded_it_is_the_same_run(
     assert run_losses(recorded.out_dir) == pytest.approx(run_losses(usual.out_dir), abs=2e-3)
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-    reason="no CUDA device with 8-bit floats here",
-)
+@pytest.mark.gpu(float8=True)
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("graph", ["on", "off"])

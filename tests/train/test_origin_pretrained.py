@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from little_gpt2 import write_gpt2
+from little_gpt2 import transformers_loss, write_gpt2
 from tiny import (
     MakeConfig,
     at_its_beginning,
@@ -18,7 +18,6 @@ from tiny import (
     run_evals,
     weights,
 )
-from torch import Tensor
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
@@ -48,18 +47,6 @@ def gpt2_data(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "text"
 
 
-@torch.no_grad()
-def transformers_loss(folder: Path, tokens: Tensor) -> float:
-    """Each token is predicted once, from at most CONTEXT - 1 before it in its window."""
-    model = pytest.importorskip("transformers").GPT2LMHeadModel.from_pretrained(folder).eval()
-    total = 0.0
-    for start in range(0, len(tokens) - 1, CONTEXT):
-        window = tokens[start : start + CONTEXT + 1]
-        logits = model(window[None, :-1]).logits[0]
-        total += torch.nn.functional.cross_entropy(logits.double(), window[1:], reduction="sum").item()
-    return total / (len(tokens) - 1)
-
-
 def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     tiny: MakeConfig, gpt2: Path, gpt2_data: Path
 ) -> None:
@@ -71,7 +58,7 @@ def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     assert (run.iter, run.reason) == (12, "finished")
     tokens = torch.from_numpy(open_dataset(gpt2_data).tokens("val").astype("int64"))
     evals = run_evals(config.out_dir)
-    assert evals[0, "val"] == pytest.approx(transformers_loss(gpt2, tokens), abs=1e-5)
+    assert evals[0, "val"] == pytest.approx(transformers_loss(gpt2, tokens, CONTEXT), abs=1e-5)
     assert evals[12, "val"] < evals[0, "val"] - 0.5
     model = records(config.out_dir, "run")[0]["model"]
     assert (model["vocab_size"], model["n_layer"], model["n_head"], model["n_embd"]) == (VOCABULARY, 2, 3, 24)

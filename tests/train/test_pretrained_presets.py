@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from little_gpt2 import write_gpt2
+from little_gpt2 import transformers_loss, write_gpt2
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
@@ -59,17 +59,6 @@ def records(run: str, kind: str) -> list[Record]:
     return [record for record in journal.read(Path(run) / journal.NAME) if record["kind"] == kind]
 
 
-@torch.no_grad()
-def transformers_loss(folder: Path, tokens: torch.Tensor) -> float:
-    model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(folder)
-    total = 0.0
-    for start in range(0, len(tokens) - 1, CONTEXT):
-        window = tokens[start : start + CONTEXT + 1]
-        logits = model(window[None, :-1]).logits[0]
-        total += torch.nn.functional.cross_entropy(logits.double(), window[1:], reduction="sum").item()
-    return total / (len(tokens) - 1)
-
-
 @pytest.mark.parametrize("preset", ["eval_gpt2", "eval_gpt2_medium", "eval_gpt2_large", "eval_gpt2_xl"])
 def test_an_evaluation_of_gpt2_is_nanogpts(here: Path, model: Path, preset: str) -> None:
     assert main(["train", preset, *QUICK]) == 0
@@ -83,7 +72,7 @@ def test_an_evaluation_of_gpt2_is_nanogpts(here: Path, model: Path, preset: str)
     val = next(record for record in records(f"runs/{preset}", "eval") if record["split"] == "val")
     assert val["whole_split"]  # 4,096,000 tokens were asked for, and there are fewer
     tokens = torch.from_numpy(open_dataset(Path("data/openwebtext")).tokens("val").astype("int64"))
-    assert val["loss"] == pytest.approx(transformers_loss(model, tokens), abs=1e-5)
+    assert val["loss"] == pytest.approx(transformers_loss(model, tokens, CONTEXT), abs=1e-5)
     assert records(f"runs/{preset}", "end")[0]["reason"] == "evaluated"
     assert records(f"runs/{preset}", "step") == []
 

@@ -100,11 +100,8 @@ def derive(history: History, facts: Facts, peak: Peak | None) -> Derived:
 
 
 def _tokens_seen(history: History, tokens_per_iteration: int | None, iterations: int) -> int | None:
-    """As the log counts them, which knows what a resume changed; else so many in each iteration."""
-    counted = history.tokens_at(np.array([iterations]))
-    if counted is not None:
-        return round(float(counted[0]))
-    return iterations * tokens_per_iteration if tokens_per_iteration else None
+    seen = history.tokens_seen(np.array([iterations]), tokens_per_iteration)
+    return None if seen is None else round(float(seen[0]))
 
 
 def usable(value: float | None) -> float | None:

@@ -62,11 +62,11 @@ def _progress(
 ) -> Progress:
     along: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
     tokens, flops = derived.tokens_per_iteration, derived.size.flops_per_token
-    if tokens:
-        counted = history.tokens_at(iterations)
-        along["tokens"] = along["iterations"] * tokens if counted is None else counted
+    seen = history.tokens_seen(iterations, tokens) if tokens else None
+    if seen is not None:
+        along["tokens"] = seen
         if flops:
-            along["flops"] = along["tokens"] * flops
+            along["flops"] = seen * flops
     seconds = _seconds_at(history, facts, segments, iterations)
     if seconds is not None and (seconds < _ENDLESS).all() and (np.diff(seconds) >= 0).all():
         along["time"] = seconds

@@ -47,8 +47,9 @@ def _fit(case: Case) -> Fit | None:
     earlier = [done.val_loss or 0.0 for done in both if (done.iteration or 0) <= last * 2 / 3]
     if not earlier:
         return None
-    seen = case.history.tokens_at(np.array([last]))
-    tokens = float(last) * facts.tokens_per_iteration if seen is None else float(seen[0])
+    seen = case.history.tokens_seen(np.array([last]), facts.tokens_per_iteration)
+    assert seen is not None
+    tokens = float(seen[0])
     fit = Fit(both[-1].train_loss or 0.0, both[-1].val_loss or 0.0, earlier[-1], facts.parameters, tokens)
     is_close = abs(fit.val - fit.train) < CLOSE * fit.train
     is_flat = abs(fit.earlier - fit.val) < FLAT * fit.val

@@ -91,9 +91,8 @@ def loss_zero(case: Case) -> Finding | None:
         all=f"{len(losses):,}",
         before=loss(float(losses[-count - 1])),
     )
-    norms = case.history.steps.grad_norm[case.course.rows][-count:]
-    said = case.history.steps.grad_norm[case.course.rows][:-count]
-    if np.all(np.isnan(norms)) and np.any(np.isfinite(said)):
+    norms = case.history.steps.grad_norm[case.course.rows]
+    if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence += " " + say("Their gradient norms are not numbers.")
     return Finding(
         "loss-nan",

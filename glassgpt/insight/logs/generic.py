@@ -125,10 +125,8 @@ class GenericReader:
         self._epochs = int(told[2][:9]) if told[2] else None
         if self._epoch is None or epoch < self._epoch or into.last is None:
             self._before = 0
-        elif (
-            epoch == self._epoch + 1 and said <= self._last
-        ):  # equal: of each epoch only the last line is left
-            self._before += self._last
+        elif epoch == self._epoch + 1 and said <= self._last:
+            self._before += self._last  # equal where of each epoch only the last line is left
         self._epoch = epoch
 
 

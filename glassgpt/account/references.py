@@ -196,9 +196,9 @@ def _is_similar(query: Query, row: Reference) -> bool:
 # --- what to expect ---
 
 # Speed against torch.compile's, where arithmetic sets the pace: GPT-2 124M on an H200 took 48.8 ms plain and
-# 32.8 ms compiled; with our kernels 117.8 ms where nanoGPT compiled took 125 to 129.
+# 32.8 ms compiled; with our kernels 115 to 118 ms where nanoGPT compiled took 125 to 129.
 _SPEED = {"plain": 0.68, "compiled": 1.0, "own": 1.08, "cuda": 1.0}
-_FP8_SPEED = 1.2  # 117.8 and 97.9 ms
+_FP8_SPEED = 1.26  # 115.1 and 91.2 ms
 # A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
 # from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
 _WIDER = 0.2

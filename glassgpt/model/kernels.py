@@ -389,7 +389,7 @@ def to_float8(
     grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
     grad = None if grad is None else grad.contiguous()
     S, limit = out.stride(0), torch.finfo(out.dtype).max
-    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, S, relu2, limit, _TILE, _TILE, num_warps=4)
+    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, S, relu2, limit, _TILE, _TILE, num_warps=8)
 
 
 @triton.jit

@@ -65,7 +65,8 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(speedups, "attend", slow)
     late = speedups._attention_times(config, torch.device("cuda"), torch.bfloat16)
     assert usual.keys() == late.keys()
-    assert all(late[how] == pytest.approx(usual[how], rel=0.15) for how in usual)
+    # Counted, a millisecond a call would make each two or three times as long; the rest is for a busy card.
+    assert late == pytest.approx(usual, rel=0.5)
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])

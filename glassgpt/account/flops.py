@@ -88,7 +88,7 @@ def plain_flops_per_token(parameters_multiplied: int) -> int:
     return 6 * parameters_multiplied
 
 
-def muon_flops(n_layer: int, n_embd: int, steps: int) -> int:
+def muon_flops(n_layer: int, n_embd: int, steps: int = 5) -> int:
     """Of an update: orthogonalising a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3 a step. A block has four
     of C x C and two of C x 4C."""
     return steps * n_layer * (4 * 6 + 2 * 18) * n_embd**3

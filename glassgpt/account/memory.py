@@ -1,6 +1,6 @@
 """How much memory a run will take, from its settings alone. No torch: planning uses it.
 
-    memory = needed(Work(config, vocab_size=50304, batch_size=64, device_type="cuda", dtype="bfloat16"))
+    memory = needed(Work(config=config, vocab_size=50304, batch_size=64, dtype="bfloat16"))
     memory.total, memory.moment, memory.parts          # 22.5e9, "loss", {"weights": …, "activations": …, …}
 
 An update has four moments that can be its peak: the loss, when all activations and a piece of the logits are

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -61,6 +61,7 @@ class Reference:
     count: int = 1
     graph: bool = False
     fp8: bool = False
+    muon: bool = False
     step_ms: float | None = None
     tokens_per_s: float | None = None
     peak_gib: float | None = None
@@ -73,13 +74,16 @@ class Reference:
     @property
     def query(self) -> Query:
         """What one would have asked before that run."""
+        shape = self.shape
+        muon_flops = flops.muon_flops(shape.n_layer, shape.n_embd) if self.muon else 0
         return Query(
-            self.shape.flops_per_token,
-            self.micro_batch * self.shape.block_size,
-            n_layer=self.shape.n_layer,
+            shape.flops_per_token,
+            self.micro_batch * shape.block_size,
+            n_layer=shape.n_layer,
             kernels=self.kernels,
             graph=self.graph,
             fp8=self.fp8,
+            muon_flops=muon_flops / self.accumulation,
         )
 
     @property
@@ -120,11 +124,16 @@ class Query:
     kernels: str = "own"  # "plain", "compiled", "own" or, of llm.c, "cuda"
     graph: bool = False
     fp8: bool = False
+    muon_flops: float = 0.0  # per micro-batch
 
     @property
     def flops(self) -> float:
-        """Of a micro-batch."""
+        """Of a micro-batch's tokens."""
         return float(self.flops_per_token) * self.tokens_per_micro_batch
+
+    def share_of_tokens(self, on_a_card: bool) -> float:
+        """Of the time; the rest is Muon's, felt where an update has few tokens."""
+        return self.flops / (self.flops + (_MUON_SLOWER if on_a_card else 1.0) * self.muon_flops)
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,9 @@ def _is_similar(query: Query, row: Reference) -> bool:
 # 32.8 ms compiled; with our kernels 115 to 118 ms where nanoGPT compiled took 125 to 129.
 _SPEED = {"plain": 0.68, "compiled": 1.0, "own": 1.08, "cuda": 1.0}
 _FP8_SPEED = 1.26  # 115.1 and 91.2 ms
+# Muon's products are small, and it passes over all matrices several times: an H200 did 163 TFLOP/s of it,
+# and 526 of the model's (GPT-2 124M's size: 36.6 ms with 16 sequences, 63.2 with 32, so 10.0 ms without).
+_MUON_SLOWER = 3.2
 # A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
 # from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
 _WIDER = 0.2
@@ -235,6 +247,13 @@ def launch_s(query: Query) -> float:
 
 def mfu_band(card: Card | None, peak: float, query: Query, without: Sequence[str] = ()) -> Band:
     """`card` None: a CPU, and `peak` its measured one, in FLOP/s. `without`: names of rows not to look at."""
+    band = _band_of_tokens(card, peak, query, without)
+    share = query.share_of_tokens(card is not None)
+    return replace(band, low=share * band.low, mid=share * band.mid, high=share * band.high)
+
+
+def _band_of_tokens(card: Card | None, peak: float, query: Query, without: Sequence[str]) -> Band:
+    """As if an optimizer cost nothing."""
     band = _arithmetic_band(card, query, without)
     ideal = query.flops / peak
     if card is None:
@@ -310,7 +329,8 @@ def _adjusted(row: Reference, query: Query) -> float:
     speed = _SPEED[query.kernels] / _SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
     wider = min(_WIDEST, math.pow(query.flops_per_token / row.query.flops_per_token, _WIDER))
     asking = 0.0 if row.card else costs.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
-    return min(_MOST, row.mfu / (1 - asking) * speed * wider)
+    share = row.query.share_of_tokens(bool(row.card))
+    return min(_MOST, row.mfu / share / (1 - asking) * speed * wider)
 
 
 def _reason(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:

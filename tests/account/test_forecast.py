@@ -63,16 +63,16 @@ def test_a_cpu_does_not_ask_more_often_in_an_evaluation_because_updates_are_smal
 
 
 def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
-    """124M on an H200, 32 x 1024 tokens: 63.2 ms; 16 x 1024: 36.6 ms."""
+    """124M on an H200, 32 x 1024 tokens: 63.2 and 64.1 ms; 16 x 1024: 36.6 ms."""
     muon: dict[str, Any] = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
-    for sequences, ms in ((32, 63.2), (16, 36.6)):
+    for sequences, ms in ((32, 63.2), (32, 64.1), (16, 36.6)):
         one = replace(work(**muon), batch_size=sequences)
         assert expected_pace(one, GPT2_FLOPS, 989e12, H200).holds(sequences * 1024 / ms * 1000)
     usual, few = (replace(work(**muon), batch_size=size) for size in (64, 1))
     adamw = expected_pace(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
-    assert 0.9 * adamw.mid < expected_pace(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
-    # 5 steps x 12 layers x 60 x 768^3 against 1024 tokens of 854.8 MFLOP: two thirds.
-    share = 1024 * GPT2_FLOPS / (1024 * GPT2_FLOPS + 5 * 12 * 60 * 768**3)
+    assert 0.88 * adamw.mid < expected_pace(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
+    # 3.2 times 5 steps x 12 layers x 60 x 768^3 against 1024 tokens of 854.8 MFLOP: these are a seventh.
+    share = 1024 * GPT2_FLOPS / (1024 * GPT2_FLOPS + 3.2 * 5 * 12 * 60 * 768**3)
     alone = replace(few, config=replace(few.config, optimizer="adamw"))
     assert expected_pace(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
         share * expected_pace(alone, GPT2_FLOPS, 989e12, H200).mid
@@ -80,16 +80,17 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
 
 
 def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None:
-    """shakespeare_char_fast on an H200, recorded, PyTorch's kernels: 1.034, 1.036, 1.037 million tokens/s."""
+    """shakespeare_char_fast on an H200, recorded: 1.034, 1.036 and 1.037 million tokens/s with PyTorch's kernels,
+    1.86 with ours."""
     fast = combine(find_recipe("shakespeare_char_fast"), {})
     plain = Work(config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True)
     flops_per_token = flops_of(fast, 128)
     pace = expected_pace(plain, flops_per_token, 989e12, H200)
     assert all(pace.holds(measured) for measured in (1.034e6, 1.036e6, 1.037e6))
     assert pace.why.endswith(
-        "; less for Muon's own arithmetic and the modern architecture's many small steps"
+        "; less for the modern architecture's many small steps and Muon's own arithmetic"
     )
-    assert expected_pace(replace(plain, kernels=True), flops_per_token, 989e12, H200).mid > 1.5 * pace.mid
+    assert expected_pace(replace(plain, kernels=True), flops_per_token, 989e12, H200).holds(1.86e6)
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:

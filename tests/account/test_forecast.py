@@ -80,7 +80,7 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
 
 
 def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None:
-    """shakespeare_char_fast on an H200, recorded: 1.034, 1.036, 1.037 million tokens/s with PyTorch's kernels,
+    """shakespeare_char_fast on an H200, recorded: 1.034 to 1.037 million tokens/s with PyTorch's kernels,
     1.86 with ours."""
     fast = combine(find_recipe("shakespeare_char_fast"), {})
     plain = Work(config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True)

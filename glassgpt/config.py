@@ -3,7 +3,7 @@
     glass train --help
 
 The comments of the fields are the help text. nanoGPT's names keep their meaning. How the values get here
-(presets, files, `--key=value`) is in recipe.py.
+(presets, files, `--key=value`) is in recipe.py and flags.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.recipe import Recipe, find_recipe, preset_names
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError, complaint
+from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASKS, with_head
-from glassgpt.recipe import check_settings, field_types
 
 _SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}

@@ -12,7 +12,7 @@ from glassgpt import config as settings
 from glassgpt.account import journal, machine
 from glassgpt.account.clock import Ledger
 from glassgpt.account.expected_loss import Expectation
-from glassgpt.account.forecast import Forecast, forecast
+from glassgpt.account.forecast import Forecast, Hardware, Portions, forecast
 from glassgpt.account.meter import Interval
 from glassgpt.account.sink import Listener, Silence, Sink
 from glassgpt.config import Choice, TrainConfig
@@ -234,17 +234,12 @@ def _without_work(config: TrainConfig) -> list[Choice]:
 def _forecast(
     config: TrainConfig, equipment: Equipment, splits: Mapping[str, Tokens], eval_tokens: int
 ) -> Forecast:
-    shape, plan, placement = equipment.shape, equipment.plan, equipment.placement
-    data_bytes, rows = splits["train"].nbytes, evaluation_rows(config, equipment.device.type)
+    plan, data_bytes = equipment.plan, splits["train"].nbytes
+    rows = evaluation_rows(config, equipment.device.type)
+    work = work_of(config, equipment.shape, equipment.placement, plan, data_bytes, rows, equipment.free_bytes)
+    on = Hardware(equipment.peak.value, equipment.card, equipment.cluster)
     return forecast(
-        work_of(config, shape, placement, plan, data_bytes, rows, equipment.free_bytes),
-        equipment.flops_per_token,
-        equipment.peak.value,
-        equipment.card,
-        plan.tokens,
-        eval_tokens,
-        len(splits["val"]),
-        equipment.cluster,
+        work, equipment.flops_per_token, on, Portions(plan.tokens, eval_tokens, len(splits["val"]))
     )
 
 

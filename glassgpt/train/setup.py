@@ -25,7 +25,6 @@ from glassgpt.model.gpt import GPT
 from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import schedule
 from glassgpt.train.batching import evaluation_rows, tokens_to_evaluate
-from glassgpt.train.checkpoint import NoSaver, Saver
 from glassgpt.train.device import adapt
 from glassgpt.train.equipment import Equipment, equip
 from glassgpt.train.evaluate import Windows
@@ -37,6 +36,7 @@ from glassgpt.train.optimizers import describe_rates
 from glassgpt.train.outcome import Outcome
 from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
+from glassgpt.train.saver import NoSaver, Saver
 from glassgpt.train.shards import shard
 from glassgpt.train.stream import Stream
 from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover

@@ -22,10 +22,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems, holds_dataset
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings
 from glassgpt.paths import user_path
+from glassgpt.problems import find_problems
 from glassgpt.pyconfig import Problem, read_python_settings
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.figures import count, duration, plural
 from glassgpt.insight.tune.ground import Ground
@@ -21,6 +21,7 @@ from glassgpt.insight.tune.outcome import Outcome, Row, outcome_of
 from glassgpt.insight.tune.search import Search, Step
 from glassgpt.insight.tune.setting import DIMENSIONS, Setting, in_words
 from glassgpt.insight.tune.workshop import Workshop
+from glassgpt.problems import find_problems
 
 # Of the budget, how long one trial's updates are timed: about twenty trials, each with its start, fit in.
 _TRIALS = 60

@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import os
 import re
 import shlex
 import tomllib
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems, holds_dataset
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
 from glassgpt.errors import UserError
+from glassgpt.flags import check_settings
 from glassgpt.paths import user_path
+from glassgpt.problems import find_problems
 from glassgpt.pyconfig import Problem, read_python_settings
 
 
@@ -78,212 +77,7 @@ _NANOGPT_FILES = {
     "eval_gpt2_xl": ("eval_gpt2_xl", "out"),
 }
 
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
-
-_TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
-
-
-# --- names from elsewhere ---
-
-
-# Names of other trainers, and names that sound right. They are refused, with ours.
-_OTHER_NAMES = {
-    "n_layer": ("num_layers", "n_layers", "layers", "depth"),
-    "n_head": ("num_heads", "n_heads", "heads"),
-    "n_embd": ("d_model", "hidden_size", "hidden_dim", "embed_dim", "embd", "width"),
-    "block_size": ("context_length", "context", "seq_len", "seq_length", "max_seq_len", "sequence_length"),
-    "batch_size": ("micro_batch_size", "device_batch_size", "bs"),
-    "batch_tokens": ("total_batch_size", "global_batch_size"),
-    "gradient_accumulation_steps": ("accumulate", "grad_accum", "grad_accumulation_steps"),
-    "learning_rate": ("lr", "max_lr"),
-    "max_iters": ("steps", "num_steps", "max_steps", "train_steps", "num_iters", "num_iterations", "iters"),
-    "weight_decay": ("wd",),
-    "grad_clip": ("clip", "max_grad_norm", "clip_grad_norm"),
-    "schedule": ("lr_schedule", "lr_scheduler", "scheduler"),
-    "warmup_iters": ("warmup", "warmup_steps"),
-    "eval_interval": ("eval_every", "eval_steps", "val_every"),
-    "patience": ("early_stopping",),
-    "checkpoint_interval": ("save_interval", "save_every", "save_steps"),
-    "keep_checkpoints": ("save_total_limit",),
-    "log_interval": ("log_every", "log_steps", "logging_steps"),
-    "out_dir": ("output_dir", "outdir", "run_dir"),
-    "dataset": ("data",),
-    "init_from": ("init", "pretrained"),
-    "activation_checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
-    "dtype": ("amp", "precision", "mixed_precision"),
-    "dtype=float16": ("fp16", "half"),
-    "dtype=bfloat16": ("bf16",),
-    "device=cuda": ("gpu", "cuda"),
-    "device=cpu": ("cpu", "no_cuda"),
-}
-
-_RESUME = (
-    "--init_from=resume --out_dir=RUN goes on with a run; "
-    "--init_from=RUN@2000 begins a new one from its checkpoint at update 2000"
-)
-_EPOCHS = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
-_SAMPLING = "it belongs to `glass sample`"
-
-_RESUME_NAMES = (
-    "resume", "resume_from", "resume_from_checkpoint", "ckpt", "checkpoint", "load", "load_from",
-    "load_checkpoint", "continue", "restore",
-)  # fmt: skip
-
-_TRAIN_HINTS = (
-    {other: f"did you mean --{name}?" for name, others in _OTHER_NAMES.items() for other in others}
-    | dict.fromkeys(_RESUME_NAMES, _RESUME)
-    | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), _EPOCHS)
-    | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING)
-)
-
-_HINTS: Mapping[type, Mapping[str, str]] = {TrainConfig: _TRAIN_HINTS}
-
-
-def _hint(name: str, options: type) -> str:
-    """What to write instead of a name that `options` does not have."""
-    known_elsewhere = _HINTS.get(options, {}).get(name)
-    return f"; {known_elsewhere}" if known_elsewhere else nearest(name, field_types(options))
-
-
-# --- reading one value ---
-
-
-@functools.cache
-def field_types(options: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(options)
-
-
-def coerce(name: str, value: Any, wanted: Any) -> Value:
-    """`value`, from a file or as text from the command line, as the type the field wants."""
-    if typing.get_origin(wanted) is Literal:
-        return _coerce_literal(name, value, typing.get_args(wanted))
-    if isinstance(wanted, types.UnionType):
-        (inner,) = (kind for kind in typing.get_args(wanted) if kind is not type(None))
-        return None if value is None or str(value).lower() in ("none", "") else coerce(name, value, inner)
-    if wanted is bool:
-        return _coerce_bool(name, value)
-    if wanted is int:
-        return _coerce_int(name, value)
-    if wanted is float:
-        return _coerce_float(name, value)
-    if not isinstance(value, str):
-        raise UserError(f"{name} is text, not {value!r}")
-    return value
-
-
-def _coerce_literal(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    text = str(value).lower()
-    if "on" in allowed and text in (*_TRUE, *_FALSE):
-        text = "on" if text in _TRUE else "off"
-    if text not in allowed:
-        raise UserError(f"{name}={value} is not one of {', '.join(allowed)}")
-    return text
-
-
-def _coerce_bool(name: str, value: Any) -> bool:
-    text = str(value).lower()
-    if text not in (*_TRUE, *_FALSE):
-        raise UserError(f"{name}={value} is neither True nor False")
-    return text in _TRUE
-
-
-def _coerce_float(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}={_short(value)} is not a number") from None
-    if number != number or number in (float("inf"), float("-inf")):
-        raise UserError(f"{name}={value} is not a finite number")
-    return number
-
-
-def _coerce_int(name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and len(value) < 50 and _WHOLE_NUMBER.fullmatch(value):
-        return int(value)
-    number = _coerce_float(name, value)  # 1e4 is a whole number too
-    if number != int(number):
-        raise UserError(f"{name}={value} is not a whole number")
-    return int(number)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = str(value)
-    except ValueError:  # an integer of thousands of digits
-        return "that"
-    return text if len(text) < 50 else text[:47] + "..."
-
-
-# --- reading one layer ---
-
-
-def check_settings(
-    settings: Mapping[str, Any], options: type, where: str = ""
-) -> tuple[dict[str, Value], list[str]]:
-    """The settings with the types `options` wants, and every problem found on the way."""
-    known = field_types(options)
-    checked: dict[str, Value] = {}
-    problems = []
-    for name, value in settings.items():
-        if name not in known:
-            problems.append(f"unknown setting --{name}{where}{_hint(name, options)}")
-            continue
-        try:
-            checked[name] = coerce(f"--{name}", value, known[name])
-        except UserError as error:
-            problems += [problem + where for problem in error.problems]
-    return checked, problems
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)` for a name that is close to a known one, else a hint where the names are."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean --{close[0]}?" if close else "; --help lists them all"
-
-
-def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dict[str, str], list[str]]:
-    """Positional words, `--key=value` settings still as text, and problems of form.
-
-    `--key value` works too, and a bare `--key` means True for a setting that can be True or on.
-    """
-    known = field_types(options)
-    words: list[str] = []
-    settings: dict[str, str] = {}
-    problems = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("--"):
-            words.append(argument)
-            continue
-        name, equals, value = argument[2:].partition("=")
-        name = name.replace("-", "_")
-        if not equals:
-            follows = rest[0] if rest and not rest[0].startswith("--") else None
-            values = _values_of_switch(known.get(name))
-            if values and (follows is None or follows.lower() not in values):
-                value = "True"
-            elif follows is None and name not in known:
-                value = ""  # check_settings says what it is called here
-            elif follows is None:
-                problems.append(f"--{name} needs a value: --{name}=...")
-                continue
-            else:
-                value = rest.pop(0)
-        if name in settings:
-            problems.append(f"--{name} is given twice")
-        settings[name] = value
-    return words, settings, problems
-
-
-def _values_of_switch(wanted: Any) -> tuple[str, ...]:
-    """What may follow a setting that can be switched on by its name alone; nothing for any other."""
-    named = typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
-    return (*_TRUE, *_FALSE, *named) if wanted is bool or "on" in named else ()
+# --- reading a file ---
 
 
 def read_recipe(path: Path, name: str | None = None) -> Recipe:

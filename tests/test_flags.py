@@ -11,19 +11,9 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import (
-    _EPOCHS,
-    _RESUME,
-    _TRAIN_HINTS,
-    check_settings,
-    coerce,
-    combine,
-    field_types,
-    find_recipe,
-    nearest,
-    parse_flags,
-    read_recipe,
-)
+from glassgpt.flags import check_settings, coerce, field_types, nearest, parse_flags
+from glassgpt.other_names import EPOCHS, RESUME, TRAIN_HINTS
+from glassgpt.recipe import combine, find_recipe, read_recipe
 
 # --- one value
 
@@ -174,9 +164,9 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
         ("save_every", "did you mean --checkpoint_interval?"),
         ("bf16", "did you mean --dtype=bfloat16?"),
         ("gpu", "did you mean --device=cuda?"),
-        ("resume", _RESUME),
-        ("ckpt", _RESUME),
-        ("epochs", _EPOCHS),
+        ("resume", RESUME),
+        ("ckpt", RESUME),
+        ("epochs", EPOCHS),
         ("temperature", "it belongs to `glass sample`"),
     ],
 )
@@ -188,8 +178,8 @@ def test_a_name_of_another_trainer_gets_ours(invented: str, ours: str) -> None:
 
 
 def test_hints_name_settings_that_exist_and_replace_none() -> None:
-    assert not _TRAIN_HINTS.keys() & field_types(TrainConfig).keys()
-    for hint in _TRAIN_HINTS.values():
+    assert not TRAIN_HINTS.keys() & field_types(TrainConfig).keys()
+    for hint in TRAIN_HINTS.values():
         flags = re.findall(r"--(\w+)(?:=([\w@]+))?", hint)
         assert flags or "glass sample" in hint
         for name, value in flags:

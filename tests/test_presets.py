@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.config import find_problems
+from glassgpt.problems import find_problems
 from glassgpt.recipe import combine, find_recipe, preset_names
 
 

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, combine, field_types, find_recipe, parse_flags, read_recipe, to_toml
+from glassgpt.flags import field_types, parse_flags
+from glassgpt.problems import find_problems
+from glassgpt.recipe import Recipe, combine, find_recipe, read_recipe, to_toml
 
 few = settings(max_examples=60, deadline=None)
 NOTHING = Recipe("nothing", "", {})

@@ -155,46 +155,57 @@ def choose_compile(
     )
 
 
-def choose_graph(
-    config: TrainConfig,
-    on: Traits,
-    dtype: str,
-    compiled: bool,
-    arithmetic_s: float,
-    launch_s: float,
-    sharded: bool = False,
-    fits: bool = True,
-) -> Choice:
-    """`arithmetic_s`, `launch_s`: about how long a micro-batch computes, and how long Python takes to ask.
-    `sharded`: weights are spread over several processes. `fits`: there is memory for it."""
+@dataclass(frozen=True)
+class Recordable:
+    """What of a micro-batch decides whether it is recorded once and replayed ever after."""
+
+    dtype: str
+    computing_s: float  # about
+    asking_s: float  # about: what Python takes to ask for its kernels one by one
+    compiled: bool = False
+    sharded: bool = False  # weights are spread over several processes
+    fits: bool = True  # there is memory for it
+
+
+def choose_graph(config: TrainConfig, on: Traits, micro: Recordable) -> Choice:
     if on.kind != "cuda":
         if config.graph == "on":
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {on.kind}")
         return Choice("graph", "off", f"{on.kind} has none")
-    if config.eval_only:
-        return Choice("graph", "off", "one evaluation has no updates to record")
-    if sharded:
-        return Choice("graph", "off", "blocks are gathered when they are needed: not recordable")
-    if dtype == "float16":
-        return Choice("graph", "off", "float16's loss scaler has to look at every update")
+    if impossible := _why_no_graph(config, micro):
+        return Choice("graph", "off", impossible)
     if config.graph != "auto":
         return Choice("graph", config.graph, "asked for")
-    if compiled:
-        return Choice("graph", "off", "compiled code may compile again, which cannot be recorded")
-    if config.activation_checkpointing and config.dropout:
-        return Choice("graph", "off", "recomputing needs dropout's random numbers again: not recordable")
-    if not costs.graph_pays(arithmetic_s, launch_s):
-        return Choice("graph", "off", "the card has enough to do with each kernel")
-    if not fits:
-        return Choice(
-            "graph", "off", "a recorded update keeps its memory, and evaluation has to fit beside it"
-        )
+    if unwise := _why_rather_no_graph(config, micro):
+        return Choice("graph", "off", unwise)
     return Choice(
         "graph",
         "on",
-        f"asking for the kernels one by one takes about {launch_s * 1000:.0f} ms, "
-        f"computing about {arithmetic_s * 1000:.1f} ms: recorded once, replayed ever after",
+        f"asking for the kernels one by one takes about {micro.asking_s * 1000:.0f} ms, "
+        f"computing about {micro.computing_s * 1000:.1f} ms: recorded once, replayed ever after",
     )
+
+
+def _why_no_graph(config: TrainConfig, micro: Recordable) -> str | None:
+    """Not even if it is asked for."""
+    if config.eval_only:
+        return "one evaluation has no updates to record"
+    if micro.sharded:
+        return "blocks are gathered when they are needed: not recordable"
+    if micro.dtype == "float16":
+        return "float16's loss scaler has to look at every update"
+    return None
+
+
+def _why_rather_no_graph(config: TrainConfig, micro: Recordable) -> str | None:
+    """Unless it is asked for."""
+    if micro.compiled:
+        return "compiled code may compile again, which cannot be recorded"
+    if config.activation_checkpointing and config.dropout:
+        return "recomputing needs dropout's random numbers again: not recordable"
+    if not costs.graph_pays(micro.computing_s, micro.asking_s):
+        return "the card has enough to do with each kernel"
+    return None if micro.fits else "a recorded update keeps its memory, and evaluation has to fit beside it"
 
 
 def refused(config: TrainConfig, on: Traits) -> dict[str, str]:

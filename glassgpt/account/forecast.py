@@ -13,6 +13,7 @@ from glassgpt.account.cards import Card
 from glassgpt.account.cluster import ONE_CARD, Cluster, pace_together
 from glassgpt.account.memory import Memory, Work
 from glassgpt.account.pace import Pace, expected_pace
+from glassgpt.config import TrainConfig
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced; usual SSDs are not slower
 
@@ -55,35 +56,37 @@ class Forecast:
         }
 
 
-def forecast(
-    work: Work,
-    flops_per_token: int,
-    peak: float | None,
-    card: Card | None,
-    tokens_per_update: int,
-    eval_tokens: int,
-    val_tokens: int,
-    cluster: Cluster = ONE_CARD,
-) -> Forecast:
-    """`peak`: FLOP/s of a card in the run's dtype. `tokens_per_update`: of all cards together. `eval_tokens`:
-    of a split, each time."""
+@dataclass(frozen=True)
+class Hardware:
+    peak: float | None  # FLOP/s of one card in the run's dtype, or of the CPU; None: nobody knows
+    card: Card | None  # the table's, if it has it
+    cluster: Cluster = ONE_CARD
+
+
+@dataclass(frozen=True)
+class Portions:
+    """How many tokens there are in what."""
+
+    update: int  # of all cards together
+    evaluation: int  # of one split, each time
+    val: int  # the whole split
+
+
+def forecast(work: Work, flops_per_token: int, on: Hardware, tokens: Portions) -> Forecast:
     config, kind = work.config, work.device_type
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
-    # The measured rows are of known cards; of CPUs the matmul peak says enough.
     pace = updates_s = evaluation_s = None
-    if peak is not None and (card is not None or kind == "cpu"):
-        alone = expected_pace(work, flops_per_token, peak, card)
-        pace = pace_together(alone, work, cluster)
-        tokens = updates * tokens_per_update
-        updates_s = (tokens / pace.high, tokens / pace.mid, tokens / pace.low)
-        of_val = min(eval_tokens, val_tokens)
-        closes = config.closing_eval and of_val < val_tokens - 1 and not config.eval_only
-        evaluated = (eval_tokens + of_val) * evaluations + (val_tokens if closes else 0)
-        # More at a time than an update has: a CPU asks itself less often.
-        many = replace(work, batch_size=max(work.batch_size, of_val // config.block_size))
-        evaluating = expected_pace(many, flops_per_token, peak, card) if kind == "cpu" else alone
-        evaluation_s = evaluated * costs.FORWARD / (cluster.ranks * evaluating.mid)  # each does its part
+    # The measured rows are of known cards; of CPUs the matmul peak says enough.
+    if on.peak is not None and (on.card is not None or kind == "cpu"):
+        alone = evaluating = expected_pace(work, flops_per_token, on.peak, on.card)
+        if kind == "cpu":  # which asks itself less often: there is more at a time than an update has
+            evaluating = expected_pace(_at_once(work, tokens), flops_per_token, on.peak, on.card)
+        pace = pace_together(alone, work, on.cluster)
+        learned = updates * tokens.update
+        updates_s = (learned / pace.high, learned / pace.mid, learned / pace.low)
+        evaluated = _evaluated(config, tokens, evaluations)
+        evaluation_s = evaluated * costs.FORWARD / (on.cluster.ranks * evaluating.mid)  # each does its part
         if not config.eval_only:
             evaluation_s += costs.sample_s(kind, config.n_layer, config.sample_tokens)
     return Forecast(
@@ -96,6 +99,19 @@ def forecast(
         saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
         start_s=_start_s(work, kind),
     )
+
+
+def _evaluated(config: TrainConfig, tokens: Portions, evaluations: int) -> int:
+    """Tokens of all evaluations: both splits each time, and all of the validation split at the end."""
+    of_val = min(tokens.evaluation, tokens.val)
+    closes = config.closing_eval and of_val < tokens.val - 1 and not config.eval_only
+    return (tokens.evaluation + of_val) * evaluations + (tokens.val if closes else 0)
+
+
+def _at_once(work: Work, tokens: Portions) -> Work:
+    """An evaluation, in micro-batches of its own."""
+    sequences = min(tokens.evaluation, tokens.val) // work.config.block_size
+    return replace(work, batch_size=max(work.batch_size, sequences))
 
 
 def _start_s(work: Work, kind: str) -> float:

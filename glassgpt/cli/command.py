@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.recipe import Recipe, find_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console

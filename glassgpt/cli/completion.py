@@ -20,8 +20,9 @@ from glassgpt.account import journal
 from glassgpt.cli.command import Help, help_of, parsed, print_help, wants_help
 from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.flags import field_types
 from glassgpt.harmless import harmless
-from glassgpt.recipe import field_types, preset_names
+from glassgpt.recipe import preset_names
 from glassgpt.words import LANGUAGES
 
 SHELLS = ("bash", "zsh", "fish")

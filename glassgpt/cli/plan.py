@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import DEVICE, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.flags import check_settings, parse_flags
 from glassgpt.insight.plan.options import PlanOptions, check_options
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, check_settings, combine, parse_flags
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine
 
 if TYPE_CHECKING:
     from glassgpt.insight.plan.target import Target

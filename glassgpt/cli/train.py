@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, check_settings, find_recipe, parse_flags, preset_names
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.recipe import Recipe, find_recipe, preset_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from glassgpt.account.sink import Listener
     from glassgpt.train.interrupt import Stop
     from glassgpt.train.task import Task
+    from glassgpt.train.team import Team
 
 
 def train(words: list[str]) -> int:
@@ -80,44 +82,58 @@ TUNING_S = 90.0
 
 def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
     from glassgpt.account.machine import process_age_s
-    from glassgpt.show.console import RunConsole
-    from glassgpt.show.nanogpt import NanogptConsole
-    from glassgpt.show.report.listener import ReportAtEnd
-    from glassgpt.track.trackers import check_installed
     from glassgpt.train import session
-    from glassgpt.train.task import begun_by, resolve
     from glassgpt.train.team import join
 
     team = join()
     with team.together():
-        said = {**(recipe.settings if recipe else {}), **flags}
-        begun = begun_by(team, str(said.get("out_dir", "")), flags)
-        task = begun or resolve(recipe, flags)
-        if tune and begun is None and task.run_dir is not None:
-            raise UserError("a run that goes on has its settings: leave --tune out")
-        if team.is_first:
-            check_installed(trackers_asked(task.config))
-        # Who reads nanoGPT's lines from stdout expects no others there.
-        out = console(stderr=task.config.console == "nanogpt")
-        team.in_turn(lambda: _prepare_if_built_in(task.config, out))
-        if tune and begun is None:
-            found = team.from_first(lambda: _tuned(task, flags, out, team.size))
-            own = {name: getattr(task.config, name) for name in ELSEWHERE}
-            task = replace(task, config=TrainConfig(**found["config"] | own), tuning_s=found["seconds"])
-    if not team.is_first:
-        return session.start(task, [], stop, process_age_s(), team).exit_code
-    lines: Listener = RunConsole(out, live=sys.stdout.isatty())
-    if task.config.console == "nanogpt":
-        lines = NanogptConsole()
+        task = _task(team, recipe, flags, tune)
+    listeners = [_shown_by(task.config)] if team.is_first else []
+    return session.start(task, listeners, stop, process_age_s(), team).exit_code
+
+
+def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) -> Task:
+    """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
+    from glassgpt.track.trackers import check_installed
+    from glassgpt.train.task import begun_by, resolve
+
+    said = {**(recipe.settings if recipe else {}), **flags}
+    begun = begun_by(team, str(said.get("out_dir", "")), flags)
+    task = begun or resolve(recipe, flags)
+    if tune and begun is None and task.run_dir is not None:
+        raise UserError("a run that goes on has its settings: leave --tune out")
+    if team.is_first:
+        check_installed(trackers_asked(task.config))
+    out = _console_of(task.config)
+    team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+    if not tune or begun is not None:
+        return task
+    found = team.from_first(lambda: _tuned(task, flags, out, team.size))
+    own = {name: getattr(task.config, name) for name in ELSEWHERE}
+    return replace(task, config=TrainConfig(**found["config"] | own), tuning_s=found["seconds"])
+
+
+def _console_of(config: TrainConfig) -> Console:
+    """Who reads nanoGPT's lines from stdout expects no others there."""
+    return console(stderr=config.console == "nanogpt")
+
+
+def _shown_by(config: TrainConfig) -> Listener:
+    """One listener for lines and report: two would print into each other's lines."""
+    from glassgpt.show.console import RunConsole
+    from glassgpt.show.nanogpt import NanogptConsole
+    from glassgpt.show.report.listener import ReportAtEnd
+
+    out = _console_of(config)
+    nanogpts = config.console == "nanogpt"
+    lines: Listener = NanogptConsole() if nanogpts else RunConsole(out, live=sys.stdout.isatty())
     report = ReportAtEnd(out)
 
-    def show(
-        record: Record,
-    ) -> None:  # one after the other: two listeners would print into each other's lines
+    def show(record: Record) -> None:
         lines(record)
         report(record)
 
-    return session.start(task, [show], stop, process_age_s(), team).exit_code
+    return show
 
 
 def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.flags import check_settings, field_types, nearest, parse_flags
 from glassgpt.insight.tune.options import TuneOptions, budget_seconds, find_problems
-from glassgpt.recipe import (
-    DEFAULT_PRESET,
-    Recipe,
-    check_settings,
-    combine,
-    field_types,
-    nearest,
-    parse_flags,
-)
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine
 
 if TYPE_CHECKING:
     from glassgpt.insight.tune.tuning import Tuning

@@ -22,8 +22,9 @@ from glassgpt.exchange.card import TRAINING, write_card
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import Parcel, open_parcel
 from glassgpt.exchange.proof import Proof
+from glassgpt.flags import field_types
 from glassgpt.paths import user_path
-from glassgpt.recipe import field_types, to_toml
+from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 
 EXPORTS = Path("exports")

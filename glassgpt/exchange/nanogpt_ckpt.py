@@ -21,7 +21,7 @@ from glassgpt.data.nanogpt import META
 from glassgpt.data.tokenizers import ByteTokenizer, Tokenizer
 from glassgpt.exchange.disk import written_to_disk
 from glassgpt.exchange.parcel import Parcel, without_padding
-from glassgpt.recipe import field_types
+from glassgpt.flags import field_types
 from glassgpt.train.rundir import CKPT
 
 _ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")

@@ -27,11 +27,11 @@ from glassgpt.insight.reading import read_history
 from glassgpt.paths import user_path
 from glassgpt.recipe import Recipe, combine
 from glassgpt.train.batching import plan_batch
-from glassgpt.train.checkpoint import Saver
 from glassgpt.train.ckpt import Ckpt, read_ckpt
 from glassgpt.train.job import Progress
 from glassgpt.train.origin import of_ckpt
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
+from glassgpt.train.saver import Saver
 from glassgpt.train.takeover import knows_tokens, tokenizer_identity
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses

@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, find_problems
+from glassgpt.config import DEVICE_TYPES, TrainConfig, Value
 from glassgpt.errors import UserError
+from glassgpt.flags import check_settings, coerce, field_types
 from glassgpt.insight.history import History, Setup
-from glassgpt.recipe import check_settings, coerce, field_types, find_recipe
+from glassgpt.problems import find_problems
+from glassgpt.recipe import find_recipe
 
 # Of Setup, and what they are for those who type them.
 _OF_THE_RUN: Mapping[str, Any] = {

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError, complaint
+from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASKS, with_head
-from glassgpt.recipe import check_settings, field_types
 
 _SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
@@ -52,11 +52,24 @@ class Ckpt:
 
 
 def read_ckpt(path: Path) -> Ckpt:
+    content = _load(path)
+    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
+        raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
+    try:
+        return _understood(path, content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
+    except UserError as error:
+        raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def _load(path: Path) -> Any:
+    """Executes nothing that is in it."""
     try:
         if not _looks_like_torch(path):
             raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
         _check_sums(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         if error.errno == errno.EINVAL:  # places before the file's beginning were asked for
             raise UserError(f"{path} is damaged: a part of it is missing") from None
@@ -68,26 +81,22 @@ def read_ckpt(path: Path) -> Ckpt:
         ) from None
     except _UNREADABLE as error:
         raise UserError(f"{path} is damaged: {complaint(error)}") from None
-    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
-        raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
-    try:
-        shape = _shape(content["model_args"])
-        weights = _weights(content["model"])
-        _check_sizes(shape, weights)
-        best = content.get("best_val_loss")
-        return Ckpt(
-            path,
-            shape,
-            weights,
-            _optimizer(content["optimizer"], shape) if "optimizer" in content else {},
-            max(0, int(content.get("iter_num", 0))),
-            None if best is None else float(best),
-            _settings(content.get("config", {})),
-        )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
-    except UserError as error:
-        raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def _understood(path: Path, content: dict[str, Any]) -> Ckpt:
+    shape = _shape(content["model_args"])
+    weights = _weights(content["model"])
+    _check_sizes(shape, weights)
+    best = content.get("best_val_loss")
+    return Ckpt(
+        path,
+        shape,
+        weights,
+        _optimizer(content["optimizer"], shape) if "optimizer" in content else {},
+        max(0, int(content.get("iter_num", 0))),
+        None if best is None else float(best),
+        _settings(content.get("config", {})),
+    )
 
 
 def _looks_like_torch(path: Path) -> bool:

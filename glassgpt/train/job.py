@@ -19,7 +19,6 @@ from glassgpt.data.shards import Tokens
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.model.gpt import GPT
 from glassgpt.train.batching import BatchPlan
-from glassgpt.train.checkpoint import Saver
 from glassgpt.train.device import Placement
 from glassgpt.train.equipment import Equipment
 from glassgpt.train.evaluate import Evaluation, Windows
@@ -28,6 +27,7 @@ from glassgpt.train.learner import Learner
 from glassgpt.train.outcome import Outcome
 from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site
+from glassgpt.train.saver import Saver
 from glassgpt.train.stream import Stream
 from glassgpt.train.team import Team
 

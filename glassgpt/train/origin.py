@@ -19,11 +19,12 @@ from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError
+from glassgpt.flags import check_settings
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_head
 from glassgpt.paths import user_path
-from glassgpt.recipe import check_settings, read_recipe
+from glassgpt.recipe import read_recipe
 from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
 from glassgpt.train.ckpt import read_ckpt
 from glassgpt.train.rundir import CKPT, CONFIG, RUNS, can_go_on, is_run, is_whole_config

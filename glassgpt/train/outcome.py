@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from glassgpt.account import machine
-from glassgpt.account.expected_loss import Expectation, expect
+from glassgpt.account.expected_loss import Expectation
 from glassgpt.account.finding import Severity, finding_record
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
 from glassgpt.account.judged_loss import compare
-from glassgpt.account.learning import setup_of
-from glassgpt.account.memory import Work, needed
 from glassgpt.cgroup import usable_cores
-from glassgpt.config import TrainConfig, first_save
-from glassgpt.data.dataset import Dataset
 from glassgpt.figures import count, duration, size
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.train.batching import BatchPlan
-from glassgpt.train.device import Placement
 
 SETTLED_S = 5.0  # of updates: from then on a pace is a pace
 _LONG_S = 60.0  # of a run: shorter ones are mostly start-up, which differs from day to day
@@ -68,52 +60,6 @@ class Outcome:
                 "tuning_s": self.tuning_s,
             },
         }
-
-
-def work_of(
-    config: TrainConfig,
-    shape: GPTConfig,
-    placement: Placement,
-    plan: BatchPlan,
-    data_bytes: int,
-    rows: int,
-    free_bytes: int | None,
-) -> Work:
-    """What decides the run's memory and speed. `free_bytes`: of a card."""
-    shaped = replace(
-        config,
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        block_size=shape.block_size,
-        bias=shape.bias,
-        arch=shape.arch,  # type: ignore[arg-type]
-        tie_embeddings=shape.tie_embeddings,
-        dropout=shape.dropout,
-    )
-    work = Work(
-        config=shaped,
-        vocab_size=shape.vocab_size,
-        batch_size=plan.batch_size,
-        micro_steps=plan.micro_steps,
-        device_type=placement.device.type,
-        dtype=placement.dtype,
-        kernels=placement.kernels,
-        compiled=placement.compile,
-        attention=placement.attention,
-        graph=placement.graph,
-        data_bytes=data_bytes if placement.data_on_card else 0,
-        eval_batch_tokens=rows * shape.block_size,
-        ranks=plan.ranks,
-    )
-    if config.eval_only or first_save(config) >= config.max_iters:
-        return work  # nothing is saved before the end
-    with_copy = replace(work, saves_beside=True)
-    fits = free_bytes is None or needed(with_copy).allocated <= _ROOM * free_bytes
-    return with_copy if fits else work
-
-
-_ROOM = 0.95  # of what is free: beyond, a copy goes to main memory
 
 
 def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
@@ -170,25 +116,6 @@ def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> 
         iteration, "loss-course", severity, title,
         evidence=verdict.sentence, explanation=f"{basis}.", advice=advice,
     )  # fmt: skip
-
-
-def expected_course(
-    config: TrainConfig, shape: GPTConfig, plan: BatchPlan, dataset: Dataset, learned: float
-) -> Expectation:
-    """`learned`: the share of an update's tokens that are learned from."""
-    per_token = dataset.bytes_per_token("train")
-    if math.isnan(per_token):  # nanoGPT's folders do not say
-        per_token = 1.0 if dataset.manifest.tokenizer in ("char", "byte") else 4.5
-    setup = setup_of(
-        config,
-        vocab_size=shape.vocab_size,
-        batch_tokens=round(plan.tokens * learned),
-        train_tokens=dataset.manifest.tokens["train"],
-        dataset=dataset.manifest.name,
-        tokenizer=dataset.manifest.tokenizer,
-        bytes_per_token=per_token,
-    )
-    return expect(setup)
 
 
 def miss_finding(outcome: Outcome, iteration: int, wall_s: float, finished: bool) -> Record | None:

@@ -14,9 +14,10 @@ import torch
 from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
+from glassgpt.problems import find_problems
 from glassgpt.train import loop, records
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job

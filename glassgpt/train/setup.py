@@ -11,8 +11,7 @@ import torch
 from glassgpt import config as settings
 from glassgpt.account import journal, machine
 from glassgpt.account.clock import Ledger
-from glassgpt.account.expected_loss import Expectation
-from glassgpt.account.forecast import Forecast, forecast
+from glassgpt.account.forecast import Portions
 from glassgpt.account.meter import Interval
 from glassgpt.account.sink import Listener, Silence, Sink
 from glassgpt.config import Choice, TrainConfig
@@ -26,17 +25,18 @@ from glassgpt.model.gpt import GPT
 from glassgpt.track.trackers import check_installed, followers
 from glassgpt.train import schedule
 from glassgpt.train.batching import evaluation_rows, tokens_to_evaluate
-from glassgpt.train.checkpoint import NoSaver, Saver
 from glassgpt.train.device import adapt
 from glassgpt.train.equipment import Equipment, equip
 from glassgpt.train.evaluate import Windows
+from glassgpt.train.expected import expected_course, expected_effort
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job, Progress, Sampling
 from glassgpt.train.learner import Learner
 from glassgpt.train.optimizers import describe_rates
-from glassgpt.train.outcome import Outcome, expected_course, work_of
+from glassgpt.train.outcome import Outcome
 from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
+from glassgpt.train.saver import NoSaver, Saver
 from glassgpt.train.shards import shard
 from glassgpt.train.stream import Stream
 from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover
@@ -68,8 +68,9 @@ def set_up(
         splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
     )
     learner = Learner(model, config, placement, plan, stream, ledger, team)
-    expected = _forecast(config, equipment, splits, eval_tokens)
-    course = _expected_course(config, equipment, dataset, stream.learned)
+    portions = Portions(plan.tokens, eval_tokens, len(splits["val"]))
+    effort = expected_effort(config, equipment, splits["train"].nbytes, portions)
+    course = expected_course(config, equipment, dataset, stream.learned)
 
     stop.gentle = True  # from here on there is something to save
     place = _take_place(task, team)
@@ -103,7 +104,7 @@ def set_up(
         saver=_make_saver(place.directory, config, team, placement.shard),
         ledger=ledger,
         interval=Interval(ledger),
-        outcome=Outcome(expected, course, held_before=held_before),
+        outcome=Outcome(effort, course, held_before=held_before),
         progress=Progress(),
     )
 
@@ -226,35 +227,6 @@ def _without_work(config: TrainConfig) -> list[Choice]:
         return []
     reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
     return [Choice("embedding_lr", config.embedding_lr, reason)]
-
-
-# --- what is expected ---
-
-
-def _forecast(
-    config: TrainConfig, equipment: Equipment, splits: Mapping[str, Tokens], eval_tokens: int
-) -> Forecast:
-    shape, plan, placement = equipment.shape, equipment.plan, equipment.placement
-    data_bytes, rows = splits["train"].nbytes, evaluation_rows(config, equipment.device.type)
-    return forecast(
-        work_of(config, shape, placement, plan, data_bytes, rows, equipment.free_bytes),
-        equipment.flops_per_token,
-        equipment.peak.value,
-        equipment.card,
-        plan.tokens,
-        eval_tokens,
-        len(splits["val"]),
-        equipment.cluster,
-    )
-
-
-def _expected_course(
-    config: TrainConfig, equipment: Equipment, dataset: Dataset, learned: float
-) -> Expectation | None:
-    """None: it begins with weights that learned before."""
-    if config.init_from != "scratch":
-        return None
-    return expected_course(config, equipment.shape, equipment.plan, dataset, learned)
 
 
 def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.account import choices, costs
+from glassgpt.account.choices import Recordable
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import float8, pieces
@@ -46,15 +47,15 @@ def choose_speedups(
     micro_tokens, some_peak = plan.own_tokens // plan.micro_steps, load.peak or costs.SOME_CARDS_PEAK
     micro_s = costs.arithmetic_s(device.type, micro_tokens, load.flops_per_token, some_peak)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
-    launch_s = costs.launch_s(device.type, config.n_layer)
-    graph = choices.choose_graph(
-        config, on, dtype, compiling.value == "on", micro_s, launch_s, config.shard, load.recording_fits
-    )
+    asking_s = costs.launch_s(device.type, config.n_layer)
+    compiled = compiling.value == "on"
+    micro = Recordable(dtype, micro_s, asking_s, compiled, config.shard, load.recording_fits)
+    graph = choices.choose_graph(config, on, micro)
     data = choices.choose_data_place(config.data_place, load.data_bytes, on, load.free_bytes)
     placement = Placement(
         device,
         dtype,
-        compile=compiling.value == "on",
+        compile=compiled,
         attention=str(attention.value),
         kernels=own_kernels,
         graph=graph.value == "on",

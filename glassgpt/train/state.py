@@ -10,9 +10,9 @@ import torch
 
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
+from glassgpt.flags import field_types
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights, model_of
-from glassgpt.recipe import field_types
 from glassgpt.train import findings, records
 from glassgpt.train.checkpoint import Rows, Tensors, committed, load_last, set_aside
 from glassgpt.train.evaluate import Evaluation

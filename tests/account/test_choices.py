@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from glassgpt.account.choices import (
+    Recordable,
     Traits,
     choose_attention,
     choose_compile,
@@ -112,8 +113,9 @@ def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
 
 
 def test_a_graph_where_asking_takes_longer_than_computing() -> None:
-    def chosen(arithmetic_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
-        return choose_graph(TrainConfig(**settings), H100, dtype, compiled, arithmetic_s, 0.014).value
+    def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
+        micro = Recordable(dtype, computing_s, asking_s=0.014, compiled=compiled)
+        return choose_graph(TrainConfig(**settings), H100, micro).value
 
     assert chosen(0.004) == "on"
     assert chosen(0.2) == "off"
@@ -122,9 +124,10 @@ def test_a_graph_where_asking_takes_longer_than_computing() -> None:
     assert chosen(0.2, graph="on") == "on"
     assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
     assert chosen(0.004, eval_only=True) == "off"
-    assert choose_graph(TrainConfig(), CPU, "float32", False, 0.004, 0.014).value == "off"
+    on_cpu = Recordable("float32", computing_s=0.004, asking_s=0.014)
+    assert choose_graph(TrainConfig(), CPU, on_cpu).value == "off"
     with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
-        choose_graph(TrainConfig(graph="on"), CPU, "float32", False, 0.004, 0.014)
+        choose_graph(TrainConfig(graph="on"), CPU, on_cpu)
 
 
 @pytest.mark.parametrize("on", [CPU, MPS, H100, Traits("cuda", (6, 1))])
@@ -133,7 +136,7 @@ def test_what_is_refused_is_what_the_rules_raise_for(on: Traits) -> None:
         config = TrainConfig(**settings)
         try:
             choose_kernels(config, on)
-            choose_graph(config, on, "float32", False, 0.1, 0.1)
+            choose_graph(config, on, Recordable("float32", computing_s=0.1, asking_s=0.1))
         except UserError:
             return True
         return False
@@ -232,7 +235,8 @@ def test_where_data_lies_can_be_said() -> None:
 
 def test_a_recording_needs_room() -> None:
     def chosen(**settings: Any) -> Any:
-        return choose_graph(TrainConfig(**settings), H100, "bfloat16", False, 0.004, 0.014, fits=False).value
+        micro = Recordable("bfloat16", computing_s=0.004, asking_s=0.014, fits=False)
+        return choose_graph(TrainConfig(**settings), H100, micro).value
 
     assert chosen() == "off"
     assert chosen(graph="on") == "on"  # whoever asks for it knows better

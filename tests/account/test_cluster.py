@@ -20,7 +20,7 @@ from glassgpt.account.cluster import (
     sent_bytes,
     waiting_s,
 )
-from glassgpt.account.forecast import forecast
+from glassgpt.account.forecast import Hardware, Portions, forecast
 from glassgpt.account.memory import Work, block_parameters, largest_batch, needed, parameters
 from glassgpt.account.pace import Pace
 from glassgpt.config import TrainConfig
@@ -192,7 +192,8 @@ def test_a_forecast_is_of_all_cards() -> None:
     tokens = 16 * 4 * 1024
 
     def ahead(some: Work, tokens_per_update: int, where: Cluster) -> Any:
-        return forecast(some, 854_000_000, 989e12, card, tokens_per_update, 10**6, 10**6, where)
+        on, tokens = Hardware(989e12, card, where), Portions(tokens_per_update, 10**6, 10**6)
+        return forecast(some, 854_000_000, on, tokens)
 
     alone, together = ahead(one, tokens, ONE_CARD), ahead(many, 8 * tokens, cluster)
     waiting = 2 * 7 / 8 * 4 * parameters(one) / 369e9

@@ -9,7 +9,7 @@ import pytest
 
 from glassgpt.account.cards import named_card
 from glassgpt.account.flops import flops_of
-from glassgpt.account.forecast import forecast
+from glassgpt.account.forecast import Hardware, Portions, forecast
 from glassgpt.account.memory import Work
 from glassgpt.account.pace import expected_pace
 from glassgpt.config import TrainConfig
@@ -17,6 +17,7 @@ from glassgpt.recipe import combine, find_recipe
 
 H200 = named_card("h200").card
 GPT2_FLOPS = 854_800_000
+TOKENS = Portions(update=65_536, evaluation=100_000, val=1_000_000)
 
 
 def work(device_type: str = "cuda", **settings: Any) -> Work:
@@ -54,7 +55,8 @@ def test_a_cpu_does_not_ask_more_often_in_an_evaluation_because_updates_are_smal
     def evaluation_s(batch_size: int) -> float:
         one = replace(work("cpu", **shape), vocab_size=97, batch_size=batch_size)
         per_token = flops_of(one.config, 97)
-        found = forecast(one, per_token, 190e9, None, 16 * batch_size, 16_384, 100_000).evaluation_s
+        tokens = Portions(update=16 * batch_size, evaluation=16_384, val=100_000)
+        found = forecast(one, per_token, Hardware(190e9, None), tokens).evaluation_s
         assert found is not None
         return found
 
@@ -94,7 +96,7 @@ def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:
-    ahead = forecast(work(), GPT2_FLOPS, 989e12, H200, 65_536, 100_000, 1_000_000)
+    ahead = forecast(work(), GPT2_FLOPS, Hardware(989e12, H200), TOKENS)
     assert ahead.pace is not None
     assert ahead.updates_s is not None
     assert ahead.total_s is not None
@@ -112,7 +114,7 @@ def test_all_that_takes_time_is_in_the_total() -> None:
 def test_the_sample_at_the_end_takes_time_too() -> None:
     works = (work(), work(sample_tokens=400), work(sample_tokens=400, eval_only=True))
     without, with_it, only_looking = (
-        forecast(one, GPT2_FLOPS, 989e12, H200, 65_536, 100_000, 1_000_000).evaluation_s for one in works
+        forecast(one, GPT2_FLOPS, Hardware(989e12, H200), TOKENS).evaluation_s for one in works
     )
     assert without is not None
     assert with_it is not None
@@ -122,10 +124,10 @@ def test_the_sample_at_the_end_takes_time_too() -> None:
 
 
 def test_without_a_known_speed_there_is_memory_only() -> None:
-    ahead = forecast(work(), GPT2_FLOPS, None, None, 65_536, 1, 1)
+    ahead = forecast(work(), GPT2_FLOPS, Hardware(None, None), TOKENS)
     assert ahead.total_s is None
     said = ahead.as_dict()
     assert said["tokens_per_s"] is None
     assert said["memory_bytes"] == ahead.memory.allocated
-    on_cpu = forecast(work("cpu"), GPT2_FLOPS, None, None, 65_536, 1, 1)
+    on_cpu = forecast(work("cpu"), GPT2_FLOPS, Hardware(None, None), TOKENS)
     assert on_cpu.as_dict()["memory_bytes"] == on_cpu.memory.total  # of the whole process

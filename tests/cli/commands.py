@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.cli import main
 
+Capture = pytest.CaptureFixture[str]
 GLASS = (sys.executable, "-c", "from glassgpt.cli import run; run()")
 LOCALE = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 # What a hostile file may try: a title, a colour, markup of rich's, another direction, a C1 escape.
@@ -133,3 +138,44 @@ def glass(
 
 def started(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*GLASS, *arguments], env=environment(), stderr=subprocess.PIPE, **streams)
+
+
+# --- the command in this process ---
+
+
+def be_with_a_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder, with a log in it, in English."""
+    monkeypatch.chdir(folder)
+    for name in LOCALE:
+        monkeypatch.delenv(name, raising=False)
+    Path("n.log").write_text(nanogpt_log())
+    return folder
+
+
+def refused(capsys: Capture, *arguments: str) -> list[str]:
+    """The problems said, and nothing else."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert said.out == ""
+    assert lines
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
+
+
+def told(capsys: Capture, *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def strict(text: str) -> dict[str, Any]:
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    document = json.loads(text, parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
-from commands import EVIL, LOCALE, controls, evil_run, finished_run, glass, nanogpt_log, write_run
-
-from glassgpt.cli import main
-
-Capture = pytest.CaptureFixture[str]
+from commands import (
+    EVIL,
+    LOCALE,
+    Capture,
+    controls,
+    evil_run,
+    finished_run,
+    glass,
+    nanogpt_log,
+    strict,
+    write_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,30 +34,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
-    """The problems said, and nothing else."""
-    capsys.readouterr()
-    assert main(["compare", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err
-    return [line.removeprefix("error: ") for line in said.err.splitlines()]
+    return commands.refused(capsys, "compare", *arguments)
 
 
 def told(capsys: Capture, *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(["compare", *arguments]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
+    return commands.told(capsys, "compare", *arguments)
 
 
 def document(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    def refuse(word: str) -> None:
-        raise ValueError(word)
-
-    read = json.loads(told(capsys, *arguments, "--json"), parse_constant=refuse)
-    assert isinstance(read, dict)
-    return read
+    return strict(told(capsys, *arguments, "--json"))
 
 
 # --- what is refused ---

@@ -19,7 +19,8 @@ from commands import environment, finished_run, glass, write_run
 from glassgpt.cli import commands, main
 from glassgpt.cli.command import help_of
 from glassgpt.cli.completion import SHELLS, offers
-from glassgpt.recipe import field_types, parse_flags, preset_names
+from glassgpt.flags import field_types, parse_flags
+from glassgpt.recipe import preset_names
 
 
 @pytest.fixture

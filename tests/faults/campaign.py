@@ -33,8 +33,9 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
 from glassgpt.train import checkpoint, session
-from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
+from glassgpt.train.checkpoint import committed, describe, load_tensors
 from glassgpt.train.rundir import is_run
+from glassgpt.train.saver import Saver
 
 
 @dataclass

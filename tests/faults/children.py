@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.account.clock import Ledger
-from glassgpt.train.checkpoint import Saver
+from glassgpt.train.saver import Saver
 
 MOMENTS = ("startup", "train", "eval", "save", "compile")  # what a process is doing
 _CODES = {name: code for code, name in enumerate(MOMENTS, start=1)}

@@ -12,7 +12,7 @@ from conftest import MakeConfig
 from tune_machines import GPT2, SMALL, Machine, card, cpu, saturating
 
 from glassgpt.account import journal
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.tune import tuned_file
 from glassgpt.insight.tune.options import TuneOptions, budget_seconds
@@ -21,6 +21,7 @@ from glassgpt.insight.tune.outcome import outcome_of
 from glassgpt.insight.tune.setting import Setting, in_words, settled_names, with_setting
 from glassgpt.insight.tune.stage import look, set_stage
 from glassgpt.insight.tune.tuning import Tuning, check, notes_of
+from glassgpt.problems import find_problems
 from glassgpt.recipe import combine, read_recipe
 from glassgpt.train.session import train
 

@@ -10,7 +10,7 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.insight.tune.evidence import Evidence
 from glassgpt.insight.tune.ground import Ground
-from glassgpt.insight.tune.search import Search, Step
+from glassgpt.insight.tune.search import Budget, Search, Step
 from glassgpt.insight.tune.setting import Setting
 from glassgpt.insight.tune.trial import Trial
 
@@ -111,7 +111,8 @@ class Machine:
         fixed: Collection[str] = (),
         told: Callable[[Step], None] = lambda step: None,
     ) -> Evidence:
-        return Search(config, self.ground, self.measure, lambda: self.now, 0.0, budget_s, fixed, told).run()
+        budget = Budget(budget_s, began=0.0, clock=lambda: self.now)
+        return Search(config, self.ground, self.measure, budget, fixed, told).run()
 
     def everything(self, names: Collection[str]) -> float:
         """The best speed of all combinations of what is open."""

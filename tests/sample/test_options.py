@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glassgpt.cli import main
 from glassgpt.errors import UserError
-from glassgpt.recipe import check_settings, field_types
+from glassgpt.flags import check_settings, field_types
 from glassgpt.sample.options import SampleOptions, find_problems, prompt_text
 
 TEXT = "कांच का घर\nبيت من زجاج\r\n🦊 glass\n"

@@ -27,8 +27,9 @@ from notebooks import (
 
 from glassgpt.account import sink
 from glassgpt.account.journal import Record
-from glassgpt.config import TRACKERS, TrainConfig, find_problems, trackers_asked
+from glassgpt.config import TRACKERS, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
+from glassgpt.problems import find_problems
 from glassgpt.track import trackers
 from glassgpt.track.follower import Follower
 from glassgpt.track.trackers import MAKERS, check_installed

@@ -171,7 +171,7 @@ def die_in_update_7() -> None:
 
 def die_in_second_save() -> None:
     """With a file half written."""
-    from glassgpt.train.checkpoint import Saver
+    from glassgpt.train.saver import Saver
 
     def write_files(original: Any, saver: Any, folder: Path, snapshot: Any) -> Any:
         if saver._saves == 2:
@@ -183,7 +183,7 @@ def die_in_second_save() -> None:
 
 
 def fail_to_write() -> None:
-    from glassgpt.train.checkpoint import Saver
+    from glassgpt.train.saver import Saver
 
     def write_files(original: Any, saver: Any, folder: Path, snapshot: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -280,7 +280,7 @@ def trace_slowly() -> None:
 
 def copy_slowly() -> None:
     """What blocks in a save takes long."""
-    from glassgpt.train.checkpoint import Saver
+    from glassgpt.train.saver import Saver
 
     def snapshot(original: Any, saver: Any, tensors: Any) -> Any:
         time.sleep(0.2)
@@ -334,7 +334,7 @@ def read_slowly() -> None:
 
 def write_slowly() -> None:
     """A checkpoint takes longer to write than anybody may wait while training."""
-    from glassgpt.train.checkpoint import Saver
+    from glassgpt.train.saver import Saver
 
     def write_files(original: Any, *arguments: Any) -> Any:
         time.sleep(5.0)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.problems import find_problems
 from glassgpt.train.batching import BatchPlan, plan_batch
 
 few = settings(max_examples=200, deadline=None)

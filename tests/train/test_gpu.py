@@ -32,7 +32,8 @@ from glassgpt.model.gpt import attend
 from glassgpt.sample.options import SampleOptions
 from glassgpt.sample.writer import open_writer
 from glassgpt.train import speedups
-from glassgpt.train.checkpoint import Saver, committed, describe, load_tensors
+from glassgpt.train.checkpoint import committed, describe, load_tensors
+from glassgpt.train.saver import Saver
 from glassgpt.train.session import train
 
 pytestmark = pytest.mark.gpu
@@ -273,7 +274,7 @@ def test_without_room_on_the_card_the_copy_is_made_in_main_memory(
         on_gpu("tight", max_iters=4, eval_interval=2),
     )
     train(roomy)
-    monkeypatch.setattr("glassgpt.train.checkpoint._fits_beside", lambda tensors, device: False)
+    monkeypatch.setattr("glassgpt.train.saver._fits_beside", lambda tensors, device: False)
     train(tight)
     assert_same_tensors(last_tensors(roomy.out_dir), last_tensors(tight.out_dir))
 

@@ -13,7 +13,8 @@ from tiny import Crash, MakeConfig, crash_before, poison, records, resume, run_l
 
 from glassgpt.account.clock import Ledger
 from glassgpt.account.meter import Interval
-from glassgpt.config import LONGEST_PROFILE, TrainConfig, find_problems, profile_window
+from glassgpt.config import LONGEST_PROFILE, TrainConfig, profile_window
+from glassgpt.problems import find_problems
 from glassgpt.train.profile import Piece, covered, is_in, table_of
 from glassgpt.train.session import train
 

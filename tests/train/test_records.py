@@ -17,9 +17,9 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.train import loop
 from glassgpt.train import records as run_records
-from glassgpt.train.checkpoint import Saver
 from glassgpt.train.evaluate import Evaluation, evaluate
 from glassgpt.train.job import Job
+from glassgpt.train.saver import Saver
 from glassgpt.train.session import train
 from glassgpt.train.task import Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from glassgpt.account import choices, costs, flops, memory
-from glassgpt.account.choices import Traits
+from glassgpt.account.choices import Recordable, Traits
 from glassgpt.account.memory import Work
 from glassgpt.config import TrainConfig, first_save, padded_vocabulary
 from glassgpt.errors import UserError
@@ -128,9 +128,8 @@ def _sped_up(
     asking = costs.launch_s(kind, layers)
     recorded = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
     fits = memory.needed(recorded).total <= target.room
-    graph = choices.choose_graph(
-        config, target.traits, work.dtype, compiled, computing, asking, work.is_sharded, fits
-    )
+    micro = Recordable(work.dtype, computing, asking, compiled, work.is_sharded, fits)
+    graph = choices.choose_graph(config, target.traits, micro)
     return compiled, graph.value == "on"
 
 

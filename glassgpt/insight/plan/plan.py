@@ -57,45 +57,54 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json: figures in bytes, seconds, FLOP; no text but names and reasons."""
-        decided, work = self.decided, self.decided.work
         return {
-            "target": {
-                "name": self.target.name,
-                "device_type": self.target.device_type,
-                "memory_bytes": self.target.memory,
-                "memory_note": self.target.memory_note,
-                "room_bytes": self.target.limit,
-                "peak_flops_per_s": self.target.peak(work.dtype),
-                "peak_source": self.target.peak_source,
-                "found": self.target.how,
-                "others": list(self.target.others),
-            },
+            "target": self._target(),
             "together": self._together(),
-            "model": {
-                "parameters": decided.parameters,
-                "flops_per_token": decided.flops_per_token,
-                "dtype": work.dtype,
-                "kernels": work.kernels,
-                "compile": work.compiled,
-                "graph": work.graph,
-            },
-            "batch": dataclasses.asdict(decided.batch),
-            "memory": {
-                "parts": dict(self.memory.parts),
-                "recording": self.memory.recording,
-                "context": self.memory.context,
-                "allocated": self.memory.allocated,
-                "total": self.memory.total,
-                "moment": self.memory.moment,
-                "fits": self.fits,
-                "largest_batch_size": self.largest,
-                "variants": [dataclasses.asdict(variant) for variant in self.variants],
-            },
+            "model": self._model(),
+            "batch": dataclasses.asdict(self.decided.batch),
+            "memory": self._memory(),
             "time": None if self.times is None else self.times.as_dict(),
             "prospect": self.prospect.as_dict(),
             "data": dataclasses.asdict(self.text),
             "problems": [dataclasses.asdict(problem) for problem in self.problems],
             "config": dataclasses.asdict(self.config),
+        }
+
+    def _target(self) -> dict[str, Any]:
+        return {
+            "name": self.target.name,
+            "device_type": self.target.device_type,
+            "memory_bytes": self.target.memory,
+            "memory_note": self.target.memory_note,
+            "room_bytes": self.target.limit,
+            "peak_flops_per_s": self.target.peak(self.decided.work.dtype),
+            "peak_source": self.target.peak_source,
+            "found": self.target.how,
+            "others": list(self.target.others),
+        }
+
+    def _model(self) -> dict[str, Any]:
+        work = self.decided.work
+        return {
+            "parameters": self.decided.parameters,
+            "flops_per_token": self.decided.flops_per_token,
+            "dtype": work.dtype,
+            "kernels": work.kernels,
+            "compile": work.compiled,
+            "graph": work.graph,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        return {
+            "parts": dict(self.memory.parts),
+            "recording": self.memory.recording,
+            "context": self.memory.context,
+            "allocated": self.memory.allocated,
+            "total": self.memory.total,
+            "moment": self.memory.moment,
+            "fits": self.fits,
+            "largest_batch_size": self.largest,
+            "variants": [dataclasses.asdict(variant) for variant in self.variants],
         }
 
     def _together(self) -> dict[str, Any] | None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from glassgpt.account import memory
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.decided import GPT2_SHAPES, Decided, can_shard, decide, without_luxury
 from glassgpt.insight.plan.target import Target
 from glassgpt.insight.plan.text import Text
+from glassgpt.problems import find_problems
 from glassgpt.train.batching import plan_batch
 
 Changes = Mapping[str, Any]

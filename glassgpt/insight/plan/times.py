@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt.account import costs
-from glassgpt.account.forecast import Forecast, Range, forecast
+from glassgpt.account.forecast import Forecast, Hardware, Portions, Range, forecast
 from glassgpt.account.pace import Pace
 from glassgpt.insight.plan.decided import Decided
 from glassgpt.insight.plan.target import Target
@@ -36,16 +36,10 @@ class Times:
 
 
 def forecast_of(decided: Decided, target: Target, text: Text) -> Forecast:
-    return forecast(
-        decided.work,
-        decided.flops_per_token,
-        target.peak(decided.work.dtype),
-        target.card,
-        decided.batch.tokens,
-        tokens_to_evaluate(decided.config, decided.batch, text.val_tokens),
-        text.val_tokens,
-        target.cluster,
-    )
+    work, batch = decided.work, decided.batch
+    evaluated = tokens_to_evaluate(decided.config, batch, text.val_tokens)
+    on = Hardware(target.peak(work.dtype), target.card, target.cluster)
+    return forecast(work, decided.flops_per_token, on, Portions(batch.tokens, evaluated, text.val_tokens))
 
 
 def times(decided: Decided, target: Target, ahead: Forecast, price: float | None) -> Times | None:

@@ -2,11 +2,12 @@
 
     micro-batch up and down  ->  graph, attention, kernels, data  ->  threads  ->  compile, the winners again
 
-It knows neither torch nor the machine: `measure` does a trial, `clock` tells the time.
+It knows neither torch nor the machine: `measure` does a trial, the budget's `clock` tells the time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -38,22 +39,34 @@ class Step:
     left_s: float
 
 
+@dataclass(frozen=True)
+class Budget:
+    seconds: float
+    began: float  # by the clock
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def spent_s(self) -> float:
+        return self.clock() - self.began
+
+    @property
+    def left_s(self) -> float:
+        return self.began + self.seconds - self.clock()
+
+
 class Search:
     def __init__(
         self,
         config: TrainConfig,
         ground: Ground,
         measure: Measure,
-        clock: Callable[[], float],
-        began: float,
-        budget_s: float,
+        budget: Budget,
         fixed: Collection[str] = (),
         told: Callable[[Step], None] = lambda step: None,
     ) -> None:
         """`fixed`: names of the settings that the user has said, which stay as they are."""
         self._config, self._ground, self._measure = config, ground, measure
-        self._clock, self._deadline, self._budget_s = clock, began + budget_s, budget_s
-        self._fixed, self._told = fixed, told
+        self._budget, self._fixed, self._told = budget, fixed, told
         self.evidence = Evidence(ground)
         self._foresight = Foresight(config, self.evidence)
 
@@ -77,7 +90,7 @@ class Search:
         (first, *others) = [one for one in self.evidence.found if self.evidence.speed(one)]
         usual = first == self._uncompiled(self._ground.automatic)
         if not others and not usual and NO_TIME in self.evidence.left_out.values():
-            raise UserError(too_short(self._budget_s))
+            raise UserError(too_short(self._budget.seconds))
 
     # --- trying ---
 
@@ -85,7 +98,7 @@ class Search:
         """Measured now, if it was not before, and if there is time and memory for it."""
         if setting in self.evidence.found:
             return
-        reason = self._foresight.why_not(setting, self._left())
+        reason = self._foresight.why_not(setting, self._budget.left_s)
         if reason:
             self.evidence.left_out[setting] = reason
         else:
@@ -93,14 +106,11 @@ class Search:
 
     def _do(self, setting: Setting) -> None:
         best = max(map(self.evidence.speed, self.evidence.found), default=0.0) or None
-        self._told(Step(setting, None, best, self._left()))
-        trial = self._measure(setting, self._foresight.limit_s(setting, self._left()))
+        self._told(Step(setting, None, best, self._budget.left_s))
+        trial = self._measure(setting, self._foresight.limit_s(setting, self._budget.left_s))
         self.evidence.add(setting, trial)
         self._foresight.done(setting)
-        self._told(Step(setting, trial, best, self._left()))
-
-    def _left(self) -> float:
-        return self._deadline - self._clock()
+        self._told(Step(setting, trial, best, self._budget.left_s))
 
     def _is_open(self, name: str) -> bool:
         return candidates.is_open(name, self._ground, self._fixed)
@@ -118,7 +128,7 @@ class Search:
         if self.evidence.outcome(at) == "crashed":
             at = candidates.plain(at)
             self._try(at)
-        while at is not None and self._lacks_memory(at) and self._left() > 0:
+        while at is not None and self._lacks_memory(at) and self._budget.left_s > 0:
             at = self._smaller(at)
             if at is not None:
                 self._do(at)
@@ -128,11 +138,11 @@ class Search:
     def _quick_enough(self, start: Setting) -> Setting:
         """On a slow machine, the largest micro-batch that leaves time for others."""
         sizes = [size for size in self._sizes() if size < start.micro_batch]
-        if self._foresight.is_quick(start, self._left()) or not sizes:
+        if self._foresight.is_quick(start, self._budget.left_s) or not sizes:
             return start
         self.evidence.left_out[start] = NO_TIME
         smaller = [self._like(start, size) for size in sizes]
-        quick = [one for one in smaller if self._foresight.is_quick(one, self._left())]
+        quick = [one for one in smaller if self._foresight.is_quick(one, self._budget.left_s)]
         return quick[-1] if quick else smaller[0]
 
     def _uncompiled(self, setting: Setting) -> Setting:
@@ -162,8 +172,8 @@ class Search:
         """Why there is nothing to choose from."""
         found = self.evidence.found
         last = next(reversed(found.values()))[-1] if found else None
-        if self._left() <= 0 or (last is not None and last.outcome == "hung"):
-            return too_short(self._budget_s)
+        if self._budget.left_s <= 0 or (last is not None and last.outcome == "hung"):
+            return too_short(self._budget.seconds)
         if last is None or last.outcome in ("ran", "out of memory"):
             smallest = min(setting.micro_batch for setting in (*found, *self.evidence.left_out))
             return (
@@ -277,7 +287,7 @@ class Search:
         in turns with the best, where it may win."""
         for _ in range(_COMPILED_ROUNDS):
             round_s = self._foresight.seconds(best) + self._foresight.seconds(compiled)
-            if round_s > self._left() or not self.evidence.is_quicker_at_work(compiled, best):
+            if round_s > self._budget.left_s or not self.evidence.is_quicker_at_work(compiled, best):
                 return
             self._do(best)
             self._do(compiled)
@@ -288,11 +298,11 @@ class Search:
         """Those that are close, in turns: what the machine does meanwhile hits them all."""
         for number in range(_ROUNDS):
             close = self._finalists()
-            if len(close) < 2 or sum(map(self._foresight.seconds, close)) > self._left():
+            if len(close) < 2 or sum(map(self._foresight.seconds, close)) > self._budget.left_s:
                 return
             # There and back: a card that has just worked hard is slower at first.
             for setting in reversed(close) if number % 2 else close:
-                if self._foresight.seconds(setting) > self._left():
+                if self._foresight.seconds(setting) > self._budget.left_s:
                     return
                 self._do(setting)
 

@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from glassgpt.config import TrainConfig, find_problems
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.figures import count, duration, plural
 from glassgpt.insight.tune.ground import Ground
 from glassgpt.insight.tune.outcome import Outcome, Row, outcome_of
-from glassgpt.insight.tune.search import Search, Step
+from glassgpt.insight.tune.search import Budget, Search, Step
 from glassgpt.insight.tune.setting import DIMENSIONS, Setting, in_words
 from glassgpt.insight.tune.workshop import Workshop
+from glassgpt.problems import find_problems
 
 # Of the budget, how long one trial's updates are timed: about twenty trials, each with its start, fit in.
 _TRIALS = 60
@@ -84,17 +85,16 @@ def tune(
     fixed: Collection[str] = (),
     vocab_size: int | None = None,
     told: Callable[[Ground | Step], None] = lambda step: None,
-    clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
 ) -> Tuning:
-    """`fixed`: names of settings that shall stay. `began`: when the budget began, by the clock; else now."""
+    """`fixed`: names of settings that shall stay. `began`: the budget, by time.monotonic; else now."""
     check(config)
-    began = clock() if began is None else began
+    budget = Budget(budget_s, time.monotonic() if began is None else began)
     workshop.seconds = max(_SHORTEST_S, min(_LONGEST_S, budget_s / _TRIALS))
-    ground = workshop.look(config, vocab_size, budget_s - (clock() - began), budget_s)
+    ground = workshop.look(config, vocab_size, budget_s - budget.spent_s, budget_s)
     told(ground)
-    evidence = Search(config, ground, workshop.measure, clock, began, budget_s, fixed, told).run()
-    return Tuning(config, ground, outcome_of(evidence), budget_s, clock() - began)
+    evidence = Search(config, ground, workshop.measure, budget, fixed, told).run()
+    return Tuning(config, ground, outcome_of(evidence), budget_s, budget.spent_s)
 
 
 def tuned_config(

@@ -66,12 +66,32 @@ def report_html(history: History, facts: Facts, findings: Sequence[Finding], nam
     shown = charts_of(history, facts, timeline)
     charts = [item for item in shown if isinstance(item, Chart)]
     absent = [item for item in shown if isinstance(item, Missing)]
+    drawings = {chart.id: {"data": chart.traces, "layout": chart.layout} for chart in charts}
     language = current_language()
     direction = "rtl" if language in RIGHT_TO_LEFT else "ltr"
-    figures = {chart.id: {"data": chart.traces, "layout": chart.layout} for chart in charts}
     return f"""<!DOCTYPE html>
 <html lang="{language}" dir="{direction}">
-<head>
+{_head(name)}
+<body>
+{_header(history, facts, findings, name)}
+<main>
+{_findings(findings)}
+{_charts(charts, absent, phases_of(history, timeline))}
+{_tables(history, facts)}
+</main>
+<footer><p>{_made_by()}</p></footer>
+<script type="application/json" id="figures">{_json(drawings)}</script>
+<script>{plotly_js}</script>
+<script>
+{_packaged("page.js")}
+</script>
+</body>
+</html>
+"""
+
+
+def _head(name: str) -> str:
+    return f"""<head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -81,23 +101,7 @@ def report_html(history: History, facts: Facts, findings: Sequence[Finding], nam
 <style>
 {_packaged("style.css")}
 </style>
-</head>
-<body>
-{_header(history, facts, findings, name)}
-<main>
-{_findings(findings)}
-{_charts(charts, absent, phases_of(history, timeline))}
-{_tables(history, facts)}
-</main>
-<footer><p>{_made_by()}</p></footer>
-<script type="application/json" id="figures">{_json(figures)}</script>
-<script>{plotly_js}</script>
-<script>
-{_packaged("page.js")}
-</script>
-</body>
-</html>
-"""
+</head>"""
 
 
 def text(value: str) -> str:
@@ -110,7 +114,7 @@ def text(value: str) -> str:
 
 
 def _header(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:
-    figures = "".join(
+    shown = "".join(
         f"<div><dt>{text(row.name)}</dt><dd>{_number(row.value)}"
         + (f"<small>{text(row.reason)}</small>" if row.reason else "")
         + "</dd></div>"
@@ -124,7 +128,7 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
 <button type="button" id="theme" hidden>{text(toggle)}</button></div>
 <h1><bdi>{text(name)}</bdi></h1>
 <p class="verdict">{text(" ".join(verdict_on(history, facts, findings)))}</p>
-<dl class="figures">{figures}</dl>
+<dl class="figures">{shown}</dl>
 </header>"""
 
 

@@ -124,7 +124,7 @@ def _local(where: str, column: str) -> Corpus:
     paths: Sequence[Path]
     if path.is_dir():
         folder = read_folder(path)
-        paths, description, notes = folder.files, f"folder {path}", skipped_links(folder.linked)
+        paths, description, notes = folder.files, f"folder {path}", skipped_links(folder)
     elif path.exists():
         paths, description = [path], f"file {path}"
     else:

@@ -16,7 +16,8 @@ from glassgpt.data.manifest import DTYPES, dtype_for
 from glassgpt.data.parcels import Parcel
 from glassgpt.data.split import document_key
 from glassgpt.data.tokenizers import BytePairTokenizer, ByteTokenizer
-from glassgpt.errors import UserError
+from glassgpt.data.unpacked import packed_as
+from glassgpt.errors import UserError, a_few
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,10 @@ def _text_in(line: bytes, where: str, column: str) -> str:
         raise UserError(
             f"{where} is not JSON ({error}): write one object a line, with the text in it"
         ) from error
-    if not isinstance(fields, dict) or column not in fields:
-        has = f"has the fields {', '.join(list(fields)[:10])}" if isinstance(fields, dict) else "is no object"
+    if not isinstance(fields, dict):
+        raise UserError(f"{where} is no object: write one object a line, with the text in it")
+    if column not in fields:
+        has = f"has the fields {a_few(fields)}" if fields else "has no fields"
         raise UserError(f"{where} {has} and no {column!r}: name the one with the text by --text_column")
     text = fields[column]
     if text is not None and not isinstance(text, str):
@@ -101,6 +104,8 @@ def _text_in(line: bytes, where: str, column: str) -> str:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
+    if suffix := packed_as(error.object):
+        return f"{where} is not text but compressed: add {suffix} to the file's name"
     return (
         f"{where} is not UTF-8 at its byte {error.start:,}: convert the file, for example with iconv, "
         "and run the command again"

@@ -18,6 +18,8 @@ class Folder:
     hidden: int
     # Folders elsewhere that a link leads to. They are not followed: a link may lead in a circle.
     linked: int
+    # Links that lead nowhere, pipes, devices: what they would have given is missing from the text.
+    others: int = 0
 
 
 def read_folder(root: Path) -> Folder:
@@ -28,7 +30,8 @@ def read_folder(root: Path) -> Folder:
         subfolders[:] = [entry for entry in subfolders if not entry.startswith(".")]
         linked += sum(Path(name, entry).is_symlink() for entry in subfolders)
         files += (Path(name, entry) for entry in names if not entry.startswith("."))
-    return Folder(tuple(sorted(path for path in files if path.is_file())), hidden, linked)
+    plain = sorted(path for path in files if path.is_file())
+    return Folder(tuple(plain), hidden, linked, len(files) - len(plain))
 
 
 def _refuse(error: OSError) -> None:
@@ -40,9 +43,10 @@ def skipped(number: int, what: str) -> tuple[str, ...]:
     return (f"skipped {plural(number, what)}",) if number else ()
 
 
-def skipped_links(linked: int) -> tuple[str, ...]:
+def skipped_links(folder: Folder) -> tuple[str, ...]:
     """For whoever meant what a link leads to."""
-    return tuple(
-        f"{note}; a pattern in quotes, 'FOLDER/**/*', follows links"
-        for note in skipped(linked, "linked folder")
+    follow = "a pattern in quotes, 'FOLDER/**/*', follows links"
+    return (
+        *(f"{note}; {follow}" for note in skipped(folder.linked, "linked folder")),
+        *(f"{note}: links that lead nowhere, or pipes" for note in skipped(folder.others, "name")),
     )

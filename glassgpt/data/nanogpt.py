@@ -25,6 +25,9 @@ from glassgpt.errors import UserError
 META = "meta.pkl"
 DTYPE = "uint16"  # the only one nanoGPT writes, whatever the vocabulary
 MOST_TOKENS = 2**16
+# What llm.c and modded-nanogpt put before their ids: 256 numbers, of which these are the first two.
+_HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+_HEADER_BYTES = 1024
 _MAKE_AGAIN = "make it again with nanoGPT's prepare.py, or copy it again"
 _META_FIX = "make it again from a plain dict {'vocab_size': int, 'itos': {int: str}, 'stoi': {str: int}}"
 
@@ -105,9 +108,24 @@ def _file_problem(path: Path) -> str | None:
     size = path.stat().st_size
     if size == 0:
         return f"{path} is empty: {_MAKE_AGAIN}"
+    if problem := _header_problem(path):
+        return problem
     if size % DTYPES[DTYPE].itemsize:
         return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN}"
     return None
+
+
+def _header_problem(path: Path) -> str | None:
+    """nanoGPT's files have none, so it would be learned from as if it were text."""
+    with path.open("rb") as file:
+        begin = np.frombuffer(file.read(8).ljust(8, b"\0"), dtype="<i4").tolist()
+    dtype = _HEADERS.get((begin[0], begin[1]))
+    if dtype is None:
+        return None
+    header = f"{path} begins with a header, as the shards of llm.c and modded-nanogpt do"
+    if dtype == DTYPE:
+        return f"{header}: cut it off,  tail -c +{_HEADER_BYTES + 1} {path} > FOLDER/{path.name}"
+    return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
 
 
 def _look_at(path: Path) -> _Ids:

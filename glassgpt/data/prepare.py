@@ -39,7 +39,7 @@ from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seams import cut_for_learning, cut_safely
 from glassgpt.data.sources import Document, Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
-from glassgpt.data.staging import alone, move_into_place, staging
+from glassgpt.data.staging import alone, move_into_place, remove_half_written, staging
 from glassgpt.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -90,6 +90,7 @@ def _prepare_text(
         notes.append(line)
         say(line)
 
+    remove_half_written(out)
     with staging(out) as work:
         source, ranks = _find_inputs(options, work, out)
         for line in source.notes:
@@ -99,6 +100,8 @@ def _prepare_text(
 
         with show("reading") as advance:
             survey = survey_documents(source.documents, _text_encoding(options.tokenizer), advance)
+        if "\0" in survey.characters and options.tokenizer != "byte":
+            note("the text has NUL characters, as UTF-16 and binary files do: see whether it is UTF-8 text")
         split = split_documents(survey, val_fraction(options))
         note(f"split: {split.reason}")
 

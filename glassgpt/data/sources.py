@@ -22,6 +22,7 @@ from pathlib import Path
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.fingerprint import file_sha256
 from glassgpt.data.folder import read_folder, skipped, skipped_links
+from glassgpt.data.unpacked import packed_as
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
 from glassgpt.paths import user_path
@@ -30,6 +31,10 @@ CHUNK_BYTES = 2**20
 
 # Text that somebody packed is not text. (Documents in bulk are unpacked: unpacked.py.)
 _PACKED = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
+
+# Nor is what a word processor keeps.
+_LAID_OUT = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xls", ".xlsx", ".pptx")
+_SAVE_TEXT = "save the text in it as a plain .txt file, and prepare that"
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -68,7 +73,9 @@ class Document:
             # The decoder sees the bytes it kept back plus the chunk; the user wants a place in the file.
             offset = read_bytes - len(error.object) + error.start
             convert = "convert it to UTF-8, or use --tokenizer byte, which reads raw bytes"
-            fix = "unpack it first" if self.path.suffix.lower() in _PACKED else convert
+            is_packed = self.path.suffix.lower() in _PACKED or packed_as(error.object)
+            is_laid_out = self.path.suffix.lower() in _LAID_OUT
+            fix = "unpack it first" if is_packed else _SAVE_TEXT if is_laid_out else convert
             raise UserError(f"{self.path} is not UTF-8 at byte {offset:,}: {fix}") from error
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
@@ -129,8 +136,11 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
         source = _folder(path) if path.is_dir() else _file(path)
     if not source.documents:
         what = "has no text files" if path.is_dir() else "is empty"
-        skipped = f" ({', '.join(source.notes)})" if source.notes else ""
-        raise UserError(f"{path} {what}{skipped}: there is nothing to learn from, bring some text")
+        passed_over = f" ({', '.join(source.notes)})" if source.notes else ""
+        fix = "there is nothing to learn from, bring some text"
+        if (path / "train.bin").is_file():
+            fix = f"but files of ids, which need no preparing: train with --data_dir={path}"
+        raise UserError(f"{path} {what}{passed_over}: {fix}")
     return source
 
 
@@ -153,7 +163,7 @@ def _folder(root: Path) -> Source:
         *skipped(len(folder.files) - len(texts), "binary file"),
         *skipped(folder.hidden, "hidden file"),
         *skipped(len(texts) - len(documents), "empty file"),
-        *skipped_links(folder.linked),
+        *skipped_links(folder),
     )
     return Source(root.resolve().name, f"folder {root}, {plural(len(documents), 'file')}", documents, notes)
 

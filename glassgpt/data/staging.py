@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -25,6 +26,16 @@ def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{out} could not be written ({error}): choose another {flag}") from error
+
+
+def remove_half_written(out: Path) -> None:
+    """What `staging` could not take away, because its process was killed. The caller is `alone` with `out`.
+
+    A folder with a manifest is complete, and stays: it was killed between the two renames.
+    """
+    for path in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.tmp"):
+        if path.is_dir() and not (path / "manifest.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

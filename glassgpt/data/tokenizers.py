@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_JSON = "tokenizer.json"
 SMALLEST_BPE = 257  # the 256 bytes and <|endoftext|>
+LARGEST_BPE = 2**20  # what learns it takes memory for all of them first, and dies if there is too little
 _NO_TABLE_FIX = (
     "nanoGPT's files do not include it; connect to the network once, and tiktoken keeps it "
     "(in TIKTOKEN_CACHE_DIR, if you set that)"
@@ -287,6 +288,8 @@ def tokenizer_problem(name: str) -> str | None:
         return (
             f"--tokenizer {name}: a BPE has at least {SMALLEST_BPE} tokens, the 256 bytes and {END_OF_TEXT}"
         )
+    if size is not None and size > LARGEST_BPE:
+        return f"--tokenizer {name}: a BPE has at most {LARGEST_BPE:,} tokens, and 50,000 are many: use fewer"
     if size is not None:
         return None
     near = difflib.get_close_matches(name, ["char", "byte", "gpt2", "bpe:8192", "bpe"], n=1)

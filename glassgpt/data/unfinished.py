@@ -65,6 +65,9 @@ def unfinished(
     The caller holds the lock on `out`. When something goes wrong, it is left as it is if a shard is done.
     """
     work = out.parent / f".{out.name}.unfinished"
+    if work.exists() and not (work.is_dir() and all(path.is_file() for path in work.iterdir())):
+        # No preparation looks like that; what somebody else put there is not removed.
+        raise UserError(f"{work} is in the way: remove it, or choose another --out_dir")
     work.mkdir(parents=True, exist_ok=True)
     mark = _read_mark(work)
     if mark is None and (work / MARK).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import lzma
 import zlib
 from collections.abc import Callable
@@ -12,6 +13,12 @@ from typing import Any, BinaryIO
 from glassgpt.errors import UserError, complaint
 
 COMPRESSED = (".gz", ".xz", ".zst")
+_MAGIC = {
+    b"\x1f\x8b\x08": ".gz",
+    b"\xfd7zXZ\0": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    **{bytes([0x50 + i]) + b"\x2a\x4d\x18": ".zst" for i in range(16)},  # a frame to skip may come first
+}
 DATA_EXTRA = 'install it with  pip install "glassgpt[data]"'
 
 
@@ -43,7 +50,7 @@ class Unpacked:
         try:
             return self._file.read(size) if self._new is None else self._unpack(size, self._new)
         except self._errors as error:
-            raise UserError(damaged(self._path, error)) from error
+            raise UserError(_misnamed(self._path) or damaged(self._path, error)) from error
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
 
@@ -86,6 +93,30 @@ def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Bas
     except ImportError as error:
         raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {DATA_EXTRA}") from error
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
+
+
+def packed_as(beginning: bytes) -> str | None:
+    """How a file should be called that begins so, if it is compressed."""
+    return next((suffix for magic, suffix in _MAGIC.items() if beginning.startswith(magic)), None)
+
+
+def _misnamed(path: Path) -> str | None:
+    """What is wrong with the name of a file that is not compressed as it says, or None.
+
+    Browsers, for one, unpack what they download and leave it its name.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(2**12)
+    suffix = path.suffix
+    if found := packed_as(beginning):
+        if found == suffix.lower():
+            return None
+        return f"{path} is not compressed as {suffix} but as {found}: end its name so"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError:
+        return None
+    return f"{path} is plain text and not compressed: take {suffix} from its name"
 
 
 def damaged(path: Path, error: BaseException) -> str:

@@ -201,7 +201,7 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
     bad = {
         b'{"text": "caf\xe9"}': "line 51 is not UTF-8 at its byte 13",
         b'{"text": "abc': "line 51 is not JSON",
-        b"[1, 2]": "line 51 is no object and no 'text'",
+        b"[1, 2]": "line 51 is no object: write one object a line, with the text in it",
         b'{"content": "x", "id": 3}': "line 51 has the fields content, id and no 'text': name the one",
         b'{"text": 5}': "line 51: its 'text' is int, not text",
     }
@@ -446,3 +446,30 @@ if __name__ == "__main__":
     prepare(PrepareOptions(sys.argv[1], out_dir=sys.argv[2], tokenizer="byte", val_fraction=0.1,
                            shard_tokens=1_000_000, workers=2), lambda line: None, progress=False)
 """
+
+
+def test_a_file_with_a_wrong_name_is_not_called_damaged(tmp_path: Path) -> None:
+    plain = json_lines(tmp_path / "a.jsonl", TEXTS).read_bytes()
+    packed = json_lines(tmp_path / "b.jsonl.gz", TEXTS).read_bytes()
+    for suffix in (".gz", ".xz", ".zst"):
+        path = tmp_path / f"c.jsonl{suffix}"
+        path.write_bytes(plain)  # as browsers leave it
+        assert f"is plain text and not compressed: take {suffix} from its name" in failing(tmp_path, path)
+    path.write_bytes(packed)
+    assert "is not compressed as .zst but as .gz: end its name so" in failing(tmp_path, path)
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(packed)
+    assert "line 1 is not text but compressed: add .gz to the file's name" in failing(tmp_path, path)
+
+
+@pytest.mark.parametrize("inside", [None, "folder"])
+def test_what_is_in_the_way_of_the_work_is_left_alone(tmp_path: Path, inside: str | None) -> None:
+    work = tmp_path / ".out.unfinished"
+    if inside is None:
+        work.write_text("mine")
+    else:
+        (work / inside).mkdir(parents=True)
+    path = json_lines(tmp_path / "a.jsonl", TEXTS)
+    with pytest.raises(UserError, match=r"\.out\.unfinished is in the way: remove it"):
+        made(path, tmp_path / "out")
+    assert work.read_text() == "mine" if inside is None else (work / inside).is_dir()

@@ -296,3 +296,20 @@ def test_a_sample_knows_the_size(huge: Path) -> None:
     before = open_dataset(huge).manifest
     os.truncate(huge / "train.bin", 6_000_000_002)
     assert open_dataset(huge).manifest.sha256["train.bin"] != before.sha256["train.bin"]
+
+
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype", "fix"),
+    [(20240520, 1, "<u2", r"cut it off,  tail -c \+1025"), (20240801, 7, "<u4", "32-bit ids")],
+)
+def test_a_header_is_not_learned_from(tmp_path: Path, magic: int, version: int, dtype: str, fix: str) -> None:
+    """llm.c's and modded-nanogpt's shards; a meta.pkl with room for every id would let them through."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, 500
+    for split in ("train", "val"):
+        ids = np.arange(500, dtype=dtype).tobytes()
+        (tmp_path / f"{split}.bin").write_bytes(header.tobytes() + ids)
+    write_meta(tmp_path, {"vocab_size": 65536})
+    with pytest.raises(UserError, match=fix) as caught:
+        open_dataset(tmp_path)
+    assert len(caught.value.problems) == 2

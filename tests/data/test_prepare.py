@@ -426,3 +426,24 @@ def test_reading_a_dataset_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_a_killed_preparation_left_is_removed(tmp_path: Path, text_file: Path) -> None:
+    half, whole = tmp_path / ".out.0123abcd.tmp", tmp_path / ".out.4567cdef.tmp"
+    other = tmp_path / ".outer.0123abcd.tmp"
+    for folder in (half, whole, other):
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"half of it")
+    (whole / "manifest.json").write_text("{}")  # killed between the two renames: that one is complete
+    made(text_file, tmp_path / "out")
+    assert not half.exists()
+    assert whole.exists()
+    assert other.exists()
+
+
+def test_nul_characters_are_pointed_out(tmp_path: Path) -> None:
+    path = tmp_path / "windows.txt"
+    path.write_bytes(("a glass house " * 50).encode("utf-16-le"))
+    notes = made(path, tmp_path / "text").manifest.notes
+    assert any("NUL characters, as UTF-16 and binary files do" in note for note in notes)
+    assert not any("NUL" in note for note in made(path, tmp_path / "raw", tokenizer="byte").manifest.notes)

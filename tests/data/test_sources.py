@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data import sources
-from glassgpt.data.corpus import is_corpus
+from glassgpt.data.corpus import is_corpus, open_corpus
 from glassgpt.data.options import PrepareOptions, check_options
 from glassgpt.data.sources import (
     Document,
@@ -208,3 +208,38 @@ def test_shakespeare_from_a_local_file(canonical: Path, tmp_path: Path) -> None:
     other.write_text("Once upon a time")
     (note,) = source_of("shakespeare_char", str(other)).notes
     assert "not the canonical tiny shakespeare" in note
+
+
+def test_names_without_a_file_are_counted(tmp_path: Path) -> None:
+    """A link whose file was moved away would otherwise be missing from the text, and nobody would know."""
+    (tmp_path / "a.txt").write_bytes(PLAY)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    os.mkfifo(tmp_path / "pipe")
+    note = "skipped 2 names: links that lead nowhere, or pipes"
+    assert note in source_of(tmp_path).notes
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "a glass house"}\n' * 20)
+    assert note in open_corpus(str(tmp_path), "", "text").notes
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("a.docx", b"PK\x03\x04\xff", "save the text in it as a plain .txt file"),
+        ("a.PDF", b"%PDF-1.7\n%\xe2\xe3", "save the text in it as a plain .txt file"),
+        ("a.txt", gzip.compress(PLAY, mtime=0), "unpack it first"),
+        ("a.txt", PLAY.decode().encode("utf-16"), "convert it to UTF-8"),
+    ],
+    ids=["docx", "pdf", "gzip", "utf-16"],
+)
+def test_what_is_no_text_is_told_what_to_do(tmp_path: Path, name: str, content: bytes, fix: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=fix):
+        "".join(Document(name, path, len(content)).text("utf-8"))
+
+
+def test_files_of_ids_need_no_preparing(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        (tmp_path / name).write_bytes(bytes(100))
+    with pytest.raises(UserError, match=f"which need no preparing: train with --data_dir={tmp_path}"):
+        source_of(tmp_path)

@@ -216,6 +216,7 @@ def test_a_small_text_yields_fewer_tokens() -> None:
         ("gpt-2", "did you mean gpt2"),
         ("zzz", "Use auto, char, byte, gpt2 or bpe:N"),
         ("bpe:99999999999999", "unknown"),
+        ("bpe:999999999", "at most 1,048,576"),  # would end the process, without a word from Python
         ("", "unknown"),
     ],
 )

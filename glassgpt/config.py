@@ -240,6 +240,9 @@ ELSEWHERE = ("out_dir", "data_dir", "init_from")  # paths, which may differ from
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
+_MOST_THREADS = 1024  # far more, and OpenMP ends the process with a segmentation fault
+
+
 def is_broken(text: str) -> bool:
     """Bytes from the command line that are no UTF-8 arrive as lone surrogates."""
     return any("\ud800" <= char <= "\udfff" for char in text)
@@ -256,6 +259,10 @@ def find_problems(config: TrainConfig) -> list[str]:
         if isinstance(value, int) and value >= 2**63:
             said = f"={value}" if value < 10**30 else ""
             problems.append(f"--{name}{said} must be below 2^63")
+    if config.threads is not None and config.threads > _MOST_THREADS:
+        problems.append(
+            f"--threads={config.threads} must be at most {_MOST_THREADS}; leave it out for one a core"
+        )
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")

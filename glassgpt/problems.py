@@ -28,6 +28,7 @@ _TEXTS = (
     "wandb_run_name", "backend",
 )
 # fmt: on
+_MOST_THREADS = 1024  # far more, and OpenMP ends the process with a segmentation fault
 
 
 def find_problems(config: TrainConfig) -> list[str]:
@@ -53,6 +54,10 @@ def _number_problems(config: TrainConfig) -> list[str]:
         if isinstance(value, int) and value >= 2**63:
             said = f"={value}" if value < 10**30 else ""
             problems.append(f"--{name}{said} must be below 2^63")
+    if config.threads is not None and config.threads > _MOST_THREADS:
+        problems.append(
+            f"--threads={config.threads} must be at most {_MOST_THREADS}; leave it out for one a core"
+        )
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
             problems.append(f"--{name}={getattr(config, name)} must be at least 0 and below 1")

@@ -203,6 +203,8 @@ def _behind(name: str, missed: int, done: int) -> Record:
 def _warn(name: str, error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in _NOBODY_READS:
         text = "warning: nobody reads the output any more; the run goes on"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:  # `glass train > log` on a full disk
+        text = f"warning: the output cannot be written any more: {error.strerror}; the run goes on"
     else:
         trace = "".join(traceback.format_exception(error))
         text = f"warning: {name} failed and gets no more records:\n{trace}"

@@ -12,11 +12,12 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.data.encoder import Encoded, Encoder
@@ -36,6 +37,7 @@ def encode_all(
         return
     # Not forked: a copy of a process with threads, such as a progress bar's, may hang.
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with _started():
         pool = ProcessPoolExecutor(workers, context, _begin, (encoder,))
     waiting: deque[tuple[int, Parcel, Future[Encoded]]] = deque()
@@ -53,7 +55,7 @@ def encode_all(
             f"{max(1, workers // 2)}; what is done is kept, and the same command goes on from there"
         ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        _end(pool, others)
 
 
 @contextlib.contextmanager
@@ -61,10 +63,22 @@ def _started() -> Iterator[None]:
     """Some containers have no shared memory, and some machines no room for more processes."""
     try:
         yield
-    except (OSError, ImportError, NotImplementedError) as error:
+    except BrokenProcessPool:  # which is a RuntimeError too, but of workers that had been started
+        raise
+    except (OSError, ImportError, NotImplementedError, RuntimeError) as error:  # "can't start new thread"
         raise UserError(
             f"worker processes could not be started ({error}): use --workers 1, for the same result"
         ) from error
+
+
+def _end(pool: ProcessPoolExecutor, others: Collection[BaseProcess]) -> None:
+    """`others`: processes that are not the pool's."""
+    try:
+        pool.shutdown(wait=True, cancel_futures=True)
+    except RuntimeError:  # the thread that would end the workers could not be started; they would stay
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.kill()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from glassgpt.data import parcels, workers
 from glassgpt.data.workers import encode_all
+from glassgpt.errors import UserError
 
 
 class TellsMask:
@@ -53,3 +55,26 @@ def test_starting_a_worker_is_finished_before_ctrl_c_counts() -> None:
         start_worker()
     assert done == ["started"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_no_room_for_a_thread_is_said_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A low limit of processes counts threads too. A worker left behind would be waited for at the exit."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if "ExecutorManager" in type(thread).__name__:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    encoder: Any = TellsMask()
+    numbered = [(0, parcels.Parcel(Path("a"), 0, "text", [], 0))]
+    with pytest.raises(UserError, match=r"can't start new thread.*--workers 1"):
+        list(encode_all(iter(numbered), encoder, 2))
+    deadline = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = multiprocessing.active_children()
+    for process in left:  # or this test would never end
+        process.kill()
+    assert left == []

@@ -118,3 +118,24 @@ def test_a_preparation_that_is_stopped_leaves_nothing(
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said.strip()) == (128 + number, "stopped at once")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_does_not_fit_is_one_line_and_the_run_goes_on(tmp_path: Path, tiny_data: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(tiny_data), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 0
+    complaint = "warning: the output cannot be written any more: No space left on device; the run goes on"
+    assert done.stderr.strip() == complaint
+    assert read(tmp_path / "run")[-1]["reason"] == "finished"
+
+
+def test_more_threads_than_any_machine_has_are_refused(tmp_path: Path, tiny_data: Path) -> None:
+    """OpenMP would end the process with a segmentation fault."""
+    asked = command(tiny_data, "--threads=100000")
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --threads=100000 must be at most 1024; leave it out for one a core\n"
+    assert list(tmp_path.iterdir()) == []

@@ -50,7 +50,7 @@ LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
         ("slurmstepd: error: Detected 1 oom-kill event(s) in step 492393.0 cgroup.", "oom"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=492393.batch.", "oom"),
-        ("[12345.678] Out of memory: Killed process 12345 (python) total-vm:54321kB, anon-rss:12345kB", "oom"),
+        ("[12345.678] Out of memory: Killed process 12345 (python) total-vm:54321kB", "oom"),
         ("Mar 01 10:22:33 box kernel: Out of memory: Killed process 12345 (python)", "oom"),
         ("    Reason:       OOMKilled", "oom"),
         ("srun: Some of the step tasks have been OOM Killed.", "oom"),

@@ -157,6 +157,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
     ("parameters", re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{_N}"),
      _take_count("parameters")),
     ("param", re.compile(rf"(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{_N}"), _take_count("parameters")),
+    ("total parameters", re.compile(rf"\bsize: {_N} total parameters"), _take_count("parameters")),
     ("parameters", re.compile(rf"num_parameters\s*[:|]\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"Number of (non[- ])?trainable parameters\s*[:=]\s*{_N}"), _take_trainable),
     ("parameters", re.compile(rf"num (non-)?decayed parameter tensors: [\d,]+, with {_N} parameters"),

@@ -11,7 +11,7 @@ def how_it_ended(history: History) -> Ended | None:
         return None
     if history.ended is not None:
         return history.ended
-    after = [event.kind for event in history.events if event.line > history.last_step_line]
+    after = [event.kind for event in history.last_events()]
     # What a trainer's own end has closed stays closed, whatever comes after it in the same file.
     kinds = set(after[: after.index("finish")] if "finish" in after else after)
     if "oom" in kinds:

@@ -55,6 +55,7 @@ class Facts:
         return dataclasses.asdict(self)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a log may say anything: times of 1e308 have been seen
 def facts_of(history: History) -> Facts:
     steps, evals = history.steps, history.evals
     steady = history.steady()

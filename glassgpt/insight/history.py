@@ -6,6 +6,7 @@ Facts, findings, comparisons and reports read only this.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -143,6 +144,7 @@ class History:
     val_metric: Metric = "loss"
     numbered: bool = True  # lines say their iteration; else `iteration` only counts them
     last_step_line: int = 0  # where in the log the last iteration was
+    next_start_line: int | None = None  # where a process introduced itself that logged no iteration
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
     torn: bool = False  # the log ends in the middle of a line
     begun: int | None = None  # the iteration of the latest line that says too little to be read
@@ -157,6 +159,16 @@ class History:
     live: bool = False  # the run is still going on
     earlier: tuple[History, ...] = ()  # runs of other trainers before it in the same log
     ended: Ended | None = None  # where the record itself says it
+
+    def last_events(self) -> list[Event]:
+        """What happened after the last iteration, to the process that made it."""
+        end = math.inf if self.next_start_line is None else self.next_start_line
+        return [event for event in self.events if self.last_step_line < event.line < end]
+
+    def events_of_next_start(self) -> list[Event]:
+        """What happened to a process that came after, and logged no iteration."""
+        begin = self.next_start_line
+        return [] if begin is None else [event for event in self.events if event.line >= begin]
 
     def iterations(self) -> int:
         """From the first to the last line of every process, those without a line included."""

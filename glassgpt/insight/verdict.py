@@ -29,7 +29,7 @@ def _who_else(history: History) -> str:
     if not history.earlier:
         return ""
     return say(
-        "Runs of other trainers come before this one in the log, and are explained apart: {trainers}.",
+        "Runs of other trainers come before this one in the log: {trainers}.",
         trainers=", ".join(one.format.title for one in history.earlier),
     )
 

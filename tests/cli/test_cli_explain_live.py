@@ -302,4 +302,4 @@ def test_two_trainers_in_one_file_are_both_printed(capsys: Capture) -> None:
     assert main(["explain", "both.log"]) == 0
     printed = capsys.readouterr().out
     assert 0 <= printed.index("A nanoGPT run ") < printed.index("An llm.c run ")
-    assert "explained apart: nanoGPT." in printed
+    assert "come before this one in the log: nanoGPT." in printed

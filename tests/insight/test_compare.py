@@ -282,6 +282,11 @@ def test_of_several_runs_the_last_is_compared_and_said_to_be() -> None:
     assert "equally-fast" in ids(comparison)
 
 
+def test_runs_of_other_trainers_before_it_are_said_too() -> None:
+    comparison = compared(run(), replace(run(), earlier=(two_runs(),)))
+    assert said(comparison, "several-runs") == "The log of B holds 3 runs; B is the last of them."
+
+
 def test_a_resume_is_no_run_of_its_own() -> None:
     comparison = compared(two_runs(resumed=True), run())
     assert "several-runs" not in ids(comparison)

@@ -220,3 +220,11 @@ def test_no_format_is_needed_to_know_a_fact() -> None:
     mine, theirs = facts_of(run()).as_dict(), facts_of(run(format=other)).as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_times_that_add_up_to_more_than_a_number_holds() -> None:
+    told = facts_of(
+        made_history(made_steps(range(10), 1e308, [1e308] * 10), [(0, 1e308, 1e308), (5, 2.0, 2.0)])
+    )
+    assert told.iterations_logged == 10

@@ -35,7 +35,7 @@ from glassgpt.account.journal import NAME
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe
-from glassgpt.train import checkpoint, loop, session
+from glassgpt.train import loop, saver, session
 from glassgpt.train.checkpoint import load_last
 from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.job import Job
@@ -218,7 +218,7 @@ def test_the_end_record_has_the_programs_exit_code(tiny: MakeConfig, monkeypatch
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_packed", fail)
+    monkeypatch.setattr(saver, "write_packed", fail)
     config = tiny(max_iters=20)
     code = cli.main(command(config))
     assert records(config.out_dir)[-1]["exit_code"] == code

@@ -15,7 +15,8 @@ from glassgpt.insight.history import Bools, History, Steps
 
 
 def runs_in(history: History) -> int:
-    return len(_beginnings(history))
+    """Those of other trainers before it in the same log included."""
+    return len(_beginnings(history)) + sum(runs_in(one) for one in history.earlier)
 
 
 def last_run(history: History, facts: Facts) -> tuple[History, Facts]:

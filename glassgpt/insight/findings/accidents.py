@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.insight.findings.crash import crashed
+from glassgpt.insight.findings.crash import crashed, failed_start
 from glassgpt.insight.findings.divergence import divergence
 from glassgpt.insight.findings.finding import Finder
 from glassgpt.insight.findings.memory import oom
@@ -21,4 +21,5 @@ FINDERS: tuple[Finder, ...] = (
     interrupted,
     never_checkpointed,
     best_overwritten,
+    failed_start,
 )

@@ -1,4 +1,4 @@
-"""A run that a fault of its own ended: an exception, a segmentation fault."""
+"""A run that a fault of its own ended: an exception, a segmentation fault. Or the one that was to follow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from glassgpt.insight.findings.saving import RESUME, SHOWN, how_far, loss_of_tim
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 
+_FAULTS = ("oom", "traceback", "abort", "kill")
 OPENING = "Traceback (most recent call last)"  # says nothing; the last line of a traceback does
 
 
@@ -37,6 +38,29 @@ def crashed(case: Case) -> Finding | None:
     )
 
 
+def failed_start(case: Case) -> Finding | None:
+    """A later command in the same log, which came to nothing: its fault is not that of the run before."""
+    history = case.history
+    ends = [event for event in history.events_of_next_start() if event.kind in _FAULTS]
+    told = [event for event in ends if _telling(event.text) and "ChildFailedError" not in event.text]
+    event = next(reversed([one for one in told if one.kind == "oom"] or told or ends), None)
+    if history.live or event is None or history.next_start_line is None:
+        return None
+    said = [say("It began at line {line}.", line=history.next_start_line)]
+    if quoted := _telling(event.text):
+        said.append(say('Line {line}: "{text}".', line=event.line, text=quoted[:SHOWN]))
+    return Finding(
+        "failed-start",
+        "warning",
+        say("A later command in this log failed before its first iteration"),
+        " ".join(said),
+        say(
+            "It is another process than the one whose iterations are told here, and changed nothing about it."
+        ),
+        "",
+    )
+
+
 def _telling(text: str) -> str:
     """The part of the line that says what happened; empty if it only opens a traceback."""
     rest = text.partition(OPENING)[2].lstrip(":\n ") if OPENING in text else text
@@ -45,8 +69,7 @@ def _telling(text: str) -> str:
 
 def _fault(history: History) -> Event | None:
     """The last one after the last iteration; torchrun's own, that a process failed, only if it is alone."""
-    faults = [event for event in history.events if event.kind in ("traceback", "abort")]
-    faults = [event for event in faults if event.line > history.last_step_line]
+    faults = [event for event in history.last_events() if event.kind in ("traceback", "abort")]
     telling = [event for event in faults if "ChildFailedError" not in event.text]
     return next(reversed(telling or faults), None)
 

@@ -116,7 +116,8 @@ def _kept_per_sequence(history: History, narrow: bool) -> float | None:
 
 def oom(case: Case) -> Finding | None:
     history = case.history
-    events = [event for event in history.events if event.kind == "oom"]
+    later = history.events_of_next_start()
+    events = [event for event in history.events if event.kind == "oom" and event not in later]
     if not events:
         return None
     messages = [read_message(event.text) for event in events]
@@ -125,7 +126,7 @@ def oom(case: Case) -> Finding | None:
     capacity = message.capacity or history.setup.memory_bytes
     if capacity is None and case.card and case.card.memory_gb:
         capacity = case.card.memory_gb * 2**30
-    went_on = case.facts.ended == "finished" and events[-1].line < history.last_step_line
+    went_on = events[-1].line < history.last_step_line
     return Finding(
         "oom",
         "warning" if went_on else "problem",

@@ -83,7 +83,9 @@ def how_far(case: Case) -> str:
 
 
 def loss_of_time(case: Case, lost: Lost) -> str:
-    """What happened since the last checkpoint."""
+    """What happened since the last checkpoint; nothing, where nothing was trained."""
+    if lost.last is None and case.history.numbered:
+        return ""
     if lost.broken is not None:
         return say(
             "Nothing worth keeping is lost: the loss was not a number from iteration {at} on.",
@@ -129,8 +131,8 @@ def interrupted(case: Case) -> Finding | None:
 
 def _what_ended_it(history: History) -> Event | None:
     """The last interruption, if no iteration came after it."""
-    events = [event for event in history.events if event.kind in ("interrupt", "kill")]
-    return next((event for event in reversed(events) if event.line > history.last_step_line), None)
+    events = [event for event in history.last_events() if event.kind in ("interrupt", "kill")]
+    return next(reversed(events), None)
 
 
 def _interrupted_title(event: Event | None) -> str:

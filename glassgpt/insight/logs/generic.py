@@ -126,7 +126,8 @@ class GenericReader:
         if self._epoch is None or epoch < self._epoch or into.last is None:
             self._before = 0
         elif epoch == self._epoch + 1 and said <= self._last:
-            self._before += self._last  # equal where of each epoch only the last line is left
+            # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
+            self._before += self._last + (said == 0)
         self._epoch = epoch
 
 

@@ -97,6 +97,10 @@ def _begin(told: re.Match[str], into: Recording) -> None:
     into.begins()
 
 
+def _command(told: re.Match[str], into: Recording) -> None:
+    into.commanded()
+
+
 def _resume(told: re.Match[str], into: Recording) -> None:
     into.begins(resumed=True)
 
@@ -131,6 +135,12 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
     ("Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)"),
      _begin),
     ("Overriding config", re.compile(r"Overriding config with "), _begin),
+    ("otal desired", re.compile(r"^total desired batch size:\s*\d"), _begin),
+    ("Autodetected", re.compile(r"^Autodetected device type: "), _begin),
+    # A shell's prompt, or its `set -x`, and a program that trains.
+    ("", re.compile(r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}"
+                    r"(?:\S{0,80}/)?(?:python[\d.]{0,4}|uv|torchrun|accelerate|deepspeed|srun|mpirun|litgpt)\s"),
+     _command),
     ("tokens per iteration", re.compile(rf"tokens per iteration will be:\s*{_N}\s*$"),
      _take_count("tokens_per_iteration")),
     ("otal", re.compile(rf"total desired batch size:\s*{_N}"), _take_count("tokens_per_iteration")),
@@ -147,6 +157,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
     ("parameters", re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{_N}"),
      _take_count("parameters")),
     ("param", re.compile(rf"(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{_N}"), _take_count("parameters")),
+    ("total parameters", re.compile(rf"\bsize: {_N} total parameters"), _take_count("parameters")),
     ("parameters", re.compile(rf"num_parameters\s*[:|]\s*{_N}"), _take_count("parameters")),
     ("parameters", re.compile(rf"Number of (non[- ])?trainable parameters\s*[:=]\s*{_N}"), _take_trainable),
     ("parameters", re.compile(rf"num (non-)?decayed parameter tensors: [\d,]+, with {_N} parameters"),

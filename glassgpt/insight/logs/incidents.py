@@ -15,6 +15,8 @@ _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("out of memory",
      re.compile(r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory"), "oom"),
     ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
+    ("OOM", re.compile(r"\bOOM[-_ ]?[Kk]illed\b"), "oom"),  # Kubernetes' and SLURM's
+    ("Out of memory", re.compile(r"\bOut of memory: Kill(?:ed)? process \d"), "oom"),  # the kernel's
     ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
     ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
     ("CUDA ERROR", re.compile(r"^\W*CUDA ERROR\W"), "traceback"),

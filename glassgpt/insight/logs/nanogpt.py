@@ -27,6 +27,8 @@ FORMAT = Format(
 )
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
+# minGPT's lines, whose time and epochs are other things; the reader of any trainer takes them.
+_MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
 _HEAD = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
 _LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}ms(?: \| mfu {NUMBER}%)?")
 _LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
@@ -50,7 +52,7 @@ def read(line: str, into: Recording) -> bool:
         iteration, loss, ms, mfu = usual.groups()
         into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu))
         return True
-    if "iter" in line and (head := _HEAD.search(line)):
+    if "iter" in line and (head := _HEAD.search(line)) and not _MINGPT.match(line):
         return _read_unusual(int(head[1]), head[2], into)
     if "ms" in line and (told := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = told.groups()

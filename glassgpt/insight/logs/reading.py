@@ -39,6 +39,19 @@ _GRAMMARS: tuple[tuple[Format, Callable[[], Reader]], ...] = (
 )
 KNOWN = ", ".join(format.title for format, _ in _GRAMMARS[:-1])
 
+# What only this trainer says before its first iteration, or in a traceback: a run that never came so far.
+_INTRODUCTIONS = {
+    nanogpt.FORMAT.name: re.compile(r"^tokens per iteration will be:\s*\d"),
+    nanochat.FORMAT.name: re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
+    build_nanogpt.FORMAT.name: re.compile(r"^total desired batch size:\s*\d"),
+    llmc.FORMAT.name: re.compile(r"^\|\s*train data pattern\s*\|"),
+    litgpt.FORMAT.name: re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
+    HUGGINGFACE.name: re.compile(
+        r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
+    ),
+}
+_FAILED = {"oom", "traceback", "abort", "kill", "interrupt"}
+
 _ENOUGH = 40  # lines about iterations that one grammar understood: the others need not be asked any more
 _LEAST_UNKNOWN = 3  # such lines make a log of a trainer that we do not know
 _LEAST_OTHER, _LEAST_OF_ANYTHING = 3, 20  # such lines after a run make another trainer's
@@ -117,7 +130,19 @@ class Recognizer:
     def history(self, name: str, final: bool = True) -> History | None:
         """None as long as it is no log of a known kind."""
         runs = self._runs or self._reread()
-        return None if runs is None else runs.history(name, final)
+        if runs is None:
+            return self._failed_start(name) if final else None
+        return runs.history(name, final)
+
+    def _failed_start(self, name: str) -> History | None:
+        """A run that introduced itself, and ended before its first iteration."""
+        log = _introduced(self._kept)
+        if log is None:
+            return None
+        for line in self._kept:
+            log.feed(line)
+        history = log.history(name)
+        return history if _FAILED & {event.kind for event in history.events} else None
 
     def _reread(self) -> _Runs | None:
         """By the one that understands most; but before its first line there may be another's run."""
@@ -131,6 +156,16 @@ class Recognizer:
         for line in self._kept:
             runs.feed(line)
         return runs
+
+
+def _introduced(lines: Iterable[Line]) -> LogReader | None:
+    """By the first line that only one trainer prints."""
+    for line in lines:
+        text, _ = unwrapped(line.text)
+        for format, make in _GRAMMARS:
+            if format.name in _INTRODUCTIONS and _INTRODUCTIONS[format.name].search(text):
+                return LogReader(format, make())
+    return None
 
 
 def _candidates(but: Format | None = None) -> list[_Candidate]:

@@ -82,6 +82,7 @@ class Recording:
         self._batches: list[tuple[int, int]] = []
         self._in_traceback = False
         self._announced = False  # a new process has introduced itself
+        self._next_start_line: int | None = None  # where the first one since the last iteration did
         self._resumes = False
         self._steps_here = 0  # in the current segment
         self._last: int | None = None  # iteration of the current segment
@@ -101,8 +102,15 @@ class Recording:
         """
         if self._steps_here and not self._announced and not resumed and not silently:
             self.notes = Notes()
+        if not silently:
+            self.commanded()
         self._announced = True
         self._resumes = self._resumes or resumed
+
+    def commanded(self) -> None:
+        """Another process was started: what befalls it from here on is not the last one's."""
+        if self._next_start_line is None and self.has_steps and not self.quoted:
+            self._next_start_line = self.line
 
     def step(
         self,
@@ -138,6 +146,7 @@ class Recording:
         self._last = iteration
         self._steps_here += 1
         self._last_step_line = self.line if line is None else line
+        self._next_start_line = None
         self._last_step_block = self.block
         self._blocks.add(self.block)
 
@@ -308,6 +317,7 @@ class Recording:
             val_metric=metric,
             numbered=self.numbers is None or bool(self.numbers),
             last_step_line=self._last_step_line,
+            next_start_line=self._next_start_line,
             quoted=self.excerpts,
             torn=torn,
             begun=self.begun,

@@ -2,6 +2,7 @@
 
 [rank0]: iter 10: …        0: iter 10: …        2024-08-01 15:08:33,125 - INFO - iter 10: …
 trainer-1  | iter 10: …    > iter 10: …         "iter 10: …\\n",
+Mar 01 10:22:33 iter 10: …  Mar 01 10:22:33 box python[47]: iter 10: …   [  12.345] iter 10: …
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ _RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
 _LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # a rank that srun names, or a line number
 _TIME = re.compile(
     r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
-    r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+|[\s:,-]+)"
+    r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+"
+    r"|\s+std(?:out|err) [FP]\s|[\s:,-]+)"  # the former is a container's, as Kubernetes keeps it
 )
+_MONTHS = ("Jan ", "Feb ", "Mar ", "Apr ", "May ", "Jun ", "Jul ", "Aug ", "Sep ", "Oct ", "Nov ", "Dec ")
+# As `ts` writes it; systemd's journal adds the machine and the program.
+_DATE = re.compile(
+    r"[A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2}(?:\.\d{1,9})?\s+(?:[\w.-]{1,60} [\w./-]{1,60}\[\d{1,9}\]:\s)?"
+)
+_UPTIME = re.compile(r"\[\s*\d{1,9}\.\d{1,9}\]\s+")  # seconds since the beginning
+_PROGRAM = re.compile(r"\[[a-z]\w{0,20}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")  # torchtitan's name for itself
 _ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that somebody pressed meanwhile
 _LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
@@ -54,7 +63,13 @@ def unwrapped(text: str) -> tuple[str, int | None]:
 def _label(text: str, first: str) -> re.Match[str] | None:
     """A time, a level of logging, or the name of a service. Most lines begin with none of these letters."""
     if first == "[" or first.isdigit():
-        return _TIME.match(text) or _LEVEL.match(text) or _LABEL.match(text)
+        return _in_brackets(text) or _TIME.match(text) or _LEVEL.match(text) or _LABEL.match(text)
+    if text.startswith(_MONTHS):
+        return _DATE.match(text)
     if "|" in text[:50] and (told := _SERVICE.match(text)):
         return told
     return _LEVEL.match(text) if first in ("I", "D") else None
+
+
+def _in_brackets(text: str) -> re.Match[str] | None:
+    return _UPTIME.match(text) or _PROGRAM.match(text)

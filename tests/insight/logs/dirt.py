@@ -102,6 +102,29 @@ def logged(text: str) -> str:
     return "".join(f"2024-08-01 15:08:33,125 - INFO - {line}\n" for line in text.splitlines())
 
 
+def of_ts(text: str) -> str:
+    """moreutils' `ts`."""
+    return "".join(f"Mar 01 15:08:33 {line}\n" for line in text.splitlines())
+
+
+def of_systemd(text: str) -> str:
+    """journalctl."""
+    return "".join(f"Mar  1 15:08:33 gpu-box python[4711]: {line}\n" for line in text.splitlines())
+
+
+def of_kubernetes(text: str) -> str:
+    return "".join(f"2024-03-01T15:08:33.123456789Z stderr F {line}\n" for line in text.splitlines())
+
+
+def since_the_beginning(text: str) -> str:
+    return "".join(f"[{at * 0.3:10.3f}] {line}\n" for at, line in enumerate(text.splitlines()))
+
+
+def of_torchtitan(text: str) -> str:
+    stamp = "[rank0]:[titan] 2024-08-01 15:08:33,125 - root - INFO - "
+    return "".join(f"{stamp}{line}\n" for line in text.splitlines())
+
+
 def docker(text: str) -> str:
     return "".join(f"trainer-1  | {line}\n" for line in text.splitlines())
 
@@ -125,5 +148,18 @@ TEXT_DIRT: dict[str, Dirt] = {
     for dirt in (indented, trailing_blanks, blank_lines_between, rank_prefixed, labelled, of_two_ranks)
 }
 STAMPS: dict[str, Dirt] = {
-    dirt.__name__: dirt for dirt in (timestamped, bracketed_time, logged, docker, quoted, fenced)
+    dirt.__name__: dirt
+    for dirt in (
+        timestamped,
+        bracketed_time,
+        logged,
+        of_ts,
+        of_systemd,
+        of_kubernetes,
+        since_the_beginning,
+        of_torchtitan,
+        docker,
+        quoted,
+        fenced,
+    )
 }

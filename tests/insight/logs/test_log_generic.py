@@ -10,6 +10,7 @@ from printed_more import unknown
 from told import check, facts_in, history_of
 
 from glassgpt.errors import UserError
+from glassgpt.insight.facts import facts_of
 
 
 def test_a_whole_log() -> None:
@@ -140,3 +141,26 @@ def test_a_name_that_ends_in_its_unit(name: str) -> None:
     line = '{{"step": {at}, "loss": 3.25, "{name}": 123.5}}\n'
     history = history_of("".join(line.format(at=at, name=name) for at in range(1, 6)))
     assert history.steps.ms.tolist() == [123.5] * 5
+
+
+def test_mingpt_is_not_nanogpt() -> None:
+    """Its time is a name and its unit before the iteration; its older one counts every epoch from 0."""
+    line = "iter_dt {ms:.2f}ms; iter {at}: train loss 2.50000\n"
+    lines = [line.format(at=at, ms=40 + at // 100 % 3) for at in range(0, 1000, 100)]
+    now = history_of("number of parameters: 2.67M\n" + "".join(lines))
+    assert now.format.name == "unknown"
+    assert facts_of(now).steady_ms == 41.0
+    bar = "epoch {epoch} iter {at}: train loss 2.50000. lr 6.000000e-04:  33%|###| {at}/300 [00:10<00:20]"
+    old = facts_in("".join(bar.format(epoch=epoch, at=at) + "\n" for epoch in (1, 2) for at in range(300)))
+    assert (old.segments, old.iterations_logged, old.last_iteration) == (1, 600, 599)
+
+
+def test_torchtitan() -> None:
+    stamp = "[rank0]:[titan] 2024-10-01 10:10:10,123 - root - INFO - "
+    said = [
+        "Model llama3 8B size: 8,030,261,248 total parameters",
+        *(f"step: {at:2}  loss: {9 - at / 100:7.4f}  memory: 48.34GiB(50.87%)" for at in range(1, 9)),
+        "Training completed",
+    ]
+    told = facts_in("".join(f"{stamp}{line}\n" for line in said))
+    assert (told.iterations_logged, told.parameters, told.ended) == (8, 8_030_261_248, "finished")

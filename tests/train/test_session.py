@@ -35,7 +35,7 @@ from glassgpt.account.journal import NAME
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe
-from glassgpt.train import loop, saver, session
+from glassgpt.train import checkpoint, loop, saver, session
 from glassgpt.train.checkpoint import load_last
 from glassgpt.train.evaluate import Evaluation, Windows
 from glassgpt.train.job import Job

@@ -249,6 +249,7 @@ FREE = {  # fields that none of the others restrict; the ranges are those of fin
     "patience": st.integers(0, 100),
     "sample_tokens": st.integers(0, 10**6),
     "seed": st.integers(0, 2**62),
+    "threads": st.none() | st.integers(1, 1024),
     "rank_timeout": st.floats(0, 1e9, exclude_min=True),
     "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),
 }

@@ -42,7 +42,7 @@ from glassgpt.cli.sample import sample
 from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, complaint, is_memory
 from glassgpt.harmless import harmless, in_ascii
 from glassgpt.version import VERSION
 
@@ -111,6 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory(error):
+            raise
+        print(f"error: out of memory ({harmless(complaint(error))}): ask for less at a time", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in _USERS_ERRNO:
             raise

@@ -16,9 +16,9 @@ from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, is_memory
 from glassgpt.problems import find_problems
-from glassgpt.train import loop, records
+from glassgpt.train import loop, records, shortage
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
@@ -86,7 +86,7 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
     with ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with team.together(), ledger.phase("startup"):
-            job = set_up(task, listeners, ledger, stop, team)
+            job = _set_up(task, listeners, ledger, stop, team)
             job.outcome.tuning_s = task.tuning_s
             for part in (job.place, job.sink, job.saver, job.profiling):  # closed in the opposite order
                 at_the_end.callback(part.close)
@@ -97,7 +97,8 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
                 if task.run_dir is None or not job.config.eval_only:
                     job.place.write_config(job.resolved_config())
                 write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
-            for record in (records.run_record(job), *opening):
+            warning = shortage.foreseen(job)
+            for record in (records.run_record(job), *opening, *([warning] if warning else [])):
                 job.sink(record)
         team.watch(
             lambda: (ledger.current, job.progress.iter),
@@ -115,6 +116,15 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
     )
 
 
+def _set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team) -> Job:
+    try:
+        return set_up(task, listeners, ledger, stop, team)
+    except Exception as error:
+        if not is_memory(error):
+            raise
+        raise shortage.ran_out_at_start(error) from error
+
+
 def _see_through(job: Job) -> Ending:
     """The loop, and the record of how it ended, in whatever way."""
     try:
@@ -129,9 +139,11 @@ def _see_through(job: Job) -> Ending:
             job.saver.abandon()  # who is lost saves nothing
         name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
         what = {"error": f"{name}{cause}"[:2000]}
+        if is_memory(cause):
+            cause = shortage.ran_out(job, cause)
         # If it is the journal that cannot be written, this record has no place; the error says so.
         with contextlib.suppress(UserError):
-            _record_end(job, "crashed", 2 if isinstance(error, UserError) else 1, what)
+            _record_end(job, "crashed", 2 if isinstance(cause, UserError) else 1, what)
         if cause is not error:
             raise cause from error
         raise

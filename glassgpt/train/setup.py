@@ -38,6 +38,7 @@ from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
 from glassgpt.train.saver import NoSaver, Saver
 from glassgpt.train.shards import shard
+from glassgpt.train.shortage import check_weights
 from glassgpt.train.stream import Stream
 from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover
 from glassgpt.train.task import Task
@@ -195,6 +196,7 @@ def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | 
 def _build_model(task: Task, equipment: Equipment, team: Team) -> GPT:
     """On the CPU first, so that every device starts from the same weights."""
     placement = equipment.placement
+    check_weights(equipment.shape)
     torch.manual_seed(task.config.seed)
     model = GPT(equipment.shape, empty=task.origin is not None)
     adapt(model, placement, task.config.activation_checkpointing)

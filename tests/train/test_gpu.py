@@ -25,6 +25,7 @@ from tiny import (
 )
 
 from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
 from glassgpt.model import pieces
 from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate
@@ -68,6 +69,20 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
     assert usual.keys() == late.keys()
     # Counted, a millisecond a call would make each two or three times as long; the rest is for a busy card.
     assert late == pytest.approx(usual, rel=0.5)
+
+
+def test_a_full_card_says_what_to_do(on_gpu: MakeConfig) -> None:
+    torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.raises(UserError) as raised:
+            train(on_gpu("full", n_embd=256, batch_size=2**16))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    (said,) = raised.value.problems
+    assert said.startswith("out of memory at update 1 (CUDA out of memory.")
+    assert said.endswith("--batch_size=32768 --gradient_accumulation_steps=2, which is the same run")
+    assert train(on_gpu("smaller", n_embd=256, max_iters=2)).exit_code == 0
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])

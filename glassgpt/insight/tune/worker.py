@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError, first_line
+from glassgpt.errors import UserError, first_line, is_memory
 
 if TYPE_CHECKING:
     from glassgpt.insight.tune.stage import Stage
@@ -94,16 +94,6 @@ class Work:
         if self._stage is None or self._stage[0] != asked:
             self._stage = asked, set_stage(TrainConfig(**asked["config"]), asked["vocab_size"])
         return self._stage[1]
-
-
-def is_memory(error: Exception) -> bool:
-    """Torch has a name for it on cards; its CPU allocator and CUDA's libraries only have words."""
-    import torch
-
-    words = ("can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        word in str(error) for word in words
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,137 @@
+"""Memory that is not enough. What a real card says when it is full: test_gpu.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import MakeConfig, records
+
+from glassgpt import cli
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.train import shortage
+from glassgpt.train.batching import plan_batch
+from glassgpt.train.session import train
+from glassgpt.train.shortage import in_less
+
+CARDS_WORDS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.99 GiB"
+CPUS_WORDS = (
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes"
+)
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "usable_memory", lambda: (2**20, False))
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(CARDS_WORDS), RuntimeError(CPUS_WORDS), MemoryError()]
+)
+def test_what_ran_out_says_how_to_do_with_less(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(job: object) -> None:
+        raise error
+
+    monkeypatch.setattr("glassgpt.train.loop.update", full)
+    config = tiny(batch_size=6, batch_tokens=None, gradient_accumulation_steps=2)
+    with pytest.raises(UserError) as raised:
+        train(config)
+    (said,) = raised.value.problems
+    assert said.startswith("out of memory at update 1 (")
+    assert said.endswith("try --batch_size=3 --gradient_accumulation_steps=4, which is the same run")
+    end = records(config.out_dir)[-1]
+    assert (end["reason"], end["exit_code"]) == ("crashed", 2)
+    assert end["error"].startswith(type(error).__name__)  # as it was: who explains the run knows these words
+
+
+def test_another_error_is_itself(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: object) -> None:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr("glassgpt.train.loop.update", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        train(tiny())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CARDS_WORDS), RuntimeError("shapes")])
+def test_before_the_first_update(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("glassgpt.train.session.set_up", full)
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(UserError, match=r"^out of memory before the first update \(CUDA.*--n_layer"):
+            train(tiny())
+    else:
+        with pytest.raises(RuntimeError, match="shapes"):
+            train(tiny())
+
+
+def test_a_model_larger_than_memory_is_not_begun(
+    tiny: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(n_embd=2**24, n_head=1)
+    with pytest.raises(UserError, match=r"parameters take [\d.]+ TiB, and there are .* try a smaller model"):
+        train(config)
+
+
+def test_what_will_not_fit_is_said_at_the_start(tiny: MakeConfig, little_memory: None) -> None:
+    config = tiny(max_iters=2, batch_size=4, batch_tokens=None)
+    train(config)
+    (said,) = [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
+    assert said["severity"] == "warning"
+    assert said["title"].endswith(" of 1.0 MiB")
+    assert "--batch_size=2 --gradient_accumulation_steps=2" in said["advice"]
+    assert records(config.out_dir)[-1]["reason"] == "finished"
+
+
+def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2)
+    train(config)
+    assert not [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 12}, "--batch_size=6 --gradient_accumulation_steps=2, which is the same run"),
+        ({"batch_size": 5}, "--batch_size=1 --gradient_accumulation_steps=5, which is the same run"),
+        ({"batch_tokens": 64 * 48, "batch_size": 12}, "--batch_size=6, which is the same run"),
+        ({"batch_size": 1}, "--activation_checkpointing=True, which computes more and keeps less"),
+        ({"batch_size": 1, "activation_checkpointing": True}, "a shorter --block_size, or a smaller model"),
+    ],
+)
+def test_the_same_run_in_less(settings: dict[str, Any], said: str) -> None:
+    config = replace(TrainConfig(block_size=64), **settings)
+    plan, _ = plan_batch(config, "cpu", None)
+    assert in_less(config, plan).startswith(said)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_same_run_has_the_same_tokens(ranks: int) -> None:
+    """What is proposed, when it is done."""
+    config = TrainConfig(block_size=64, batch_size=12, gradient_accumulation_steps=2 * ranks)
+    plan, _ = plan_batch(config, "cpu", None, ranks)
+    words = in_less(config, plan).partition(",")[0].split()
+    proposed: Any = {name: int(value) for name, value in (word[2:].split("=") for word in words)}
+    changed, _ = plan_batch(replace(config, **proposed), "cpu", None, ranks)
+    assert changed.batch_size < plan.batch_size
+    assert (changed.tokens, changed.ranks) == (plan.tokens, plan.ranks)
+
+
+def test_other_commands_have_no_traceback_either(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(words: object) -> int:
+        raise torch.OutOfMemoryError(CARDS_WORDS)
+
+    monkeypatch.setattr(cli, "_dispatch", full)
+    assert cli.main(["sample", "runs/x"]) == 2
+    assert capsys.readouterr().err == f"error: out of memory ({CARDS_WORDS}): ask for less at a time\n"

@@ -113,10 +113,9 @@ def _profile_problems(config: TrainConfig) -> list[str]:
 def _shape_problems(config: TrainConfig) -> list[str]:
     width, heads = config.n_embd, config.n_head
     if width % heads:
-        below, above = width // heads * heads or heads, (width // heads + 1) * heads
-        return [
-            f"--n_embd={width} is not divisible by --n_head={heads}; try --n_embd={below} or --n_embd={above}"
-        ]
+        times = width // heads
+        near = " or ".join(f"--n_embd={n * heads}" for n in (times, times + 1) if n)
+        return [f"--n_embd={width} is not divisible by --n_head={heads}; try {near}"]
     if config.arch == "modern" and (width // heads) % 2:
         return [f"--arch=modern rotates pairs: --n_embd / --n_head = {width // heads} must be even"]
     return []

@@ -85,6 +85,7 @@ def test_the_defaults_are_in_order() -> None:
         ({"learning_rate": 1e-4, "min_lr": 1e-3}, "--min_lr=0.001 is above --learning_rate=0.0001"),
         ({"device": "tpu"}, "--device=tpu is not one of auto, cpu, cuda, cuda:N, mps"),
         ({"n_embd": 100, "n_head": 12}, "--n_embd=100 is not divisible by --n_head=12; try --n_embd=96 or"),
+        ({"n_embd": 100, "n_head": 300}, "--n_embd=100 is not divisible by --n_head=300; try --n_embd=300"),
         ({"n_embd": 5, "n_head": 12}, "try --n_embd=12 or"),
         ({"arch": "modern", "n_embd": 36, "n_head": 12}, "--n_embd / --n_head = 3 must be even"),
         ({"batch_tokens": 1000, "block_size": 256}, "try --batch_tokens=1024"),

@@ -36,7 +36,8 @@ def model_setting(config: TrainConfig, name: str) -> Value:
 def misfits(asked: Mapping[str, Any], config: TrainConfig, origin: Origin) -> list[str]:
     """Flags that contradict the weights, which cannot be changed by asking."""
     problems = [
-        f"--{name}={asked[name]} does not fit {origin.what}, which has {name}={getattr(origin.shape, name)}"
+        f"--{name}={asked[name]} does not fit {origin.what}, which has {name}={getattr(origin.shape, name)}: "
+        "leave it out"
         for name in MODEL_SETTINGS
         if name in asked and model_setting(config, name) != getattr(origin.shape, name)
     ]

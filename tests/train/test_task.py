@@ -98,9 +98,9 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
     }
     what = f"runs/mine/{FOLDER}/00000012"
     assert refused(None, init_from="mine", **flags) == [
-        f"--n_layer=3 does not fit {what}, which has n_layer=2",
-        f"--n_head=4 does not fit {what}, which has n_head=2",
-        f"--n_embd=32 does not fit {what}, which has n_embd=16",
+        f"--n_layer=3 does not fit {what}, which has n_layer=2: leave it out",
+        f"--n_head=4 does not fit {what}, which has n_head=2: leave it out",
+        f"--n_embd=32 does not fit {what}, which has n_embd=16: leave it out",
         f"--bias=True does not fit {what}, which has bias=False",
         f"--arch=modern does not fit {what}, which has arch=gpt2",
         f"--block_size=9 is more context than {what} has: at most 8",

@@ -101,8 +101,8 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
         f"--n_layer=3 does not fit {what}, which has n_layer=2: leave it out",
         f"--n_head=4 does not fit {what}, which has n_head=2: leave it out",
         f"--n_embd=32 does not fit {what}, which has n_embd=16: leave it out",
-        f"--bias=True does not fit {what}, which has bias=False",
-        f"--arch=modern does not fit {what}, which has arch=gpt2",
+        f"--bias=True does not fit {what}, which has bias=False: leave it out",
+        f"--arch=modern does not fit {what}, which has arch=gpt2: leave it out",
         f"--block_size=9 is more context than {what} has: at most 8",
     ]
     fitting = {"n_layer": "2", "n_head": "2", "bias": "False", "arch": "gpt2", "block_size": "8"}

@@ -93,8 +93,9 @@ def test_a_shortened_update_takes_as_long_as_a_whole_one(on_gpu: MakeConfig) -> 
     stage = set_stage(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
     # Else Python sets the pace, now faster, now slower.
     setting = Setting(micro_batch=16, graph=True, data_on_card=True)
-    whole = [median(try_out(stage, setting, 512, 32, 1.0).update_s) for _ in range(2)][1]
-    short = median(try_out(stage, setting, 512, 4, 1.0).update_s)
+    steps = (32, 4)  # whole and short, in turns; the best of three, since others may use the card as well
+    rounds = [[median(try_out(stage, setting, 512, some, 1.0).update_s) for some in steps] for _ in range(3)]
+    whole, short = (min(times) for times in zip(*rounds, strict=True))
     assert short == pytest.approx(whole, rel=0.08)
 
 

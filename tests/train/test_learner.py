@@ -28,6 +28,7 @@ from tiny import (
 from torch import Tensor
 
 from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.train.learner import Learner
 from glassgpt.train.schedule import learning_rate
@@ -285,11 +286,11 @@ def test_out_of_memory_is_not_the_compilers_fault(
 ) -> None:
     config = tiny(compile="on")
     broken_compiler(when, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(UserError, match="out of memory at update 1 "):
         train(config)
     assert records(config.out_dir, "finding") == []
     end = records(config.out_dir, "end")[-1]
-    assert (end["reason"], end["exit_code"]) == ("crashed", 1)
+    assert (end["reason"], end["exit_code"]) == ("crashed", 2)
     assert "out of memory" in end["error"]
 
 

@@ -114,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_memory(error):
             raise
-        print(f"error: out of memory ({harmless(complaint(error))}): ask for less at a time", file=sys.stderr)
+        fix = "fewer --num_samples, or --device=cpu" if words[:1] == ["sample"] else "end what else uses it"
+        print(f"error: out of memory ({harmless(complaint(error))}): try {fix}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in _USERS_ERRNO:

@@ -28,6 +28,8 @@ MOST_TOKENS = 2**16
 # What llm.c and modded-nanogpt put before their ids: 256 numbers, of which these are the first two.
 _HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 _HEADER_BYTES = 1024
+_BEGINNING_BYTES = 2**12
+_MOST_ABOVE = 3  # the upper half of ids below 2^18: no tokenizer has more
 _MAKE_AGAIN = "make it again with nanoGPT's prepare.py, or copy it again"
 _META_FIX = "make it again from a plain dict {'vocab_size': int, 'itos': {int: str}, 'stoi': {str: int}}"
 
@@ -108,7 +110,7 @@ def _file_problem(path: Path) -> str | None:
     size = path.stat().st_size
     if size == 0:
         return f"{path} is empty: {_MAKE_AGAIN}"
-    if problem := _header_problem(path):
+    if problem := _header_problem(path) or _width_problem(path):
         return problem
     if size % DTYPES[DTYPE].itemsize:
         return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN}"
@@ -126,6 +128,21 @@ def _header_problem(path: Path) -> str | None:
     if dtype == DTYPE:
         return f"{header}: cut it off,  tail -c +{_HEADER_BYTES + 1} {path} > FOLDER/{path.name}"
     return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
+
+
+def _width_problem(path: Path) -> str | None:
+    """Read as 16-bit ids, 32-bit ones are each followed by its upper half: nothing but the smallest ids."""
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING_BYTES)
+    if len(beginning) < _BEGINNING_BYTES:
+        return None
+    halves = np.frombuffer(beginning, dtype=DTYPES[DTYPE])
+    if halves[1::2].max() > _MOST_ABOVE or halves[::2].max() <= _MOST_ABOVE:
+        return None
+    return (
+        f"{path} has 32-bit ids, it seems, and nanoGPT's have 16: prepare the text itself, or, if all "
+        f"are below {MOST_TOKENS:,}, write them as np.uint16"
+    )
 
 
 def _look_at(path: Path) -> _Ids:

@@ -298,6 +298,24 @@ def test_a_sample_knows_the_size(huge: Path) -> None:
     assert open_dataset(huge).manifest.sha256["train.bin"] != before.sha256["train.bin"]
 
 
+@pytest.mark.parametrize(("most", "dtype", "refused"), [(50_000, "<u4", True), (200_000, "<u4", True),
+                                                       (50_000, "<u2", False), (4, "<u2", False)])  # fmt: skip
+def test_ids_of_another_width_are_not_learned_from(
+    tmp_path: Path, most: int, dtype: str, refused: bool
+) -> None:
+    """Every second one would be 0, and nothing would say so."""
+    draw = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.bin").write_bytes(draw.integers(0, most, 5000).astype(dtype).tobytes())
+    write_meta(tmp_path, {"vocab_size": 65536})
+    if refused:
+        with pytest.raises(UserError, match="has 32-bit ids, it seems") as caught:
+            open_dataset(tmp_path)
+        assert len(caught.value.problems) == 2
+    else:
+        assert open_dataset(tmp_path).manifest.tokens == {"train": 5000, "val": 5000}
+
+
 @pytest.mark.parametrize(
     ("magic", "version", "dtype", "fix"),
     [(20240520, 1, "<u2", r"cut it off,  tail -c \+1025"), (20240801, 7, "<u4", "32-bit ids")],

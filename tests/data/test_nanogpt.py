@@ -298,8 +298,10 @@ def test_a_sample_knows_the_size(huge: Path) -> None:
     assert open_dataset(huge).manifest.sha256["train.bin"] != before.sha256["train.bin"]
 
 
-@pytest.mark.parametrize(("most", "dtype", "refused"), [(50_000, "<u4", True), (200_000, "<u4", True),
-                                                       (50_000, "<u2", False), (4, "<u2", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("most", "dtype", "refused"),
+    [(50_000, "<u4", True), (200_000, "<u4", True), (50_000, "<u2", False), (4, "<u2", False)],
+)
 def test_ids_of_another_width_are_not_learned_from(
     tmp_path: Path, most: int, dtype: str, refused: bool
 ) -> None:

@@ -17,14 +17,17 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
+_NO_MEMORY = ("MemoryError", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether memory ran out. Torch has a name for it on cards; its CPU allocator and CUDA's libraries only
-    have words."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or (isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY))
+    """Whether memory ran out."""
+    return isinstance(error, MemoryError | RuntimeError) and tells_of_memory(first_line(error))
+
+
+def tells_of_memory(error: str) -> bool:
+    """Torch has a name for it on cards; its CPU allocator and CUDA's libraries only have words."""
+    return any(word in error for word in _NO_MEMORY)
 
 
 _LONGEST = 300  # characters of somebody else's message

@@ -15,8 +15,20 @@ import numpy as np
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.errors import tells_of_memory
 from glassgpt.harmless import harmless_record
-from glassgpt.insight.history import Ended, Evaluation, Floats, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.history import (
+    Ended,
+    Evaluation,
+    Event,
+    Floats,
+    Format,
+    History,
+    Save,
+    Segment,
+    Setup,
+    Steps,
+)
 from glassgpt.insight.profiles import is_sound
 from glassgpt.insight.runs import is_running
 
@@ -73,6 +85,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         profiles=tuple(record for record in kept if record["kind"] == "profile" and is_sound(record)),
         not_finite=_not_finite(every),
         live=live,
+        events=() if live else _events(every),
         ended=None if live else _ended(every),
     )
 
@@ -235,9 +248,18 @@ def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
     return total or None
 
 
+def _events(records: Sequence[Record]) -> tuple[Event, ...]:
+    """The fault that ended the run, if one did."""
+    last = records[-1] if records else {}
+    error = str(last.get("error", ""))
+    if _ended(records) not in ("oom", "crashed") or not error:
+        return ()
+    return (Event("oom" if tells_of_memory(error) else "traceback", error, len(records), last["iter"]),)
+
+
 def _ended(records: Sequence[Record]) -> Ended:
     last = records[-1] if records else {}
     if last.get("kind") != "end":
         return "cut"
-    error = str(last.get("error", ""))
-    return "oom" if "out of memory" in error.lower() else _ENDINGS.get(str(last.get("reason")), "cut")
+    is_memory = tells_of_memory(str(last.get("error", "")))
+    return "oom" if is_memory else _ENDINGS.get(str(last.get("reason")), "cut")

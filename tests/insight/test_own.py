@@ -114,12 +114,33 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
         (end(60, "crashed", error="ValueError: x"), "crashed"),
         (end(60, "not finite"), "crashed"),
         (end(60, "crashed", error="torch.OutOfMemoryError: CUDA out of memory. Tried"), "oom"),
+        (end(60, "crashed", error="RuntimeError: DefaultCPUAllocator: can't allocate memory: you"), "oom"),
+        (end(60, "crashed", error="MemoryError: "), "oom"),
         (step(60), "cut"),  # killed: nothing more was written
     ],
 )
 def test_how_it_ended(last: Record, ended: str) -> None:
     records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
     assert facts([*records, last]).ended == ended
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "said"),
+    [
+        ("ValueError: a fault of ours", "crashed", '"ValueError: a fault of ours".'),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "oom", "asked for 2.0 GiB more"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes",
+         "oom", "asked for 2.0 GiB more"),
+    ],
+)  # fmt: skip
+def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> None:
+    records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
+    history = history_of([*records, end(60, "crashed", error=error)], "x")
+    (finding,) = [one for one in explain(history).findings if one.id in ("crashed", "oom")]
+    assert finding.id == name
+    assert said in finding.evidence
+    assert "Line " not in finding.evidence
+    assert not history_of([*records, end(60, "interrupted")], "x").events
 
 
 def test_a_live_run_has_not_ended() -> None:

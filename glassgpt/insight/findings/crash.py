@@ -19,8 +19,11 @@ def crashed(case: Case) -> Finding | None:
         return None
     lost = work_lost(case)
     said = [how_far(case)]
-    if quoted := _telling(event.text):
-        said.append(say('Line {line}: "{text}".', line=event.line, text=quoted[-SHOWN:]))
+    quoted = _telling(event.text)[-SHOWN:]
+    if quoted and history.ended is not None:  # a record has it, and no line of a log
+        said.append(f'"{quoted}".')
+    elif quoted:
+        said.append(say('Line {line}: "{text}".', line=event.line, text=quoted))
     else:
         said.append(say("Line {line} is the first of a traceback.", line=event.line))
     said.append(loss_of_time(case, lost))

@@ -166,7 +166,7 @@ class _Mailbox:
                 self.failure = error
                 if not self.name:
                     name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
-                    _warn(name, error)
+                    warn_of(name, error)
                 return
 
 
@@ -200,7 +200,7 @@ def _behind(name: str, missed: int, done: int) -> Record:
     )
 
 
-def _warn(name: str, error: Exception) -> None:
+def warn_of(name: str, error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in _NOBODY_READS:
         text = "warning: nobody reads the output any more; the run goes on"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:  # `glass train > log` on a full disk

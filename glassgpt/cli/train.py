@@ -120,6 +120,7 @@ def _console_of(config: TrainConfig) -> Console:
 
 def _shown_by(config: TrainConfig) -> Listener:
     """One listener for lines and report: two would print into each other's lines."""
+    from glassgpt.account.sink import warn_of
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
     from glassgpt.show.report.listener import ReportAtEnd
@@ -130,7 +131,12 @@ def _shown_by(config: TrainConfig) -> Listener:
     report = ReportAtEnd(out)
 
     def show(record: Record) -> None:
-        lines(record)
+        if report.is_read:
+            try:
+                lines(record)
+            except OSError as error:  # a closed terminal takes the lines, and leaves the report
+                report.is_read = False
+                warn_of("console", error)
         report(record)
 
     return show

@@ -76,7 +76,10 @@ def show_import(done: Imported, out: Console) -> None:
     _line(out, "", f"glass explain {folder}")
     if told.dataset is not None:
         _line(out, "", f"glass sample {folder}")
-        _line(out, "", f"glass train --init_from=resume --out_dir={folder}")
+        planned = told.config.max_iters
+        # A run that has done its updates is refused where nothing says how far it should go.
+        more = f" --max_iters={2 * planned}" if told.saved_iter >= planned else ""
+        _line(out, "", f"glass train --init_from=resume --out_dir={folder}{more}")
 
 
 def _line(out: Console, label: str, text: str, style: str = "") -> None:

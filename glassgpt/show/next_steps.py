@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import PurePath
 
 from glassgpt.account.journal import Record
 from glassgpt.data.dataset import BUILT_IN
@@ -32,7 +33,13 @@ def _after_the_end(run: Record) -> list[tuple[str, str]]:
     ]
     if run.get("data", {}).get("name") in BUILT_IN:
         lines.append(("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"))
-    return [*lines, ("", "see all runs:      glass runs")]
+    return [*lines, ("", f"see all runs:      {_all_runs(run)}")]
+
+
+def _all_runs(run: Record) -> str:
+    """`glass runs` by itself looks into runs/; a nanoGPT config often says another place."""
+    folder = PurePath(run.get("out_dir", "runs/RUN")).parent
+    return "glass runs" if str(folder) == "runs" else f"glass runs {shlex.quote(str(folder))}"
 
 
 def _folder(run: Record) -> str:

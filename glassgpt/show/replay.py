@@ -19,8 +19,11 @@ def replay(run_dir: Path, out: Console) -> None:
         raise UserError(
             f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
         )
+    records = journal.current(journal.read(path))
+    if not records:
+        raise UserError(f"{run_dir} has no records of a run in it yet")
     show = RunConsole(out)
-    for record in journal.current(journal.read(path)):
+    for record in records:
         show(record)
 
 

@@ -85,15 +85,19 @@ def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
 
 
 def _likely_cause(outcome: Outcome) -> tuple[str, str]:
+    """And an advice that is understood without it: the console prints only that."""
     waiting = outcome.waited_s / outcome.seconds
     if waiting > 0.1:
         return (
             f"Updates wait {waiting:.0%} of the time for data.",
-            "put the data on a local disk, or in memory",
+            "updates wait for data: put it on a local disk, or in memory",
         )
     load, cores = machine.load(), usable_cores()
     if load > 1.5 * cores:
-        return f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.", "stop them"
+        return (
+            f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.",
+            "stop the other programs that keep this machine busy",
+        )
     return (
         "A card that is shared, hot or limited in power is slow, and so is a CPU with other work.",
         "`glass doctor` looks at the machine, `glass tune` tries settings",

@@ -212,9 +212,21 @@ def _not_applied(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]
     for name, value in recipe.settings.items():
         if name in changes or name in ("out_dir", "init_from", "eval_only") or ours[name] == value:
             continue
+        if name == "eval_iters" and config.eval_iters is None:
+            choices += _other_evaluation(recipe, config)
+            continue
         how = "" if name in (*MODEL_SETTINGS, "block_size") else f"; --{name}={value} would change it"
         choices.append(Choice(name, ours[name], f"as the run has it, not {value} as {recipe.name} says{how}"))
     return choices
+
+
+def _other_evaluation(recipe: Recipe, config: TrainConfig) -> list[Choice]:
+    """A run of ours has its file's eval_iters as tokens, since micro-batches may change."""
+    asked, tokens = recipe.settings["eval_iters"], config.eval_tokens
+    if asked is None or tokens == asked * (config.batch_size or 0) * config.block_size:
+        return []
+    reason = f"as the run has it, not eval_iters={asked} as {recipe.name} says"
+    return [Choice("eval_tokens", tokens, f"{reason}; --eval_iters={asked} would change it")]
 
 
 def _without_number(name: str) -> str:

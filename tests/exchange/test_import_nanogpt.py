@@ -205,6 +205,23 @@ def test_the_report_is_written(theirs: Path) -> None:
     assert Path("runs/out-tiny/report.html").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("planned", "more"), [(2000, " --max_iters=4000"), (5000, "")])
+def test_the_command_that_goes_on_is_one_that_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    planned: int,
+    more: str,
+) -> None:
+    """A run that has done its updates goes on only where it is told how far."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_out_dir(tmp_path / "nanoGPT", config=CONFIG | {"max_iters": planned})
+    write_data(tmp_path / "nanoGPT" / "data" / "theirs")
+    assert main(["import", "nanogpt", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].strip()
+    assert last == f"glass train --init_from=resume --out_dir=runs/out-tiny{more}"
+
+
 def test_it_goes_on_where_it_was(theirs: Path) -> None:
     """Exactly as nanoGPT's folder itself would have gone on here."""
     data = str(theirs.parent / "data" / "theirs")

@@ -169,6 +169,8 @@ def test_a_decay_that_ends_early_and_a_warm_up_that_does_not_end() -> None:
     )
     assert warm.severity == "warning"
     assert "reaches 0.0005" in warm.evidence
+    same = planned(max_iters=100, lr_decay_iters=100, warmup_iters=100, **rates)
+    assert "reaches 0.00099 at the end" in text(lr_schedule_mismatch(about(same)))  # and not min_lr
 
 
 def test_schedules_that_fit_or_are_not_known() -> None:

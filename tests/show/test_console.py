@@ -190,6 +190,20 @@ def test_the_end_says_how_it_went_and_what_next() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("run", "command"),
+    [
+        ("runs/mine", "glass runs"),
+        ("out-mine", "glass runs ."),
+        ("my runs/mine", "glass runs 'my runs'"),
+        ("/tmp/runs/mine", "glass runs /tmp/runs"),
+    ],
+)
+def test_the_command_that_lists_all_runs_lists_this_one(run: str, command: str) -> None:
+    lines = shown(run_record(out_dir=run), end_record(100))
+    assert f"see all runs:      {command}" in [line.strip() for line in lines]
+
+
 @pytest.mark.parametrize(("name", "own"), [("pylib", False), ("diary", True)])
 def test_who_has_trained_on_a_text_of_theirs_is_not_told_how_to(name: str, own: bool) -> None:
     run = run_record()
@@ -294,11 +308,20 @@ def test_a_replay_leaves_out_what_a_resume_took_back(tmp_path: Path) -> None:
 def test_a_replay_of_a_torn_journal_shows_what_is_whole(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "run", whole_run())
     raw = (run_dir / NAME).read_bytes()
-    for cut in range(0, len(raw), 97):
+    whole_line = raw.index(b"\n") + 1
+    for cut in range(whole_line, len(raw), 97):
         (run_dir / NAME).write_bytes(raw[:cut])
         out = plain()
         replay(run_dir, out)
         assert shown(*whole_run())[: len(text_of(out).splitlines())] == text_of(out).splitlines()
+
+
+@pytest.mark.parametrize("content", ["", '{"kind": "ru'])
+def test_a_journal_without_a_whole_record_is_told_not_shown_as_nothing(tmp_path: Path, content: str) -> None:
+    run_dir = written(tmp_path / "run", [])
+    (run_dir / NAME).write_text(content)
+    with pytest.raises(UserError, match="run has no records of a run in it yet"):
+        replay(run_dir, plain())
 
 
 def test_a_journal_that_lost_its_first_line_is_still_shown(tmp_path: Path) -> None:

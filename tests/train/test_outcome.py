@@ -81,6 +81,18 @@ def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
 
 
+def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The console prints title, evidence and advice."""
+    monkeypatch.setattr("glassgpt.account.machine.load", lambda: 99.0)
+    monkeypatch.setattr("glassgpt.train.outcome.usable_cores", lambda: 2)
+    advice = "stop the other programs that keep this machine busy"
+    assert finding(an_outcome(100.0))["advice"] == advice
+    waiting = finding(an_outcome(100.0, waited_s=30.0))["advice"]
+    assert waiting == "updates wait for data: put it on a local disk, or in memory"
+
+
 def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     outcome = an_outcome(1000.0)  # in all 61 to 88 s were forecast
     assert outcome.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))

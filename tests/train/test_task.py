@@ -193,6 +193,20 @@ def test_where_a_named_file_differs_from_the_run_that_is_noted(mine: TrainConfig
     assert not {"max_iters", "beta1", "out_dir"} & said.keys()
 
 
+@pytest.mark.parametrize("asked", [2, 5])
+def test_eval_iters_of_a_named_file_are_held_against_the_tokens_that_the_run_has(
+    here: Path, tiny: MakeConfig, asked: int
+) -> None:
+    config = replace(tiny(**SETTINGS), out_dir="runs/mine", batch_size=4, eval_iters=2, eval_tokens=None)
+    train(config)
+    Path("mine.toml").write_text(f'out_dir = "runs/mine"\neval_iters = {asked}')
+    task = resolve(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
+    told = [(note.name, note.value, note.reason) for note in task.notes]
+    tokens = 2 * 4 * config.block_size
+    reason = "as the run has it, not eval_iters=5 as mine says; --eval_iters=5 would change it"
+    assert told == ([] if asked == 2 else [("eval_tokens", tokens, reason)])
+
+
 def test_a_file_that_agrees_needs_no_words(mine: TrainConfig) -> None:
     task = resolve(find_recipe("runs/mine/config.toml"), {"init_from": "resume", "out_dir": "runs/mine"})
     assert task.notes == ()

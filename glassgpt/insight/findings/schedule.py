@@ -104,13 +104,14 @@ def _shown(schedule: Schedule) -> str:
 
 
 def _warm_up_only(schedule: Schedule) -> Finding:
+    last = min(schedule.end, schedule.warmup - 1)  # the update after a warm-up is no longer of it
     return Finding(
         "lr-schedule-mismatch",
         "warning",
         say("The run ends before its warm-up does"),
         _shown(schedule)
         + " "
-        + say("The learning rate reaches {last} at the end.", last=rate(schedule.at(schedule.end))),
+        + say("The learning rate reaches {last} at the end.", last=rate(schedule.at(last))),
         say("The learning rate was still rising at the end, and never came to its full value or down again."),
         say(
             "warmup_iters={new} with lr_decay_iters={end}: the mean learning rate would be {gain} times as "

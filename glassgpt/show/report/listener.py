@@ -20,15 +20,16 @@ NAME = "report.html"
 class ReportAtEnd:
     def __init__(self, out: Console) -> None:
         self._out = out
+        self.is_read = True  # where nobody reads the output any more, the report is written all the same
         self._run_dir: Path | None = None
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
         elif record["kind"] == "end" and self._run_dir is not None:
-            self._out.print(
-                f"{'report':<13} {harmless(self._write(self._run_dir))}", soft_wrap=True, markup=False
-            )
+            told = f"{'report':<13} {harmless(self._write(self._run_dir))}"
+            if self.is_read:
+                self._out.print(told, soft_wrap=True, markup=False)
 
     def _write(self, run_dir: Path) -> str:
         if find_spec("plotly") is None:

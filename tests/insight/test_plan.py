@@ -127,7 +127,11 @@ def test_evaluating_too_often_is_told() -> None:
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": GIB})()
     monkeypatch.setattr("glassgpt.insight.plan.problems.shutil.disk_usage", lambda path: usage)
-    assert any("the disk has 1.0" in problem.what for problem in plan().problems)
+    here = of_card(named_card("rtx4070").card, "found here")
+    for target, kind, disk in ((here, "error", "the disk"), (RTX4070, "hint", "this machine's disk")):
+        (told,) = [problem for problem in plan(target=target).problems if "disk has" in problem.what]
+        assert told.kind == kind
+        assert told.what.endswith(f"and {disk} has 1.0")
 
 
 def test_energy_and_cost() -> None:

@@ -53,7 +53,7 @@ def find_problems(
         *_of_cluster(decided, target, ways),
     ]
     if not decided.config.eval_only:
-        found += _of_disk(decided, prospect, Path(decided.config.out_dir or "runs"))
+        found += _of_disk(target, prospect, Path(decided.config.out_dir or "runs"))
         found += [*_of_schedule(decided), *_of_data(decided, target, text, prospect)]
         if times is not None:
             found += _of_time(decided, target, text, times, prospect)
@@ -275,12 +275,14 @@ def _less_waiting(way: Way) -> str:
     )
 
 
-def _of_disk(decided: Decided, prospect: Prospect, place: Path) -> Iterator[Problem]:
+def _of_disk(target: Target, prospect: Prospect, place: Path) -> Iterator[Problem]:
+    """A card that was named may be in another machine, with another disk."""
     free = shutil.disk_usage(nearest_folder(place)).free
     if prospect.disk_bytes > free:
+        disk = "the disk" if target.is_here else "this machine's disk"
         yield Problem(
-            "error",
-            f"checkpoints take up to {prospect.disk_bytes / GIB:.1f} GiB, and the disk has {free / GIB:.1f}",
+            "error" if target.is_here else "hint",
+            f"checkpoints take up to {prospect.disk_bytes / GIB:.1f} GiB, and {disk} has {free / GIB:.1f}",
             "--out_dir on another disk, or fewer --keep_checkpoints",
         )
 

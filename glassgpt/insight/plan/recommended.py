@@ -8,7 +8,7 @@ from glassgpt.account.cards import named_card
 from glassgpt.errors import UserError
 from glassgpt.insight.plan.plan import make_plan
 from glassgpt.insight.plan.propose import Option, propose
-from glassgpt.insight.plan.target import Target, of_card
+from glassgpt.insight.plan.target import NAMED, Target, of_card
 from glassgpt.insight.plan.text import known_text
 from glassgpt.recipe import combine, find_recipe
 
@@ -38,7 +38,7 @@ class Recommendation:
 
 
 def recommendations() -> list[Recommendation]:
-    return [recommendation(of_card(named_card(name).card, "asked for")) for name in CARDS]
+    return [recommendation(of_card(named_card(name).card, NAMED)) for name in CARDS]
 
 
 def recommendation(target: Target) -> Recommendation:

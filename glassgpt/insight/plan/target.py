@@ -26,6 +26,9 @@ _TAKEN_AT_MOST = 0.98
 _BUSY = 0.5  # of the cores
 
 
+NAMED = "asked for"  # how a card was found that somebody named
+
+
 @dataclass(frozen=True)
 class Target:
     """Where the run shall be."""
@@ -60,6 +63,11 @@ class Target:
         return int(self.memory * _TAKEN_AT_MOST) if self.device_type == "cuda" else self.room
 
     @property
+    def is_here(self) -> bool:
+        """Surely in this machine. Who names a card may have it here, or wish for it."""
+        return self.device_type == "cpu" or self.how != NAMED
+
+    @property
     def traits(self) -> Traits:
         """What of it decides, for the rules that the trainer asks too."""
         if self.card is None:
@@ -79,10 +87,10 @@ def find_target(gpu: str, device: str = "auto") -> Target:
     if not gpu:
         raise UserError("--gpu is empty: name a card, cpu or auto")
     if gpu.lower() == "cpu" or (gpu.lower() == "auto" and device == "cpu"):
-        return this_cpu("asked for")
+        return this_cpu(NAMED)
     if gpu.lower() != "auto":
         found = named_card(gpu)
-        return of_card(found.card, "asked for", found.others)
+        return of_card(found.card, NAMED, found.others)
     return this_machine(device)
 
 

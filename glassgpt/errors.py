@@ -17,14 +17,32 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "ALLOC_FAILED",
+    "out of memory",
+    "failed to map segment",  # of a library that is being imported
+)
 
 
 def is_memory(error: BaseException) -> bool:
     """Whether memory ran out. Torch has a name for it on cards; its CPU allocator and CUDA's libraries only
     have words."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or (isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY))
+    said = isinstance(error, RuntimeError | ImportError) and any(word in str(error) for word in _NO_MEMORY)
+    return named or said
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Whether the system refused a thread; Python has only words for it."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+NO_THREAD = (
+    "the system refused to start a thread: allow more processes (ulimit -u) or more memory (ulimit -v), "
+    "or end other programs"
+)
 
 
 _LONGEST = 300  # characters of somebody else's message

@@ -17,17 +17,36 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-_NO_MEMORY = ("MemoryError", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
+_NO_MEMORY = (
+    "MemoryError",
+    "can't allocate memory",
+    "not enough memory",
+    "ALLOC_FAILED",
+    "out of memory",
+    "failed to map segment",  # of a library that is being imported
+)
 
 
 def is_memory(error: BaseException) -> bool:
     """Whether memory ran out."""
-    return isinstance(error, MemoryError | RuntimeError) and tells_of_memory(first_line(error))
+    kinds = MemoryError | RuntimeError | ImportError
+    return isinstance(error, kinds) and tells_of_memory(first_line(error))
 
 
 def tells_of_memory(error: str) -> bool:
     """Torch has a name for it on cards; its CPU allocator and CUDA's libraries only have words."""
     return any(word in error for word in _NO_MEMORY)
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Whether the system refused a thread; Python has only words for it."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+NO_THREAD = (
+    "the system refused to start a thread: allow more processes (ulimit -u) or more memory (ulimit -v), "
+    "or end other programs"
+)
 
 
 _LONGEST = 300  # characters of somebody else's message

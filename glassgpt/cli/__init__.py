@@ -42,7 +42,7 @@ from glassgpt.cli.sample import sample
 from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
-from glassgpt.errors import UserError, complaint, is_memory
+from glassgpt.errors import NO_THREAD, UserError, complaint, is_memory, lacks_threads
 from glassgpt.harmless import harmless, in_ascii
 from glassgpt.version import VERSION
 
@@ -111,7 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `glass runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if lacks_threads(error):
+            print(f"error: {NO_THREAD}", file=sys.stderr)
+            return 2
         if not is_memory(error):
             raise
         fix = "fewer --num_samples, or --device=cpu" if words[:1] == ["sample"] else "end what else uses it"

@@ -9,6 +9,7 @@ runs/quickstart/
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,10 @@ class Place:
         if path.exists() and not path.is_file():  # a pipe would be waited for, maybe for ever
             self._lock.close()
             raise UserError(f"{path} is no file to write into: move it away")
+        checkpoints = directory / CHECKPOINTS
+        if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would end the run
+            self._lock.close()
+            raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
         records = list(journal.read(path)) if path.exists() else []
         self.process = sum(old["kind"] == "run" for old in records)
         # Otherwise the last process died, maybe between its last checkpoint and its end.

@@ -139,3 +139,15 @@ def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     for _ in range(2):  # and the folder is not held on to
         with pytest.raises(UserError, match=r"journal\.jsonl is no file to write into: move it away"):
             Place(run.out_dir)
+
+
+def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Said at the start: else the first save would end the run, and what it had learnt would be lost."""
+    for name in ("file", "link"):
+        (tmp_path / name).mkdir()
+        place = tmp_path / name / "checkpoints"
+        place.touch() if name == "file" else place.symlink_to("nowhere")
+        for _ in range(2):  # and the folder is not held on to
+            with pytest.raises(UserError, match=r"checkpoints is no folder .*: move it away"):
+                train(tiny(name, max_iters=1))
+        assert not (tmp_path / name / "config.toml").exists()

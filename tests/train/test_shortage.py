@@ -136,3 +136,52 @@ def test_other_commands_have_no_traceback_either(
     monkeypatch.setattr(cli, "_dispatch", full)
     assert cli.main([command, "runs/x"]) == 2
     assert capsys.readouterr().err.startswith(f"error: out of memory ({CARDS_WORDS}): try {fix}")
+
+
+# --- threads ---
+
+
+def test_a_thread_that_the_system_refuses_is_no_traceback(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ulimit -u` and `ulimit -v` have it: a checkpoint is written by threads."""
+
+    def refused(*_: object) -> str:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("glassgpt.train.saver.write_packed", refused)
+    config = tiny(max_iters=2)
+    with pytest.raises(UserError, match=r"refused to start a thread: .*ulimit -u"):
+        train(config)
+    end = records(config.out_dir, "end")[-1]
+    assert (end["reason"], end["exit_code"]) == ("crashed", 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("can't start new thread"), "error: the system refused to start a thread: allow more"),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            "error: out of memory (libtorch_cpu.so: failed to map segment from shared object): try ",
+        ),
+    ],
+)
+def test_a_program_that_may_not_even_load(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_other_imports_that_fail_are_not_called_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str]) -> int:
+        raise ImportError("No module named 'torch'")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(ImportError):
+        cli.main(["train"])

@@ -141,7 +141,7 @@ class Saver:
         own: two runs would mix their checkpoints, and resuming would take those of the wrong one."""
         found = _identity(self._run_dir)
         if None not in (found, self._home) and found != self._home:
-            raise UserError(  # no OSError: the last whole checkpoint there is not this run's
+            raise OSError(
                 f"{self._run_dir} is another folder now, the run's own was moved or removed: "
                 "go on with --init_from=resume --out_dir=WHERE_IT_IS_NOW"
             )

@@ -30,7 +30,6 @@ class Saver:
     def __init__(self, run_dir: Path, keep: int, team: Team | None = None) -> None:
         """With a `team`: every process of it saves its part, each with a saver of its own."""
         self._run_dir, self._keep, self._team = run_dir, keep, team or Team()
-        self._home = _identity(run_dir)
         self._saves = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
@@ -114,11 +113,9 @@ class Saver:
     def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> Path:
         """Writes a checkpoint aside and renames it to its place, or leaves nothing."""
         folder = self._run_dir / FOLDER
-        self._check_home()
         if not folder.is_dir():
             folder.mkdir(parents=True)
             sync_to_disk(self._run_dir)  # or a power cut could take the folder with all that is synced in it
-            self._home = _identity(self._run_dir)
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
         try:
             temporary.mkdir()
@@ -135,16 +132,6 @@ class Saver:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         return place
-
-    def _check_home(self) -> None:
-        """Whoever moves the run's folder away may begin another run in its place, which has a lock of its
-        own: two runs would mix their checkpoints, and resuming would take those of the wrong one."""
-        found = _identity(self._run_dir)
-        if None not in (found, self._home) and found != self._home:
-            raise OSError(
-                f"{self._run_dir} is another folder now, the run's own was moved or removed: "
-                "go on with --init_from=resume --out_dir=WHERE_IT_IS_NOW"
-            )
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
         """Digests by file."""
@@ -204,14 +191,6 @@ class NoSaver(Saver):
 
     def close(self) -> None:
         pass
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Of the folder itself, whatever its name; None if there is none."""
-    if not folder.is_dir():
-        return None
-    about = folder.stat()
-    return about.st_dev, about.st_ino
 
 
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:

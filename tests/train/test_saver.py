@@ -104,32 +104,6 @@ def test_saved_again_at_the_same_iteration_the_newest_is_the_last(tmp_path: Path
 # --- failing writes ---
 
 
-def test_a_run_that_was_moved_does_not_write_into_another_one_in_its_place(tmp_path: Path) -> None:
-    """That one has a lock of its own, and a resume would take the checkpoint with the highest number."""
-    folder, moved = tmp_path / "run", tmp_path / "moved"
-    folder.mkdir()
-    saver = Saver(folder, keep=1)
-    save(saver, 10)
-    folder.rename(moved)
-    folder.mkdir()
-    saver.save(tensors(20), {"iter": 20, "val_loss": None})
-    with pytest.raises(UserError, match=r"is another folder now.*--init_from=resume --out_dir="):
-        saver.poll(wait=True)
-    assert not list(folder.iterdir())
-    assert load_last(moved)[0].iter == 10
-
-
-def test_a_run_whose_folder_was_removed_makes_it_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    saver = Saver(folder, keep=1)
-    save(saver, 10)
-    shutil.rmtree(folder)
-    for count in (20, 30):
-        save(saver, count)
-    assert load_last(folder)[0].iter == 30
-
-
 def test_a_failing_write_is_an_error_that_leaves_the_others_whole(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

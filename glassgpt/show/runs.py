@@ -18,7 +18,10 @@ _RIGHT = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
 
 def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
     if not runs:
-        out.print(f"no runs in {folder}/ yet; start one with  glass train", markup=False)
+        out.print(
+            f"no runs in {folder}/ yet; start one with  glass train  or look elsewhere:  glass runs FOLDER",
+            markup=False,
+        )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "state", *_RIGHT):

@@ -60,7 +60,9 @@ def test_a_loss_that_is_not_finite_is_shown() -> None:
 
 
 def test_no_runs_says_how_to_start_one() -> None:
-    assert table() == ["no runs in runs/ yet; start one with  glass train"]
+    assert table() == [
+        "no runs in runs/ yet; start one with  glass train  or look elsewhere:  glass runs FOLDER"
+    ]
 
 
 def test_names_cannot_harm_the_terminal() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from commands import (
     EVIL,
-    LOCALE,
+    be_with_a_log,
     controls,
     environment,
     evil_run,
@@ -44,14 +44,9 @@ TINY = [
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a log in it, in English."""
     folder = tmp_path / "here"
     folder.mkdir()
-    monkeypatch.chdir(folder)
-    for name in LOCALE:
-        monkeypatch.delenv(name, raising=False)
-    Path("n.log").write_text(nanogpt_log())
-    return folder
+    return be_with_a_log(folder, monkeypatch)
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:

@@ -144,6 +144,7 @@ class History:
     val_metric: Metric = "loss"
     numbered: bool = True  # lines say their iteration; else `iteration` only counts them
     last_step_line: int = 0  # where in the log the last iteration was
+    start_lines: tuple[int, ...] = ()  # where processes introduced themselves
     next_start_line: int | None = None  # where a process introduced itself that logged no iteration
     quoted: bool = False  # the lines are quotations in a text, maybe not all of them
     torn: bool = False  # the log ends in the middle of a line

@@ -10,7 +10,7 @@ from glassgpt.account import flops
 from glassgpt.figures import count, percent, size
 from glassgpt.insight.course import setting, takes_nanogpt_settings
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.history import History
+from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 
 ADAMW_BYTES = 16  # per parameter, float32: the weight, its gradient, and AdamW's two moments
@@ -126,7 +126,7 @@ def oom(case: Case) -> Finding | None:
     capacity = message.capacity or history.setup.memory_bytes
     if capacity is None and case.card and case.card.memory_gb:
         capacity = case.card.memory_gb * 2**30
-    went_on = events[-1].line < history.last_step_line
+    went_on = _went_on(history, events[-1], case.facts.ended == "finished")
     return Finding(
         "oom",
         "warning" if went_on else "problem",
@@ -137,6 +137,13 @@ def oom(case: Case) -> Finding | None:
         _explanation(message, need, capacity),
         _advice(history, message, need, capacity),
     )
+
+
+def _went_on(history: History, event: Event, finished: bool) -> bool:
+    """Iterations after it are no proof: a process that dies hands out last what it had still to print."""
+    before = any(line < event.line for line in history.start_lines)
+    again = any(event.line < line < history.last_step_line for line in history.start_lines)
+    return event.line < history.last_step_line and (finished or (before and again))
 
 
 def _evidence(message: Message, need: Need, capacity: float | None, history: History) -> str:

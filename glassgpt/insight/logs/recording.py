@@ -82,6 +82,7 @@ class Recording:
         self._batches: list[tuple[int, int]] = []
         self._in_traceback = False
         self._announced = False  # a new process has introduced itself
+        self._start_lines: list[int] = []
         self._next_start_line: int | None = None  # where the first one since the last iteration did
         self._resumes = False
         self._steps_here = 0  # in the current segment
@@ -103,6 +104,7 @@ class Recording:
         if self._steps_here and not self._announced and not resumed and not silently:
             self.notes = Notes()
         if not silently:
+            self._start_lines.append(self.line)
             self.commanded()
         self._announced = True
         self._resumes = self._resumes or resumed
@@ -317,6 +319,7 @@ class Recording:
             val_metric=metric,
             numbered=self.numbers is None or bool(self.numbers),
             last_step_line=self._last_step_line,
+            start_lines=tuple(self._start_lines),
             next_start_line=self._next_start_line,
             quoted=self.excerpts,
             torn=torn,

@@ -117,6 +117,16 @@ def test_a_later_command_that_ends_well_is_not_worth_a_word() -> None:
     assert named(RUN + "$ python sample.py\nnumber of parameters: 10.65M\nROMEO: a later start\n") == {}
 
 
+@pytest.mark.parametrize("printed_before", [0, 12])
+def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -> None:
+    """Without -u, a file gets the traceback at once, and what Python had still to print at its end."""
+    lines = (BEGIN + LINES.replace("iter 400", "iter 399")).splitlines(keepends=True)
+    explanation = told("".join([*lines[:printed_before], OOM, *lines[printed_before:]]))
+    memory = next(one for one in explanation.findings if one.id == "oom")
+    assert memory.severity == "problem"
+    assert memory.title == "The run ran out of memory"
+
+
 @pytest.mark.parametrize("after", ["", "^C\n"])
 def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str) -> None:
     explanation = told(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)

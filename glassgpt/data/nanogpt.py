@@ -110,18 +110,19 @@ def _file_problem(path: Path) -> str | None:
     size = path.stat().st_size
     if size == 0:
         return f"{path} is empty: {_MAKE_AGAIN}"
-    if problem := _header_problem(path) or _width_problem(path):
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING_BYTES)
+    if problem := _header_problem(path, beginning) or _width_problem(path, beginning):
         return problem
     if size % DTYPES[DTYPE].itemsize:
         return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN}"
     return None
 
 
-def _header_problem(path: Path) -> str | None:
+def _header_problem(path: Path, beginning: bytes) -> str | None:
     """nanoGPT's files have none, so it would be learned from as if it were text."""
-    with path.open("rb") as file:
-        begin = np.frombuffer(file.read(8).ljust(8, b"\0"), dtype="<i4").tolist()
-    dtype = _HEADERS.get((begin[0], begin[1]))
+    magic, version = np.frombuffer(beginning[:8].ljust(8, b"\0"), dtype="<i4").tolist()
+    dtype = _HEADERS.get((magic, version))
     if dtype is None:
         return None
     header = f"{path} begins with a header, as the shards of llm.c and modded-nanogpt do"
@@ -130,10 +131,8 @@ def _header_problem(path: Path) -> str | None:
     return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
 
 
-def _width_problem(path: Path) -> str | None:
+def _width_problem(path: Path, beginning: bytes) -> str | None:
     """Read as 16-bit ids, 32-bit ones are each followed by its upper half: nothing but the smallest ids."""
-    with path.open("rb") as file:
-        beginning = file.read(_BEGINNING_BYTES)
     if len(beginning) < _BEGINNING_BYTES:
         return None
     halves = np.frombuffer(beginning, dtype=DTYPES[DTYPE])

@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from glassgpt.cgroup import usable_cores
 from glassgpt.data.encoder import Encoded, Encoder
 from glassgpt.data.parcels import Parcel
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, lacks_threads
 
 _WAITING = 3  # parcels per worker that are read already: enough that none is ever idle
 
@@ -63,9 +63,12 @@ def _started() -> Iterator[None]:
     """Some containers have no shared memory, and some machines no room for more processes."""
     try:
         yield
-    except BrokenProcessPool:  # which is a RuntimeError too, but of workers that had been started
-        raise
-    except (OSError, ImportError, NotImplementedError, RuntimeError) as error:  # "can't start new thread"
+    except (OSError, ImportError, RuntimeError) as error:
+        # Of RuntimeErrors only these: others are faults, or of workers that had been started.
+        if isinstance(error, RuntimeError) and not (
+            isinstance(error, NotImplementedError) or lacks_threads(error)
+        ):
+            raise
         raise UserError(
             f"worker processes could not be started ({error}): use --workers 1, for the same result"
         ) from error
@@ -75,7 +78,10 @@ def _end(pool: ProcessPoolExecutor, others: Collection[BaseProcess]) -> None:
     """`others`: processes that are not the pool's."""
     try:
         pool.shutdown(wait=True, cancel_futures=True)
-    except RuntimeError:  # the thread that would end the workers could not be started; they would stay
+    except RuntimeError as error:
+        if "before it is started" not in str(error):
+            raise
+        # The thread that would end the workers could not be started, and is waited for; they would stay.
         for process in multiprocessing.active_children():
             if process not in others:
                 process.kill()

@@ -251,10 +251,10 @@ def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
 def _events(records: Sequence[Record]) -> tuple[Event, ...]:
     """The fault that ended the run, if one did."""
     last = records[-1] if records else {}
-    error = str(last.get("error", ""))
-    if _ended(records) not in ("oom", "crashed") or not error:
+    ended, error = _ended(records), str(last.get("error", ""))
+    if ended not in ("oom", "crashed") or not error:
         return ()
-    return (Event("oom" if tells_of_memory(error) else "traceback", error, len(records), last["iter"]),)
+    return (Event("oom" if ended == "oom" else "traceback", error, len(records), last["iter"]),)
 
 
 def _ended(records: Sequence[Record]) -> Ended:

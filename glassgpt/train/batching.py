@@ -65,10 +65,15 @@ def plan_batch(
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices
 
 
+def largest_part(at_most: int, sequences: int, ranks: int) -> int:
+    """The most sequences at a time, of an update that so many processes share evenly."""
+    return next(n for n in range(at_most, 0, -1) if sequences % (n * ranks) == 0)
+
+
 def _smaller_size(sequences: int, T: int, size: int, ranks: int) -> tuple[int, str]:
     """The update stays what it is; it is the micro-batches that the processes share."""
     _check_shares(sequences, T, ranks)
-    smaller = next(n for n in range(size, 0, -1) if sequences % (n * ranks) == 0)
+    smaller = largest_part(size, sequences, ranks)
     return smaller, f"not {size}: so that {ranks} processes can share the update's {sequences} sequences"
 
 
@@ -87,7 +92,7 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
     _check_shares(sequences, T, ranks)
     enough = max(1, _ENOUGH_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
-    size = next(n for n in range(max(1, limit), 0, -1) if sequences % (n * ranks) == 0)
+    size = largest_part(max(1, limit), sequences, ranks)
     if size == sequences // ranks:
         why = "the whole update fits in one pass"
     elif fits is not None and fits < enough:

@@ -10,7 +10,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, complaint
 from glassgpt.figures import count, size
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.train.batching import BatchPlan
+from glassgpt.train.batching import BatchPlan, largest_part
 from glassgpt.train.job import Job
 
 _WEIGHT_BYTES = 4
@@ -60,9 +60,8 @@ def ran_out_at_start(error: BaseException) -> UserError:
 
 def in_less(config: TrainConfig, plan: BatchPlan) -> str:
     """The same run in less memory, if it can be."""
-    own = plan.batch_size * plan.micro_steps
-    fewer = next((n for n in range(plan.batch_size // 2, 0, -1) if own % n == 0), None)
-    if fewer is not None:
+    if plan.batch_size > 1:
+        fewer = largest_part(plan.batch_size // 2, plan.sequences, plan.ranks)
         steps = f" --gradient_accumulation_steps={plan.sequences // fewer}"
         return f"--batch_size={fewer}{'' if config.batch_tokens else steps}, which is the same run"
     if not config.activation_checkpointing:

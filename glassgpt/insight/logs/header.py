@@ -125,6 +125,11 @@ def _take_ranks(told: re.Match[str], into: Recording) -> None:
 
 
 _N = r"([\d,.]+\s?[kKMBG]?)"
+# A shell's prompt, or its `set -x`, and a program that trains.
+_PROMPT = r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}(?:\S{0,80}/)?"
+_PROGRAMS = {"python": r"[\d.]{0,4}"} | dict.fromkeys(
+    ("uv", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "litgpt"), ""
+)
 _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], None]], ...] = (
     # First whose lines these are, then what they say.
     ("tokens per iteration", re.compile(r"tokens per iteration will be"), _begin),
@@ -137,10 +142,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], N
     ("Overriding config", re.compile(r"Overriding config with "), _begin),
     ("otal desired", re.compile(r"^total desired batch size:\s*\d"), _begin),
     ("Autodetected", re.compile(r"^Autodetected device type: "), _begin),
-    # A shell's prompt, or its `set -x`, and a program that trains.
-    ("", re.compile(r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}"
-                    r"(?:\S{0,80}/)?(?:python[\d.]{0,4}|uv|torchrun|accelerate|deepspeed|srun|mpirun|litgpt)\s"),
-     _command),
+    *((name, re.compile(rf"{_PROMPT}{name}{version}\s"), _command) for name, version in _PROGRAMS.items()),
     ("tokens per iteration", re.compile(rf"tokens per iteration will be:\s*{_N}\s*$"),
      _take_count("tokens_per_iteration")),
     ("otal", re.compile(rf"total desired batch size:\s*{_N}"), _take_count("tokens_per_iteration")),

@@ -117,6 +117,7 @@ def _first_loss(history: History) -> float | None:
 # --- against its noise ---
 
 
+@np.errstate(over="ignore", invalid="ignore")  # losses of 1e308 have been seen
 def eval_noise_finding(case: Case) -> Finding | None:
     history, noise = case.history, case.noise
     _, values = case.course.val_points()

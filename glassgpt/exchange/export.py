@@ -48,7 +48,8 @@ class Exported:
 
 def export(source: str, options: ExportOptions) -> Exported:
     parcel = open_parcel(source, options.data_dir)
-    problems = _problems(parcel, options.to)
+    problems = proof.not_finite(parcel)
+    problems += nanogpt_ckpt.problems(parcel) if options.to == "nanogpt" else []
     out = user_path(options.out) if options.out else EXPORTS / f"{parcel.name}-{options.to}"
     problems += place_problems(out)
     if problems:
@@ -65,11 +66,6 @@ def export(source: str, options: ExportOptions) -> Exported:
             raise UserError(problems)
         move_into_place(work, out)
     return Exported(out, parcel, tuple(_notes(parcel, options.to)), found, files)
-
-
-def _problems(parcel: Parcel, to: str) -> list[str]:
-    of_layout = {"hf": hf.problems, "nanogpt": nanogpt_ckpt.problems}.get(to)
-    return proof.not_finite(parcel) + (of_layout(parcel) if of_layout else [])
 
 
 def _write(work: Path, parcel: Parcel, to: str) -> Proof:
@@ -90,9 +86,24 @@ def _notes(parcel: Parcel, to: str) -> list[Choice]:
         had = shape.vocab_size + parcel.padding
         reason = f"of {had:,}: the other {parcel.padding} were padding and stand for no token"
         notes.append(Choice("vocabulary", figures.plural(shape.vocab_size, "row"), reason))
-    if to == "hf" and not shape.bias:
+    if to == "hf" and shape.arch == "modern":
+        notes += _nanochat_notes(parcel)
+    elif to == "hf" and not shape.bias:
         notes.append(Choice("biases", "zeros", "the model has none, and GPT-2's layout wants them"))
     return notes + (_nanogpt_notes(parcel) if to == "nanogpt" else [])
+
+
+def _nanochat_notes(parcel: Parcel) -> list[Choice]:
+    shape = parcel.shape
+    notes = [Choice("layout", "NanoChat", "its norms have no gains: they are in the matrices that follow")]
+    if shape.tie_embeddings and not bool((parcel.weights["transformer.ln_f.weight"] == 1).all()):
+        numbers = figures.count(shape.vocab_size * shape.n_embd)
+        reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
+        notes.append(Choice("head", "separate", reason))
+    if shape.dropout:
+        reason = "NanoChat has no dropout elsewhere; it matters only if training continues there"
+        notes.append(Choice("dropout", "in attention only", reason))
+    return notes
 
 
 def _nanogpt_notes(parcel: Parcel) -> list[Choice]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -209,15 +210,51 @@ def test_a_tokenizer_that_reads_differently_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_modern_is_refused_with_the_way_that_works(
+def test_modern_goes_out_as_nanochat_and_comes_back(root: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    data = root / "char" / "data" / "char"
+    shapes: list[dict[str, Any]] = [
+        {"n_head": 2},
+        {"n_head": 4, "tie_embeddings": False, "activation": "gelu", "dropout": 0.1},
+    ]
+    for number, changes in enumerate(shapes):
+        run, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
+        trained(run, data, arch="modern", learning_rate=0.03, **changes)
+        done = sent(run, out)
+        assert done.proof.reader == f"transformers {transformers.__version__}"
+        tokens = some_tokens(20)
+        expected = own_logits(run, tokens)
+        torch.testing.assert_close(their_logits(out, tokens), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(own_logits(out, tokens), expected, atol=1e-5, rtol=0)
+        config = transformers.AutoConfig.from_pretrained(out)
+        assert (config.model_type, config.pad_token_id, config.tie_word_embeddings) == (
+            "nanochat",
+            None,
+            False,
+        )
+        notes = {note.name: note.value for note in done.notes}
+        assert notes["layout"] == "NanoChat"
+        assert ("head" in notes, "dropout" in notes) == (
+            "tie_embeddings" not in changes,
+            "dropout" in changes,
+        )
+
+
+def test_with_a_transformers_that_has_no_nanochat_our_own_model_reads_it_back(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert sent(root / "runs" / "modern", tmp_path / "out").proof.reader == "GlassGPT, from the files"
+
+
+def test_what_nanogpt_cannot_compute_is_refused_with_the_way_that_works(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for to, why in (("hf", "no model in transformers computes"), ("nanogpt", "model.py does not compute")):
-        words = ["export", str(root / "runs" / "modern"), f"--to={to}", f"--out={tmp_path / 'out'}"]
-        assert main(words) == 2
-        said = capsys.readouterr().err
-        assert why in said
-        assert "--to=glass writes safetensors with a loader of a few lines" in said
+    words = ["export", str(root / "runs" / "modern"), "--to=nanogpt", f"--out={tmp_path / 'out'}"]
+    assert main(words) == 2
+    assert "arch=modern" in (said := capsys.readouterr().err)
+    assert "--to=hf" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,16 +282,16 @@ def test_a_changed_config_of_ours_is_refused(root: Path, tmp_path: Path, change:
 
 def test_a_run_can_begin_from_an_export(root: Path, tmp_path: Path) -> None:
     """The tokens are compared: as many others are refused."""
-    sent(root / "runs" / "char", tmp_path / "out")
-    run = trained(
-        tmp_path / "run", root / "char" / "data" / "char", init_from=str(tmp_path / "out"), max_iters=1
-    )
-    before = next(
-        record["loss"]
-        for record in journal.read(run / journal.NAME)
-        if record["kind"] == "eval" and record["iter"] == 0 and record["split"] == "val"
-    )
-    assert before == pytest.approx(open_origin(str(root / "runs" / "char"), "best").val_loss, abs=1e-5)
+    data = root / "char" / "data" / "char"
+    for name in ("modern", "char"):
+        sent(root / "runs" / name, tmp_path / "out")
+        run = trained(tmp_path / name, data, init_from=str(tmp_path / "out"), max_iters=1)
+        before = next(
+            record["loss"]
+            for record in journal.read(run / journal.NAME)
+            if record["kind"] == "eval" and record["iter"] == 0 and record["split"] == "val"
+        )
+        assert before == pytest.approx(open_origin(str(root / "runs" / name), "best").val_loss, abs=1e-5)
     with pytest.raises(UserError, match="has a vocabulary of 256"):
         trained(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from glassgpt.model.gpt import GPT, GPTConfig
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel, NanoChatForCausalLM
 
 VOCABULARY, CONTEXT = 23, 16
 
@@ -80,6 +80,29 @@ def reference(
         torch.manual_seed(0)
         model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
     shake(model)
+    return model
+
+
+def nanochat(seed: int = 0, **changes: Any) -> NanoChatForCausalLM:
+    """NanoChat as `transformers` computes it, of the same size, as far as ours computes it too."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 24,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1.2e-7,
+        "final_logit_softcapping": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    model: NanoChatForCausalLM = transformers.NanoChatForCausalLM(
+        transformers.NanoChatConfig(**settings | changes)
+    ).eval()
+    shake(model, seed)
     return model
 
 

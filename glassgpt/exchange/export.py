@@ -6,14 +6,12 @@ every file and its SHA-256.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from glassgpt import figures
 from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.fingerprint import MARKER, file_sha256, json_sha256, recorded_digests
 from glassgpt.data.nanogpt import META
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.errors import UserError
@@ -28,7 +26,6 @@ from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 
 EXPORTS = Path("exports")
-MARKER = "glassgpt.json"
 CARD = "README.md"
 # Decided for the machine it was trained on, or a place there.
 _NOT_TOLD = (
@@ -165,36 +162,27 @@ def place_problems(out: Path) -> list[str]:
 
 def _mark(work: Path, parcel: Parcel, to: str) -> None:
     update = "" if parcel.origin.iter is None else f"@{parcel.origin.iter}"
-    hf.write_json(
-        work / MARKER,
-        {
-            "written_by": f"glass export --to={to}",
-            "glassgpt": VERSION,
-            "model": f"{parcel.name}{update}",
-            "sha256": {path.name: _digest(path) for path in sorted(work.iterdir())},
-        },
-    )
+    content = {
+        "written_by": f"glass export --to={to}",
+        "glassgpt": VERSION,
+        "model": f"{parcel.name}{update}",
+        "sha256": {path.name: file_sha256(path) for path in sorted(work.iterdir())},
+    }
+    hf.write_json(work / MARKER, content | {"digest": json_sha256(content)})
 
 
 def _written(out: Path) -> dict[str, str] | None:
     """What the marker says; None if there is none of ours."""
     try:
-        content: Any = json.loads((out / MARKER).read_bytes())
-        files = content["sha256"] if str(content["written_by"]).startswith("glass export") else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return recorded_digests(out)
+    except UserError:
         return None
-    return files if isinstance(files, dict) else None
 
 
 def _changed(out: Path, written: dict[str, str]) -> set[str]:
     """Files that are not as they were written. One that is gone is no loss."""
     return {
-        name for name, digest in written.items() if (out / name).exists() and _digest(out / name) != digest
+        name
+        for name, digest in written.items()
+        if (out / name).exists() and not ((out / name).is_file() and file_sha256(out / name) == digest)
     }
-
-
-def _digest(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from glassgpt.data.fingerprint import check_recorded
 from glassgpt.errors import UserError, first_line
 from glassgpt.model.fused import EPSILON
 from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
@@ -238,6 +239,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
+            check_recorded(path)
             state |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): download it again") from None
@@ -259,6 +261,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
+        check_recorded(path)
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): download it again") from None

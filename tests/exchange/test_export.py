@@ -23,11 +23,13 @@ from torch import Tensor
 from glassgpt import config as settings
 from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.data.fingerprint import MARKER
+from glassgpt.data.nanogpt import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import hf, proof
-from glassgpt.exchange.export import MARKER, export
+from glassgpt.exchange.export import export
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import open_parcel
 from glassgpt.model.pretrained import read_pretrained
@@ -182,6 +184,7 @@ def test_weights_that_are_not_finite_are_refused_as_such(
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
     save_file(weights, tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
     assert main(["export", str(tmp_path / "whole"), f"--to={to}", f"--out={tmp_path / 'out'}"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "not finite (NaN or infinity in 1 tensor, the first is transformer.h.1.mlp.c_fc.weight):" in said
@@ -194,6 +197,7 @@ def test_logits_that_overflow_are_refused_as_such(root: Path, tmp_path: Path) ->
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.ln_f.weight"] += 3e38
     save_file(weights, tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match=r"the logits of .*whole are not finite, nothing was written"):
         sent(tmp_path / "whole", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -276,6 +280,7 @@ def test_a_changed_config_of_ours_is_refused(root: Path, tmp_path: Path, change:
     sent(root / "runs" / "modern", tmp_path / "out", "glass")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (tmp_path / "out" / MARKER).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match="does not describe a model as `glass export` does"):
         read_pretrained(tmp_path / "out")
 
@@ -294,6 +299,44 @@ def test_a_run_can_begin_from_an_export(root: Path, tmp_path: Path) -> None:
         assert before == pytest.approx(open_origin(str(root / "runs" / name), "best").val_loss, abs=1e-5)
     with pytest.raises(UserError, match="has a vocabulary of 256"):
         trained(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
+
+
+def test_a_damaged_file_of_an_export_is_not_read(root: Path, tmp_path: Path) -> None:
+    """Every file with a recorded digest; one flipped bit of a weight changes nothing that could be seen."""
+    for to in ("hf", "glass"):
+        out = sent(root / "runs" / "char", tmp_path / to, to).out
+        for name in ("config.json", "model.safetensors", "tokenizer.json", MARKER):
+            content = (out / name).read_bytes()
+            (out / name).write_bytes(flipped(content))
+            with pytest.raises(UserError, match=rf"{name} is damaged"):
+                open_parcel(str(out))
+            (out / name).write_bytes(content)
+        open_parcel(str(out))
+    (out / "model.safetensors").write_bytes(flipped((out / "model.safetensors").read_bytes()))
+    (out / MARKER).unlink()  # as the message says: nothing is known about the files then
+    open_parcel(str(out))
+    out = sent(root / "runs" / "char", tmp_path / "nanogpt", "nanogpt").out
+    (out / "meta.pkl").write_bytes(flipped((out / "meta.pkl").read_bytes()))
+    with pytest.raises(UserError, match=r"meta\.pkl is damaged"):
+        read_meta(out / "meta.pkl")
+
+
+def flipped(content: bytes) -> bytes:
+    place = len(content) * 2 // 3
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def test_an_export_of_before_there_was_a_digest_of_its_marker(root: Path, tmp_path: Path) -> None:
+    out = sent(root / "runs" / "char", tmp_path / "out").out
+    marker = json.loads((out / MARKER).read_text())
+    del marker["digest"]
+    (out / MARKER).write_text(json.dumps(marker))
+    open_parcel(str(out))
+    wrong: list[Any] = [{"../config.json": ""}, {"config.json": 3}, []]
+    for bad in wrong:
+        (out / MARKER).write_text(json.dumps(marker | {"sha256": bad}))
+        with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
+            open_parcel(str(out))
 
 
 # --- the place ---

@@ -13,7 +13,7 @@ from torch import Tensor
 from glassgpt.model.gpt import GPT, GPTConfig
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, NanoChatForCausalLM
+    from transformers import GPT2LMHeadModel
 
 VOCABULARY, CONTEXT = 23, 16
 
@@ -83,7 +83,7 @@ def reference(
     return model
 
 
-def nanochat(seed: int = 0, **changes: Any) -> NanoChatForCausalLM:
+def nanochat(seed: int = 0, **changes: Any) -> Any:
     """NanoChat as `transformers` computes it, of the same size, as far as ours computes it too."""
     transformers = pytest.importorskip("transformers", minversion="5")
     settings: dict[str, Any] = {
@@ -99,9 +99,7 @@ def nanochat(seed: int = 0, **changes: Any) -> NanoChatForCausalLM:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    model: NanoChatForCausalLM = transformers.NanoChatForCausalLM(
-        transformers.NanoChatConfig(**settings | changes)
-    ).eval()
+    model = transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**settings | changes)).eval()
     shake(model, seed)
     return model
 

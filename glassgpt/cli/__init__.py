@@ -14,11 +14,12 @@
     glass export RUN [--to=hf|nanogpt|glass] [--out=FOLDER]
     glass import nanogpt OUT_DIR [--log=FILE] [--out=FOLDER]
     glass track RUN --to=csv,tensorboard
+    glass verify RUN|EXPORT|DATASET [--json]
     glass completion bash|zsh|fish
 
 Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Only `train`, `sample`, `tune`, `doctor`,
-`export` and `import` import torch.
+130 and 143 stopped by Ctrl-C or SIGTERM. Of `doctor` and `verify`, 1 is a problem that they found. Only
+`train`, `sample`, `tune`, `doctor`, `export` and `import` import torch.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from glassgpt.cli.sample import sample
 from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
+from glassgpt.cli.verify import verify
 from glassgpt.errors import NO_THREAD, UserError, complaint, is_memory, lacks_threads
 from glassgpt.harmless import harmless, in_ascii
 from glassgpt.version import VERSION
@@ -66,6 +68,7 @@ glass: train a small GPT, and see through the run.
   glass export RUN [--to=hf|nanogpt|glass]           take a model to transformers, nanoGPT or elsewhere
   glass import nanogpt OUT_DIR [--log=FILE]          turn a run of nanoGPT's into one of ours
   glass track RUN --to=csv,tensorboard               tell trackers about a run
+  glass verify RUN|EXPORT|DATASET                    compare every file with its recorded digest
   glass completion bash|zsh|fish                     a script, so that TAB completes all this
 
   glass COMMAND --help   explains a command and its settings
@@ -157,5 +160,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
         "export": export,
         "import": import_,
         "track": track,
+        "verify": verify,
         "completion": completion,
     }

@@ -19,6 +19,7 @@ from typing import Literal
 from glassgpt.account import journal
 from glassgpt.cli.command import Help, help_of, parsed, print_help, wants_help
 from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
+from glassgpt.data.fingerprint import MARKER
 from glassgpt.errors import UserError
 from glassgpt.flags import field_types
 from glassgpt.harmless import harmless
@@ -135,6 +136,10 @@ def _names(usage: str) -> list[str]:
             found += preset_names()
         elif word in ("RUN", "A"):
             found += _folders("runs", journal.NAME)
+        elif word == "EXPORT":
+            found += _folders("exports", MARKER)
+        elif word == "DATASET" and "EXPORT" in usage:  # one that is prepared
+            found += _folders("data", "manifest.json")
         elif word == "DATASET":
             from glassgpt.data.dataset import BUILT_IN
 

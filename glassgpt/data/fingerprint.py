@@ -1,12 +1,22 @@
-"""What tells one file from another: its SHA-256, or that of a sample where reading it all takes too long."""
+"""What tells one file from another: its SHA-256, or that of a sample where reading it all takes too long.
+
+`glass export` records the SHA-256 of every file that it writes, in glassgpt.json beside them. Whoever reads
+one of them calls `check_recorded` first.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from glassgpt.errors import UserError
+
+MARKER = "glassgpt.json"
+PIECE_BYTES = 2**23  # of a checkpoint's files, see train/tensorfile.py
 # 50 million 16-bit ids. A smaller file is read through in well under a second.
 WHOLE_BYTES = 100_000_000
 SAMPLED = "sampled:"
@@ -14,9 +24,60 @@ _BLOCKS = 128
 _BLOCK_BYTES = 2**16
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None) -> str:
+    """`advance` is told of bytes as they are read."""
+    digest = hashlib.sha256()
+    for block in _all_blocks(path):
+        digest.update(block)
+        advance(len(block))
+    return digest.hexdigest()
+
+
+def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
+    """The digest of a file of a checkpoint: the SHA-256 of its pieces' SHA-256. The header is one."""
+    size, pieces = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        header = min(size, 8 + int.from_bytes(file.read(8), "little"))
+        file.seek(0)
+        for end in itertools.chain(range(header, size, PIECE_BYTES), [size]):
+            pieces.update(hashlib.sha256(piece := file.read(end - file.tell())).digest())
+            advance(len(piece))
+    return pieces.hexdigest()
+
+
+def json_sha256(content: Any) -> str:
+    """SHA-256 of what a JSON document says, however the file is indented."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def recorded_digests(folder: Path) -> dict[str, str] | None:
+    """SHA-256 by file name, as `glass export` recorded it; None if the folder is no export."""
+    path = folder / MARKER
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        digest = content.pop("digest", None)  # older exports have none
+        files = content["sha256"]
+        if not content["written_by"].startswith("glass export") or digest not in (None, json_sha256(content)):
+            raise ValueError
+        if not all(Path(name).name == name and isinstance(digest, str) for name, digest in files.items()):
+            raise ValueError
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UserError(
+            f"{path} is damaged: export the model again, or remove that file to read the others unverified"
+        ) from None
+    return dict(files)
+
+
+def check_recorded(path: Path) -> None:
+    """Compares a file of an export with its recorded SHA-256; of any other file nothing is known."""
+    expected = (recorded_digests(path.parent) or {}).get(path.name)
+    if expected is not None and path.is_file() and file_sha256(path) != expected:
+        raise UserError(
+            f"{path} is damaged or was changed: its SHA-256 is not the one in {MARKER}; export the model "
+            f"again, or remove {MARKER} if the change was meant"
+        )
 
 
 def is_sampled(path: Path) -> bool:

@@ -7,7 +7,6 @@ when the disk, or an editor, changed one into something that still makes sense.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from glassgpt.data.fingerprint import json_sha256
 from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
 
@@ -86,7 +86,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> Path:
     fields = dataclasses.asdict(manifest)
     # Written for people who read the file; it follows from two other fields, so it is not read back.
     known = {split: manifest.bytes_per_token(split) for split in manifest.text_bytes}
-    derived = {"bytes_per_token": {split: known.get(split) for split in SPLITS}, "digest": _digest(fields)}
+    derived = {
+        "bytes_per_token": {split: known.get(split) for split in SPLITS},
+        "digest": json_sha256(fields),
+    }
     text = json.dumps(fields | derived, ensure_ascii=False, indent=2, allow_nan=False)
     path = directory / MANIFEST
     # A folder's name may hold bytes that are no text; JSON is read back with the same tolerance.
@@ -116,16 +119,11 @@ def stored_manifest(directory: Path) -> Manifest | None:
     fields.pop("bytes_per_token", None)
     has_digest, digest = "digest" in fields, fields.pop("digest", None)  # older manifests have none
     problems = _field_problems(fields) or _value_problems(fields)
-    if not problems and has_digest and digest != _digest(fields):
+    if not problems and has_digest and digest != json_sha256(fields):
         problems = ["something in it was changed after it was written (its digest differs)"]
     if problems:
         raise UserError([_damaged(path, problem) for problem in problems])
     return Manifest(**{**fields, "notes": tuple(fields["notes"])})
-
-
-def _digest(fields: Mapping[str, Any]) -> str:
-    """SHA-256 of what the fields say, however the file is indented."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(path: Path, problem: str) -> str:

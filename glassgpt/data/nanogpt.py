@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.fingerprint import blocks, fingerprint, is_sampled
+from glassgpt.data.fingerprint import blocks, check_recorded, fingerprint, is_sampled
 from glassgpt.data.manifest import DTYPES, SPLITS, Manifest
 from glassgpt.data.plain_pickle import MOST_BYTES, NotPlainError, load_plain
 from glassgpt.errors import UserError
@@ -195,6 +195,7 @@ def read_meta(path: Path) -> Vocabulary:
     try:
         if not path.is_file():
             raise NotPlainError("is not a file")
+        check_recorded(path)
         with path.open("rb") as file:
             meta = load_plain(file.read(MOST_BYTES + 1))
     except NotPlainError as error:

@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from glassgpt.data.fingerprint import check_recorded
 from glassgpt.data.ranks import END_OF_TEXT, Ranks, characters_of_bytes, parse_tokenizer_json, read_ranks
 from glassgpt.data.tokenizers import (
     TOKENIZER_JSON,
@@ -155,6 +156,7 @@ def _halves(token: bytes, ranks: Ranks, before: int) -> tuple[bytes, bytes]:
 def tokenizer_beside(folder: Path, flag: str) -> Tokenizer:
     """The one in a folder with a model's weights; `flag`: how the user named the folder."""
     path = folder / TOKENIZER_JSON
+    check_recorded(path)
     if path.is_file():
         with contextlib.suppress(*_NOT_OURS):
             return parse_tokenizer(path.read_bytes())

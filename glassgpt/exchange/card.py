@@ -57,9 +57,9 @@ def write_card(parcel: Parcel, to: str) -> str:
     records = until_checkpoint(whole, parcel.origin.iter)
     run = next((record for record in reversed(records) if record["kind"] == "run"), {})
     sections = [
-        _front(to),
+        _front(parcel, to),
         f"# {parcel.name}\n\nA small GPT{_trained_by(run)}, exported by GlassGPT {VERSION}.",
-        _table("Model", _model(parcel)),
+        _table("Model", _model(parcel, to)),
         _table("Data", _data(run, parcel)),
         _table("Training", _training(parcel, run, records)),
         _table("Loss", _losses(parcel, records)),
@@ -93,9 +93,10 @@ def until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
     return [record for record in journal.current(told) if update is None or record["iter"] <= update]
 
 
-def _front(to: str) -> str:
+def _front(parcel: Parcel, to: str) -> str:
     library = "transformers" if to == "hf" else "glassgpt"
-    return f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- gpt2\n---"
+    kind = "gpt2" if parcel.shape.arch == "gpt2" else "nanochat"
+    return f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- {kind}\n---"
 
 
 def _trained_by(run: Record) -> str:
@@ -123,12 +124,13 @@ def _plain(value: object) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
 
 
-def _model(parcel: Parcel) -> Rows:
+def _model(parcel: Parcel, to: str) -> Rows:
     shape = parcel.shape
     padding = f"; {figures.plural(parcel.padding, 'row')} of padding were left out" if parcel.padding else ""
     biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
+    layout = "; NanoChat in transformers" if to == "hf" and shape.arch == "modern" else ""
     return [
-        ("architecture", shape.arch),
+        ("architecture", f"{shape.arch}{layout}"),
         ("parameters", f"{flops.parameters_of(shape, shape.vocab_size):,}"),
         ("layers, heads, channels", f"{shape.n_layer}, {shape.n_head}, {shape.n_embd}"),
         ("context", figures.plural(shape.block_size, "token")),

@@ -6,14 +6,12 @@ every file and its SHA-256.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from glassgpt import figures
 from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.fingerprint import MARKER, file_sha256, json_sha256, recorded_digests
 from glassgpt.data.nanogpt import META
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.errors import UserError
@@ -28,7 +26,6 @@ from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 
 EXPORTS = Path("exports")
-MARKER = "glassgpt.json"
 CARD = "README.md"
 # Decided for the machine it was trained on, or a place there.
 _NOT_TOLD = (
@@ -48,7 +45,8 @@ class Exported:
 
 def export(source: str, options: ExportOptions) -> Exported:
     parcel = open_parcel(source, options.data_dir)
-    problems = _problems(parcel, options.to)
+    problems = proof.not_finite(parcel)
+    problems += nanogpt_ckpt.problems(parcel) if options.to == "nanogpt" else []
     out = user_path(options.out) if options.out else EXPORTS / f"{parcel.name}-{options.to}"
     problems += place_problems(out)
     if problems:
@@ -65,11 +63,6 @@ def export(source: str, options: ExportOptions) -> Exported:
             raise UserError(problems)
         move_into_place(work, out)
     return Exported(out, parcel, tuple(_notes(parcel, options.to)), found, files)
-
-
-def _problems(parcel: Parcel, to: str) -> list[str]:
-    of_layout = {"hf": hf.problems, "nanogpt": nanogpt_ckpt.problems}.get(to)
-    return proof.not_finite(parcel) + (of_layout(parcel) if of_layout else [])
 
 
 def _write(work: Path, parcel: Parcel, to: str) -> Proof:
@@ -90,9 +83,24 @@ def _notes(parcel: Parcel, to: str) -> list[Choice]:
         had = shape.vocab_size + parcel.padding
         reason = f"of {had:,}: the other {parcel.padding} were padding and stand for no token"
         notes.append(Choice("vocabulary", figures.plural(shape.vocab_size, "row"), reason))
-    if to == "hf" and not shape.bias:
+    if to == "hf" and shape.arch == "modern":
+        notes += _nanochat_notes(parcel)
+    elif to == "hf" and not shape.bias:
         notes.append(Choice("biases", "zeros", "the model has none, and GPT-2's layout wants them"))
     return notes + (_nanogpt_notes(parcel) if to == "nanogpt" else [])
+
+
+def _nanochat_notes(parcel: Parcel) -> list[Choice]:
+    shape = parcel.shape
+    notes = [Choice("layout", "NanoChat", "its norms have no gains: they are in the matrices that follow")]
+    if shape.tie_embeddings and not bool((parcel.weights["transformer.ln_f.weight"] == 1).all()):
+        numbers = figures.count(shape.vocab_size * shape.n_embd)
+        reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
+        notes.append(Choice("head", "separate", reason))
+    if shape.dropout:
+        reason = "NanoChat has no dropout elsewhere; it matters only if training continues there"
+        notes.append(Choice("dropout", "in attention only", reason))
+    return notes
 
 
 def _nanogpt_notes(parcel: Parcel) -> list[Choice]:
@@ -154,36 +162,27 @@ def place_problems(out: Path) -> list[str]:
 
 def _mark(work: Path, parcel: Parcel, to: str) -> None:
     update = "" if parcel.origin.iter is None else f"@{parcel.origin.iter}"
-    hf.write_json(
-        work / MARKER,
-        {
-            "written_by": f"glass export --to={to}",
-            "glassgpt": VERSION,
-            "model": f"{parcel.name}{update}",
-            "sha256": {path.name: _digest(path) for path in sorted(work.iterdir())},
-        },
-    )
+    content = {
+        "written_by": f"glass export --to={to}",
+        "glassgpt": VERSION,
+        "model": f"{parcel.name}{update}",
+        "sha256": {path.name: file_sha256(path) for path in sorted(work.iterdir())},
+    }
+    hf.write_json(work / MARKER, content | {"digest": json_sha256(content)})
 
 
 def _written(out: Path) -> dict[str, str] | None:
     """What the marker says; None if there is none of ours."""
     try:
-        content: Any = json.loads((out / MARKER).read_bytes())
-        files = content["sha256"] if str(content["written_by"]).startswith("glass export") else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return recorded_digests(out)
+    except UserError:
         return None
-    return files if isinstance(files, dict) else None
 
 
 def _changed(out: Path, written: dict[str, str]) -> set[str]:
     """Files that are not as they were written. One that is gone is no loss."""
     return {
-        name for name, digest in written.items() if (out / name).exists() and _digest(out / name) != digest
+        name
+        for name, digest in written.items()
+        if (out / name).exists() and not ((out / name).is_file() and file_sha256(out / name) == digest)
     }
-
-
-def _digest(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,10 @@
-"""A model as `transformers` keeps GPT-2: AutoModelForCausalLM and AutoTokenizer load it without code of ours.
+"""A model for `transformers`: AutoModelForCausalLM and AutoTokenizer load it without code of ours.
+
+arch=gpt2 is GPT-2 there, arch=modern is NanoChat (since transformers 5).
 
 config.json                 shape, activation, which id ends a text
 generation_config.json      the same id, for generate()
-model.safetensors           GPT-2's names and layout, float32
+model.safetensors           GPT-2's or NanoChat's names and layout, float32
 tokenizer.json              see data/tokenizer_json.py
 tokenizer_config.json
 """
@@ -20,26 +22,20 @@ from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
 from glassgpt.exchange.disk import written_to_disk
 from glassgpt.exchange.parcel import Parcel
+from glassgpt.model.fused import EPSILON
+from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
 from glassgpt.model.pretrained import CONFIG, WEIGHTS
-from glassgpt.model.weights import to_transformers
-
-
-def problems(parcel: Parcel) -> list[str]:
-    """Why `transformers` cannot have this model."""
-    if parcel.shape.arch == "gpt2":
-        return []
-    return [
-        f"--to=hf is for arch=gpt2, and {parcel.origin.what} has arch={parcel.shape.arch}, which no model in "
-        "transformers computes; --to=glass writes safetensors with a loader of a few lines"
-    ]
+from glassgpt.model.weights import to_nanochat, to_transformers
 
 
 def write(folder: Path, parcel: Parcel) -> None:
-    weights = to_transformers(parcel.weights, parcel.shape)
+    convert, config = (to_transformers, _gpt2) if parcel.shape.arch == "gpt2" else (to_nanochat, _nanochat)
+    weights = convert(parcel.weights, parcel.shape)
     with written_to_disk():
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     ends = {"bos_token_id": parcel.tokenizer.eot, "eos_token_id": parcel.tokenizer.eot}
-    write_json(folder / CONFIG, _config(parcel) | ends)
+    tied = {"tie_word_embeddings": "lm_head.weight" not in weights}
+    write_json(folder / CONFIG, config(parcel.shape) | _COMMON | tied | ends)
     write_json(folder / "generation_config.json", ends)
     (folder / TOKENIZER_JSON).write_bytes(dump_tokenizer(parcel.tokenizer))
     write_json(folder / "tokenizer_config.json", _tokenizer_config(parcel))
@@ -49,8 +45,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(parcel: Parcel) -> dict[str, Any]:
-    shape = parcel.shape
+_COMMON = {"initializer_range": 0.02, "torch_dtype": "float32", "use_cache": True}
+
+
+def _gpt2(shape: GPTConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -65,11 +63,29 @@ def _config(parcel: Parcel) -> dict[str, Any]:
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
-        "layer_norm_epsilon": 1e-5,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": shape.tie_embeddings,
-        "torch_dtype": "float32",
-        "use_cache": True,
+        "layer_norm_epsilon": EPSILON["layer"],
+    }
+
+
+def _nanochat(shape: GPTConfig) -> dict[str, Any]:
+    """Every setting is written: some of NanoChat's defaults are not ours."""
+    return {
+        "architectures": ["NanoChatForCausalLM"],
+        "model_type": "nanochat",
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.block_size,
+        "hidden_size": shape.n_embd,
+        "intermediate_size": 4 * shape.n_embd,
+        "num_hidden_layers": shape.n_layer,
+        "num_attention_heads": shape.n_head,
+        "num_key_value_heads": shape.n_head,
+        "hidden_act": shape.activation,
+        "attention_dropout": shape.dropout,  # it has no dropout elsewhere
+        "attention_bias": False,
+        "rms_norm_eps": EPSILON["rms"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "final_logit_softcapping": None,
+        "pad_token_id": None,  # by default token 1, whose embedding would then never learn
     }
 
 

@@ -41,7 +41,7 @@ def problems(parcel: Parcel) -> list[str]:
     if shape.arch != "gpt2":
         return [
             f"--to=nanogpt is for arch=gpt2, and {what} has arch={shape.arch}, which nanoGPT's model.py does "
-            "not compute; --to=glass writes safetensors with a loader of a few lines"
+            "not compute; --to=hf writes it for transformers, --to=glass as safetensors under our names"
         ]
     found = []
     if not shape.tie_embeddings:

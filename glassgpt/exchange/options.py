@@ -15,7 +15,7 @@ class ExportOptions:
     """
 
     # `hf`: for Hugging Face's transformers, tokenizer and model card included. `nanogpt`: a ckpt.pt for its
-    # sample.py and train.py. `glass`: safetensors under our names, the way to take arch=modern elsewhere.
+    # sample.py and train.py; arch=gpt2 only. `glass`: safetensors under our names, for code of your own.
     to: Literal["hf", "nanogpt", "glass"] = "hf"
     # The folder to write. Default: exports/RUN-hf. One that holds anything else than an export is left alone.
     out: str = ""

@@ -62,6 +62,8 @@ def check_hf(folder: Path, parcel: Parcel) -> Proof:
         return check_own_format(folder, parcel)
     import transformers
 
+    if parcel.shape.arch == "modern" and not hasattr(transformers, "NanoChatForCausalLM"):  # before 5.0
+        return check_own_format(folder, parcel)
     with _quiet(transformers):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -90,7 +92,7 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
 
 
 def check_own_format(folder: Path, parcel: Parcel) -> Proof:
-    """Of a folder with config.json and model.safetensors, of either kind."""
+    """Of a folder with config.json and model.safetensors, of any kind."""
     shape, weights = read_pretrained(folder)
     model = model_of(shape, weights, str(folder)).eval()
     reader = "GlassGPT, from the files"

@@ -53,7 +53,7 @@ def summarize(run_dir: Path) -> RunSummary:
         best_val_loss=_number({"loss": best_loss}, "loss"),
         best_iter=best_iter,
         tokens_per_s=_number(step, "tokens_per_s"),
-        bytes=_size(run_dir),
+        bytes=size_on_disk(run_dir),
         started=records[0]["time"] if records else None,
     )
 
@@ -87,7 +87,7 @@ def is_running(run_dir: Path) -> bool:
         return False
 
 
-def _size(run_dir: Path) -> int:
+def size_on_disk(run_dir: Path) -> int:
     """Bytes on disk; of a live run, files come and go meanwhile."""
     total = 0
     for file in run_dir.rglob("*"):

@@ -32,6 +32,7 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "manual": None,
 }
+ROTARY_BASE = 10_000.0  # RoPE's theta
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,9 @@ def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tens
         return F.dropout(weights, dropout).to(v.dtype) @ v
 
 
-def _rotary(length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def _rotary(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angle by which pair i of a head at position t is turned."""
-    speeds = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    speeds = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds)
     return angles.cos(), angles.sin()
 

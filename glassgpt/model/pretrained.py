@@ -1,7 +1,9 @@
 """GPT-2 as OpenAI trained it, or anybody else: Hugging Face's `config.json` and `model.safetensors`.
 
+Two kinds of model are read: GPT-2, which is our arch=gpt2, and NanoChat, which is our arch=modern.
+
     gpt2, gpt2-medium, gpt2-large, gpt2-xl       OpenAI's
-    owner/name                                   any repository with a model of GPT-2's kind
+    owner/name                                   any repository with a model of GPT-2's or NanoChat's kind
     folder                                       the files, wherever they came from
 
 A folder with these two files will do; the weights may be in several files with an index beside them. Names
@@ -17,6 +19,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from glassgpt.data.fingerprint import check_recorded
 from glassgpt.errors import UserError, first_line
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.weights import from_transformers, with_head
+from glassgpt.model.fused import EPSILON
+from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
+from glassgpt.model.weights import from_nanochat, from_transformers, with_head
 from glassgpt.paths import user_path
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -153,16 +158,60 @@ _REFUSALS = {  # by the names of huggingface_hub's errors
 
 # --- reading ---
 
-_SIZES = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # By their names in `transformers`; two of them are one.
 _ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_new"}
-# What our GPT computes. Each is also the default in `transformers`, so a file need not say it.
-_IMPLEMENTED: Mapping[str, Any] = {
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of model in `transformers`: what its config.json calls our settings, and the defaults there."""
+
+    arch: str
+    sizes: Mapping[str, str]  # by our names
+    inner: tuple[str, int | None]  # width of the MLP; None means 4 times n_embd
+    activation: tuple[str, str]
+    tied: bool
+    embedding: str
+    # What our GPT computes, after the default of a file that does not say.
+    implemented: Mapping[str, tuple[Any, Any]]
+
+
+_KINDS = {
+    "gpt2": _Kind(
+        "gpt2",
+        {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+        | {"block_size": "n_positions"},
+        ("n_inner", None),
+        ("activation_function", "gelu_new"),
+        True,
+        "wte",
+        {
+            "layer_norm_epsilon": (1e-5, EPSILON["layer"]),
+            "scale_attn_weights": (True, True),
+            "scale_attn_by_inverse_layer_idx": (False, False),
+            "add_cross_attention": (False, False),
+        },
+    ),
+    "nanochat": _Kind(
+        "modern",
+        {
+            "vocab_size": "vocab_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_embd": "hidden_size",
+            "block_size": "max_position_embeddings",
+        },
+        ("intermediate_size", 8192),
+        ("hidden_act", "relu2"),
+        False,
+        "embed_tokens",
+        {
+            "rms_norm_eps": (1e-6, EPSILON["rms"]),
+            "final_logit_softcapping": (15.0, None),
+            "attention_bias": (False, False),
+        },
+    ),
 }
 OUR_TYPE = "glassgpt"  # model_type of a folder that `glass export --to glass` wrote
 
@@ -170,13 +219,16 @@ OUR_TYPE = "glassgpt"  # model_type of a folder that `glass export --to glass` w
 def read_pretrained(folder: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """The model's shape, and its weights under our names, float32. All that does not fit is an error."""
     settings = _read_settings(folder / CONFIG)
-    ours = settings["model_type"] == OUR_TYPE
-    config = _our_shape(folder / CONFIG, settings) if ours else _shape(settings)
+    kind = _KINDS.get(settings["model_type"])
+    config = _our_shape(folder / CONFIG, settings) if kind is None else _shape(settings, kind)
     stored = _read_weights(folder)
-    state = with_head(stored) if ours else from_transformers(stored)
-    problems = list(_contradictions(config, state))
+    if kind is None:
+        state = with_head(stored)
+    else:
+        state = from_transformers(stored) if kind.arch == "gpt2" else from_nanochat(stored, config)
+    problems = list(_contradictions(config, state, kind or _KINDS["gpt2"]))
     if not config.tie_embeddings and "lm_head.weight" not in stored:
-        problems.append(f"it has no lm_head.weight, but {CONFIG} says that it is not wte.weight")
+        problems.append(f"it has no lm_head.weight, but {CONFIG} says that it is not the embedding")
     if problems:
         where = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else INDEX)
         raise UserError([f"{where}: {problem}" for problem in problems])
@@ -187,6 +239,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
+            check_recorded(path)
             state |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): download it again") from None
@@ -208,6 +261,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
+        check_recorded(path)
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): download it again") from None
@@ -222,27 +276,24 @@ def _read_settings(path: Path) -> dict[str, Any]:
     kind = settings.get("model_type")
     if kind == OUR_TYPE:
         return settings
-    if kind != "gpt2":
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise UserError(
             f"{path}: model_type is {_short(kind)}, another architecture; only models of GPT-2's kind "
-            '(model_type "gpt2") can be read'
+            '(model_type "gpt2") and of NanoChat\'s ("nanochat") can be read'
         )
-    problems = list(_config_problems(settings))
+    problems = list(_config_problems(settings, _KINDS[kind]))
     if problems:
         raise UserError([f"{path}: {problem}" for problem in problems])
     return settings
 
 
-def _shape(settings: Mapping[str, Any]) -> GPTConfig:
+def _shape(settings: Mapping[str, Any], kind: _Kind) -> GPTConfig:
     return GPTConfig(
-        vocab_size=settings["vocab_size"],
-        block_size=settings["n_positions"],
-        n_layer=settings["n_layer"],
-        n_head=settings["n_head"],
-        n_embd=settings["n_embd"],
-        bias=True,
-        activation=_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
-        tie_embeddings=settings.get("tie_word_embeddings", True),
+        **{ours: settings[theirs] for ours, theirs in kind.sizes.items()},
+        bias=kind.arch == "gpt2",
+        arch=kind.arch,
+        activation=_ACTIVATIONS[settings.get(*kind.activation)],
+        tie_embeddings=settings.get("tie_word_embeddings", kind.tied),
     )
 
 
@@ -265,22 +316,53 @@ def _our_shape(path: Path, settings: Mapping[str, Any]) -> GPTConfig:
     return GPTConfig(**given | {"dropout": 0.0})
 
 
-def _config_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    wrong = [name for name in _SIZES if type(settings.get(name)) is not int or settings[name] < 1]
+def _config_problems(settings: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
+    wrong = [
+        name for name in kind.sizes.values() if type(settings.get(name)) is not int or settings[name] < 1
+    ]
     for name in wrong:
         yield f"{name} is {_short(settings.get(name))}, not a positive whole number"
-    if not wrong and settings["n_embd"] % settings["n_head"]:
-        yield f"n_embd is {_short(settings['n_embd'])}, not a multiple of n_head {_short(settings['n_head'])}"
-    if not wrong and settings.get("n_inner") not in (None, 4 * settings["n_embd"]):
-        yield f"n_inner is {_short(settings['n_inner'])}; only 4 times n_embd is implemented"
-    activation = settings.get("activation_function", "gelu_new")
+    if not wrong:
+        yield from _size_problems(settings, kind)
+    activation = settings.get(*kind.activation)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        yield f"activation_function is {_short(activation)}; only {', '.join(_ACTIVATIONS)} are implemented"
-    if type(settings.get("tie_word_embeddings", True)) is not bool:
+        name, known = kind.activation[0], ", ".join(_ACTIVATIONS)
+        yield f"{name} is {_short(activation)}; only {known} are implemented"
+    if type(settings.get("tie_word_embeddings", kind.tied)) is not bool:
         yield f"tie_word_embeddings is {_short(settings['tie_word_embeddings'])}, neither true nor false"
-    for name, value in _IMPLEMENTED.items():
-        if settings.get(name, value) != value:
-            yield f"{name} is {_short(settings[name])}; only {_short(value)} is implemented"
+    for name, (default, value) in kind.implemented.items():
+        if settings.get(name, default) != value:
+            yield f"{name} is {_short(settings.get(name, default))}; only {_short(value)} is implemented"
+    if kind.arch == "modern":
+        yield from _rope_problems(settings)
+
+
+def _size_problems(settings: Mapping[str, Any], kind: _Kind) -> Iterator[str]:
+    width, heads = kind.sizes["n_embd"], kind.sizes["n_head"]
+    n_embd, n_head = settings[width], settings[heads]
+    if n_embd % n_head:
+        yield f"{width} is {_short(n_embd)}, not a multiple of {heads} {_short(n_head)}"
+    inner = settings.get(*kind.inner)
+    if inner != 4 * n_embd and not (inner is kind.inner[1] is None):
+        yield f"{kind.inner[0]} is {_short(inner)}; only 4 times {width} is implemented"
+    if kind.arch == "gpt2" or n_embd % n_head:
+        return
+    if n_embd // n_head % 2:
+        yield f"{width} / {heads} is {n_embd // n_head}; only even heads can be rotated"
+    for name, value in (("num_key_value_heads", n_head), ("head_dim", n_embd // n_head)):
+        if settings.get(name) not in (None, value):
+            yield f"{name} is {_short(settings[name])}; only {_short(value)} is implemented with this {heads}"
+
+
+def _rope_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Under its name since transformers 5, or the older two."""
+    usual = {"rope_type": "default", "rope_theta": ROTARY_BASE}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = settings.get(name)
+        if rope is not None and not (isinstance(rope, dict) and usual | rope == usual):
+            yield f"{name} is {_short(rope)}; only {json.dumps(usual)} is implemented"
+    if settings.get("rope_theta", ROTARY_BASE) != ROTARY_BASE:
+        yield f"rope_theta is {_short(settings['rope_theta'])}; only {_short(ROTARY_BASE)} is implemented"
 
 
 def _short(value: Any) -> str:
@@ -288,21 +370,21 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _contradictions(config: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[str]:
+def _contradictions(config: GPTConfig, state: Mapping[str, Tensor], kind: _Kind) -> Iterator[str]:
     """Between the two files, as far as `load_weights` would not see it, or only after building the model."""
     layers = len({name.split(".")[2] for name in state if name.startswith("transformer.h.")})
     if layers != config.n_layer:
-        yield f"it has {layers} layers, but {CONFIG} says n_layer {_short(config.n_layer)}"
-    tables = {"wte": ("vocab_size", config.vocab_size)}
+        yield f"it has {layers} layers, but {CONFIG} says {kind.sizes['n_layer']} {_short(config.n_layer)}"
+    tables = {"wte": (kind.embedding, "vocab_size", config.vocab_size)}
     if config.arch == "gpt2":
-        tables["wpe"] = ("n_positions", config.block_size)
-    for table, (setting, rows) in tables.items():
+        tables["wpe"] = ("wpe", kind.sizes["block_size"], config.block_size)
+    for table, (name, setting, rows) in tables.items():
         tensor = state.get(f"transformer.{table}.weight")
         if tensor is None:
-            yield f"it has no {table}.weight"
+            yield f"it has no {name}.weight"
         elif tensor.shape != (rows, config.n_embd):
-            expected = f"{setting} {_short(rows)} and n_embd {_short(config.n_embd)}"
-            yield f"{table}.weight is {tuple(tensor.shape)}, but {CONFIG} says {expected}"
+            expected = f"{setting} {_short(rows)} and {kind.sizes['n_embd']} {_short(config.n_embd)}"
+            yield f"{name}.weight is {tuple(tensor.shape)}, but {CONFIG} says {expected}"
     others = [name for name, tensor in state.items() if tensor.dtype not in _DTYPES]
     if others:
         yield f"{others[0]} is {state[others[0]].dtype}; only float32, bfloat16 and float16 are read"
@@ -310,4 +392,4 @@ def _contradictions(config: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[
     if head is None or embedding is None or not config.tie_embeddings:
         return
     if not torch.equal(head.float(), embedding.float()):
-        yield f"lm_head.weight is not wte.weight, but {CONFIG} says that they are one"
+        yield f"lm_head.weight is not {kind.embedding}.weight, but {CONFIG} says that they are one"

@@ -1,8 +1,10 @@
-"""The model's weights under other names: GPT-2 as `transformers` keeps it.
+"""The model's weights under other names: GPT-2 and NanoChat as `transformers` keeps them.
 
 GPT-2's linear layers are stored input-first there (`Conv1D`), ours output-first (`nn.Linear`), so those four
-matrices per block are transposed on the way. Every key is accounted for: a missing or left-over one is an
-error, never a silently random layer.
+matrices per block are transposed on the way. NanoChat is arch=modern, but for two things: its norms have no
+gains, so each gain is multiplied into the matrix that reads the norm; and it rotates q and k the other way,
+which is undone by swapping the halves of each head. Every key is accounted for: a missing or left-over one is
+an error, never a silently random layer.
 """
 
 from __future__ import annotations
@@ -46,6 +48,54 @@ def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
             if name.startswith(("transformer.h.", "transformer.ln_f.")):
                 theirs[f"{name.removesuffix('weight')}bias"] = torch.zeros(len(tensor), dtype=tensor.dtype)
     return theirs
+
+
+_NANOCHAT = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+
+
+def to_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """For a NanoChatForCausalLM. The last gain goes into the head, which then is not the embedding."""
+    assert config.arch == "modern"
+    theirs = {"model.embed_tokens.weight": state["transformer.wte.weight"].contiguous()}
+    for layer in range(config.n_layer):
+        block, there = f"transformer.h.{layer}", f"model.layers.{layer}"
+        q, k, v = (state[f"{block}.attn.c_attn.weight"] * state[f"{block}.ln_1.weight"]).chunk(3)
+        parts = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v.clone())
+        for part, tensor in zip("qkv", parts, strict=True):
+            theirs[f"{there}.self_attn.{part}_proj.weight"] = tensor
+        for name, their_name in _NANOCHAT.items():
+            theirs[f"{there}.{their_name}.weight"] = state[f"{block}.{name}.weight"].contiguous()
+        theirs[f"{there}.mlp.fc1.weight"] = state[f"{block}.mlp.c_fc.weight"] * state[f"{block}.ln_2.weight"]
+    gain = state["transformer.ln_f.weight"]
+    if not config.tie_embeddings or not bool((gain == 1).all()):
+        theirs["lm_head.weight"] = state["lm_head.weight"] * gain
+    return theirs
+
+
+def from_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """The inverse, with gains of 1. What does not fit keeps its name, for `load_weights` to refuse."""
+    theirs, ours = dict(state), {}
+    if "model.embed_tokens.weight" in theirs:
+        ours["transformer.wte.weight"] = theirs.pop("model.embed_tokens.weight")
+        gain = torch.ones(ours["transformer.wte.weight"].shape[-1:])
+        ours["transformer.ln_f.weight"] = gain
+        for layer in {name.split(".")[2] for name in theirs if name.startswith("model.layers.")}:
+            block, there = f"transformer.h.{layer}", f"model.layers.{layer}"
+            ours |= {f"{block}.ln_1.weight": gain, f"{block}.ln_2.weight": gain}
+            names = [f"{there}.self_attn.{part}_proj.weight" for part in "qkv"]
+            if all(name in theirs and theirs[name].shape == (config.n_embd,) * 2 for name in names):
+                q, k, v = (theirs.pop(name) for name in names)
+                qkv = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v)
+                ours[f"{block}.attn.c_attn.weight"] = torch.cat(qkv)
+            for name, their_name in _NANOCHAT.items():
+                if f"{there}.{their_name}.weight" in theirs:
+                    ours[f"{block}.{name}.weight"] = theirs.pop(f"{there}.{their_name}.weight")
+    return with_head(ours | theirs)
+
+
+def _swap_halves(matrix: Tensor, heads: int) -> Tensor:
+    """Of the output channels (rows) of each head."""
+    return matrix.view(heads, 2, -1, matrix.shape[1]).flip(1).reshape(matrix.shape)
 
 
 def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,26 +22,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
 
 from glassgpt.account import journal
+from glassgpt.data.fingerprint import file_sha256, sha256_in_pieces
 from glassgpt.errors import UserError
 from glassgpt.train.rundir import CHECKPOINTS, COMMITTED
-from glassgpt.train.tensorfile import digest
+
+if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` does without
+    from torch import Tensor
 
 FOLDER = CHECKPOINTS
 VERSION = 2
 # How files are hashed, by version: the first took the SHA-256 of a file as a whole.
-_DIGESTS: Mapping[int, Callable[[bytes], str]] = {
-    1: lambda content: hashlib.sha256(content).hexdigest(),
-    2: digest,
-}
+DIGESTS: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {1: file_sha256, 2: sha256_in_pieces}
 
-Tensors = dict[str, dict[str, Tensor]]  # by file ("model", "optimizer", "evaluation"), then by name
+# By file ("model", "optimizer", "evaluation"), then by name.
+Tensors: TypeAlias = "dict[str, dict[str, Tensor]]"
 Rows = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: from, to, of how many in all
 
 
@@ -82,7 +81,7 @@ def describe(path: Path) -> Checkpoint:
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
-        if state["version"] not in _DIGESTS:
+        if state["version"] not in DIGESTS:
             raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -118,8 +117,13 @@ def readable(run_dir: Path) -> Iterator[Checkpoint]:
 
 def load_tensors(point: Checkpoint) -> Tensors:
     """Everything, on the CPU, each file checked against its digest."""
+    from safetensors.torch import load
+
+    from glassgpt.train.tensorfile import digest
+
     tensors = {}
-    digest_of = _DIGESTS[point.state["version"]]
+    whole_file = point.state["version"] == 1
+    digest_of = (lambda content: hashlib.sha256(content).hexdigest()) if whole_file else digest
     for name, recorded in point.state["sha256"].items():
         path = point.path / name
         try:

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassgpt.data.fingerprint import PIECE_BYTES
+
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,7 +36,7 @@ _DTYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-_PIECE_BYTES = 2**23
+_PIECE_BYTES = PIECE_BYTES
 _AT_ONCE = 4  # pieces that are being hashed
 _FLUSHED_BYTES = 2**25  # the disk is told to begin when there are so many
 

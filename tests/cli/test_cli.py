@@ -15,7 +15,7 @@ import pytest
 from workplace import WORDS, Capture, contents
 
 from glassgpt.account import journal
-from glassgpt.cli import main
+from glassgpt.cli import commands, main
 from glassgpt.data import bulk
 from glassgpt.version import VERSION
 
@@ -78,7 +78,7 @@ def test_what_needs_no_torch_does_not_import_it(here: Path, arguments: list[str]
 def test_help_names_every_command(capsys: Capture, arguments: list[str]) -> None:
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    for command in ("train", "sample", "prepare", "runs", "show"):
+    for command in commands():
         assert f"glass {command} " in said
 
 

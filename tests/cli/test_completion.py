@@ -29,6 +29,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_run(tmp_path / "runs/mine", finished_run())
     (tmp_path / "runs/empty").mkdir()
     (tmp_path / "data/own").mkdir(parents=True)
+    (tmp_path / "exports/mine-hf").mkdir(parents=True)
+    (tmp_path / "exports/mine-hf/glassgpt.json").write_text("{}")
     (tmp_path / "data/own/manifest.json").write_text("{}")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/glass"
@@ -47,6 +49,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("glass tr", ["train", "track"]),
         ("glass --v", ["--version"]),
         ("glass nothing ", []),
+        ("glass verify ", ["runs/mine", "exports/mine-hf", "data/own"]),
+        ("glass verify --", ["--json", "--help"]),
         ("glass train gpt2_124m_", ["gpt2_124m_fast"]),
         ("glass train --prof", ["--profile="]),
         ("glass train --tun", ["--tune"]),

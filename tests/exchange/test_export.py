@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ from torch import Tensor
 from glassgpt import config as settings
 from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.data.fingerprint import MARKER
+from glassgpt.data.nanogpt import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import hf, proof
-from glassgpt.exchange.export import MARKER, export
+from glassgpt.exchange.export import export
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import open_parcel
 from glassgpt.model.pretrained import read_pretrained
@@ -181,6 +184,7 @@ def test_weights_that_are_not_finite_are_refused_as_such(
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
     save_file(weights, tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
     assert main(["export", str(tmp_path / "whole"), f"--to={to}", f"--out={tmp_path / 'out'}"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "not finite (NaN or infinity in 1 tensor, the first is transformer.h.1.mlp.c_fc.weight):" in said
@@ -193,6 +197,7 @@ def test_logits_that_overflow_are_refused_as_such(root: Path, tmp_path: Path) ->
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.ln_f.weight"] += 3e38
     save_file(weights, tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match=r"the logits of .*whole are not finite, nothing was written"):
         sent(tmp_path / "whole", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -209,15 +214,51 @@ def test_a_tokenizer_that_reads_differently_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_modern_is_refused_with_the_way_that_works(
+def test_modern_goes_out_as_nanochat_and_comes_back(root: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    data = root / "char" / "data" / "char"
+    shapes: list[dict[str, Any]] = [
+        {"n_head": 2},
+        {"n_head": 4, "tie_embeddings": False, "activation": "gelu", "dropout": 0.1},
+    ]
+    for number, changes in enumerate(shapes):
+        run, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
+        trained(run, data, arch="modern", learning_rate=0.03, **changes)
+        done = sent(run, out)
+        assert done.proof.reader == f"transformers {transformers.__version__}"
+        tokens = some_tokens(20)
+        expected = own_logits(run, tokens)
+        torch.testing.assert_close(their_logits(out, tokens), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(own_logits(out, tokens), expected, atol=1e-5, rtol=0)
+        config = transformers.AutoConfig.from_pretrained(out)
+        assert (config.model_type, config.pad_token_id, config.tie_word_embeddings) == (
+            "nanochat",
+            None,
+            False,
+        )
+        notes = {note.name: note.value for note in done.notes}
+        assert notes["layout"] == "NanoChat"
+        assert ("head" in notes, "dropout" in notes) == (
+            "tie_embeddings" not in changes,
+            "dropout" in changes,
+        )
+
+
+def test_with_a_transformers_that_has_no_nanochat_our_own_model_reads_it_back(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert sent(root / "runs" / "modern", tmp_path / "out").proof.reader == "GlassGPT, from the files"
+
+
+def test_what_nanogpt_cannot_compute_is_refused_with_the_way_that_works(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for to, why in (("hf", "no model in transformers computes"), ("nanogpt", "model.py does not compute")):
-        words = ["export", str(root / "runs" / "modern"), f"--to={to}", f"--out={tmp_path / 'out'}"]
-        assert main(words) == 2
-        said = capsys.readouterr().err
-        assert why in said
-        assert "--to=glass writes safetensors with a loader of a few lines" in said
+    words = ["export", str(root / "runs" / "modern"), "--to=nanogpt", f"--out={tmp_path / 'out'}"]
+    assert main(words) == 2
+    assert "arch=modern" in (said := capsys.readouterr().err)
+    assert "--to=hf" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,24 +280,63 @@ def test_a_changed_config_of_ours_is_refused(root: Path, tmp_path: Path, change:
     sent(root / "runs" / "modern", tmp_path / "out", "glass")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (tmp_path / "out" / MARKER).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match="does not describe a model as `glass export` does"):
         read_pretrained(tmp_path / "out")
 
 
 def test_a_run_can_begin_from_an_export(root: Path, tmp_path: Path) -> None:
     """The tokens are compared: as many others are refused."""
-    sent(root / "runs" / "char", tmp_path / "out")
-    run = trained(
-        tmp_path / "run", root / "char" / "data" / "char", init_from=str(tmp_path / "out"), max_iters=1
-    )
-    before = next(
-        record["loss"]
-        for record in journal.read(run / journal.NAME)
-        if record["kind"] == "eval" and record["iter"] == 0 and record["split"] == "val"
-    )
-    assert before == pytest.approx(open_origin(str(root / "runs" / "char"), "best").val_loss, abs=1e-5)
+    data = root / "char" / "data" / "char"
+    for name in ("modern", "char"):
+        sent(root / "runs" / name, tmp_path / "out")
+        run = trained(tmp_path / name, data, init_from=str(tmp_path / "out"), max_iters=1)
+        before = next(
+            record["loss"]
+            for record in journal.read(run / journal.NAME)
+            if record["kind"] == "eval" and record["iter"] == 0 and record["split"] == "val"
+        )
+        assert before == pytest.approx(open_origin(str(root / "runs" / name), "best").val_loss, abs=1e-5)
     with pytest.raises(UserError, match="has a vocabulary of 256"):
         trained(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
+
+
+def test_a_damaged_file_of_an_export_is_not_read(root: Path, tmp_path: Path) -> None:
+    """Every file with a recorded digest; one flipped bit of a weight changes nothing that could be seen."""
+    for to in ("hf", "glass"):
+        out = sent(root / "runs" / "char", tmp_path / to, to).out
+        for name in ("config.json", "model.safetensors", "tokenizer.json", MARKER):
+            content = (out / name).read_bytes()
+            (out / name).write_bytes(flipped(content))
+            with pytest.raises(UserError, match=rf"{name} is damaged"):
+                open_parcel(str(out))
+            (out / name).write_bytes(content)
+        open_parcel(str(out))
+    (out / "model.safetensors").write_bytes(flipped((out / "model.safetensors").read_bytes()))
+    (out / MARKER).unlink()  # as the message says: nothing is known about the files then
+    open_parcel(str(out))
+    out = sent(root / "runs" / "char", tmp_path / "nanogpt", "nanogpt").out
+    (out / "meta.pkl").write_bytes(flipped((out / "meta.pkl").read_bytes()))
+    with pytest.raises(UserError, match=r"meta\.pkl is damaged"):
+        read_meta(out / "meta.pkl")
+
+
+def flipped(content: bytes) -> bytes:
+    place = len(content) * 2 // 3
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def test_an_export_of_before_there_was_a_digest_of_its_marker(root: Path, tmp_path: Path) -> None:
+    out = sent(root / "runs" / "char", tmp_path / "out").out
+    marker = json.loads((out / MARKER).read_text())
+    del marker["digest"]
+    (out / MARKER).write_text(json.dumps(marker))
+    open_parcel(str(out))
+    wrong: list[Any] = [{"../config.json": ""}, {"config.json": 3}, []]
+    for bad in wrong:
+        (out / MARKER).write_text(json.dumps(marker | {"sha256": bad}))
+        with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
+            open_parcel(str(out))
 
 
 # --- the place ---

@@ -83,6 +83,27 @@ def reference(
     return model
 
 
+def nanochat(seed: int = 0, **changes: Any) -> Any:
+    """NanoChat as `transformers` computes it, of the same size, as far as ours computes it too."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 24,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1.2e-7,
+        "final_logit_softcapping": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    model = transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**settings | changes)).eval()
+    shake(model, seed)
+    return model
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     """Of a folder with a model's files."""
     path = folder / "config.json"

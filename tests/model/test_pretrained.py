@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from little import CONTEXT, change_config, little_config, reference, some_tokens
+from little import CONTEXT, change_config, little_config, nanochat, reference, some_batch, some_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -225,6 +225,68 @@ def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
     assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
     logits = built(config, state)(some_tokens())
     torch.testing.assert_close(logits, theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+
+
+# --- NanoChat ---
+
+
+@torch.no_grad()
+def test_a_nanochat_of_transformers_is_the_same_model(tmp_path: Path) -> None:
+    tokens, targets = some_batch()
+    for tied in (True, False):
+        theirs = nanochat(tie_word_embeddings=tied)
+        theirs.save_pretrained(tmp_path / str(tied))
+        config, state = read_pretrained(find_pretrained(str(tmp_path / str(tied))))
+        assert config == little_config(arch="modern", bias=False, activation="relu2", tie_embeddings=tied)
+        model, logits = built(config, state), theirs(tokens).logits
+        torch.testing.assert_close(model(tokens), logits, atol=1e-5, rtol=0)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        assert model(tokens, targets).item() == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_what_nanochat_computes_and_we_do_not_is_named(tmp_path: Path) -> None:
+    """By the settings in transformers, which has other defaults where the file says nothing."""
+    nanochat().save_pretrained(tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    for name, value in {
+        "rms_norm_eps": 1e-6,
+        "final_logit_softcapping": 15.0,
+        "attention_bias": True,
+        "intermediate_size": 100,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "hidden_act": "silu",
+        "num_attention_heads": 8,  # heads of 3 channels have no halves
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }.items():
+        change_config(tmp_path, **{"num_key_value_heads": None} | {name: value})
+        assert [name in problem for problem in problems(tmp_path)] == [True]
+        (tmp_path / "config.json").write_text(before)
+    settings = json.loads(before)
+    for name in ("rms_norm_eps", "final_logit_softcapping", "intermediate_size"):
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != name}))
+        assert [name in problem for problem in problems(tmp_path)] == [True]
+    del settings["rope_parameters"], settings["tie_word_embeddings"], settings["hidden_act"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))  # whose defaults are ours
+    assert read_pretrained(tmp_path)[0].activation == "relu2"
+
+
+def test_weights_of_nanochat_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    nanochat().save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    save_file(state | {"model.layers.1.self_attn.q_proj.weight": torch.zeros(6, 24)}, path)
+    with pytest.raises(UserError, match=r"lacks transformer\.h\.1\.attn\.c_attn\.weight"):
+        built(*read_pretrained(tmp_path))
+    save_file({name: tensor for name, tensor in state.items() if "embed_tokens" not in name}, path)
+    assert "model.safetensors: it has no embed_tokens.weight" in problems(tmp_path)
+    save_file(state, path)
+    change_config(tmp_path, num_hidden_layers=10**12, vocab_size=10**12, hidden_size=2 * 10**12)
+    assert "intermediate_size" in problems(tmp_path)[0]
+    change_config(tmp_path, intermediate_size=8 * 10**12)
+    assert "num_hidden_layers" in problems(tmp_path)[0]
 
 
 # --- several files ---

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from little import CONTEXT, little_gpt, reference, some_tokens
+from little import CONTEXT, little_gpt, nanochat, reference, some_tokens
+from torch import Tensor
 
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import from_transformers, load_weights
+from glassgpt.model.weights import from_nanochat, from_transformers, load_weights, model_of, to_nanochat
 
 
 def ours(**changes: Any) -> GPT:
@@ -80,3 +82,46 @@ def test_a_wholly_different_file_says_how_different() -> None:
 def test_wrong_bias_setting_is_an_error_not_a_random_layer() -> None:
     with pytest.raises(UserError, match=r"has transformer\.h\.0\.ln_1\.bias, which this model does not"):
         load_weights(ours(bias=False), ours().state_dict(), "the file")
+
+
+# --- NanoChat ---
+
+
+@torch.no_grad()
+def test_modern_is_nanochat_in_both_directions() -> None:
+    """With gains that are not 1: each has to be folded into the right matrix."""
+    for n_head, tied, activation in (
+        (1, True, "relu2"),
+        (2, False, "gelu"),
+        (3, True, "gelu_new"),
+        (4, False, "relu2"),
+    ):
+        model = ours(arch="modern", n_head=n_head, tie_embeddings=tied, activation=activation)
+        state = to_nanochat(model.state_dict(), model.config)
+        theirs = nanochat(num_attention_heads=n_head, hidden_act=activation)
+        theirs.load_state_dict(state)  # strict: no key is missing or left over
+        for length in (1, 5, CONTEXT):
+            tokens = some_tokens(length=length)
+            expected = theirs(tokens).logits
+            assert expected.std() > 0.1
+            torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=0)
+        shape = dataclasses.replace(model.config, tie_embeddings=False)
+        back = model_of(shape, from_nanochat(state, shape), "transformers").eval()
+        torch.testing.assert_close(back(some_tokens()), model(some_tokens()), atol=1e-5, rtol=0)
+        start = some_tokens(rows=1, length=2)
+        written = theirs.generate(start, max_new_tokens=CONTEXT - 2, do_sample=False)
+        assert written[0, 2:].tolist() == greedy_tokens(model, start)
+
+
+def greedy_tokens(model: GPT, start: Tensor) -> list[int]:
+    tokens = start
+    while tokens.shape[1] < CONTEXT:
+        tokens = torch.cat((tokens, model.next_logits(tokens).argmax(-1, keepdim=True)), dim=1)
+    return tokens[0, start.shape[1] :].tolist()
+
+
+def test_one_matrix_stays_one_only_while_the_last_gain_is_1() -> None:
+    model = ours(arch="modern")
+    assert "lm_head.weight" in to_nanochat(model.state_dict(), model.config)
+    torch.nn.init.ones_(model.transformer.ln_f.weight)
+    assert "lm_head.weight" not in to_nanochat(model.state_dict(), model.config)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from glassgpt.data import fingerprint
+from glassgpt.data.fingerprint import sha256_in_pieces
 from glassgpt.train import tensorfile
 from glassgpt.train.tensorfile import Packed, Staging, digest, pack, write_packed
 
@@ -69,6 +71,22 @@ def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 2)
     write(tmp_path / "file", dict(layer.named_parameters()))
     assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
+
+
+def test_a_file_is_hashed_piece_by_piece_as_its_content_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose header is cut off, or claims to be longer than the file."""
+    monkeypatch.setattr(tensorfile, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(fingerprint, "PIECE_BYTES", 1000)
+    path, read = tmp_path / "file", list[int]()
+    for header, rest in ((0, 0), (56, 0), (56, 1), (56, 999), (56, 1000), (56, 1001), (56, 5000), (2**60, 9)):
+        path.write_bytes(header.to_bytes(8, "little") + b"x" * (min(header, 99) + rest))
+        assert sha256_in_pieces(path, read.append) == digest(path.read_bytes())
+        assert sum(read) == path.stat().st_size
+        read.clear()
+    path.write_bytes(b"")
+    assert sha256_in_pieces(path, read.append) == digest(b"")
 
 
 def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

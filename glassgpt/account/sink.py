@@ -3,7 +3,8 @@
 The journal is written in the loop's own thread, so that a record is safe before the loop goes on. Listeners
 (console, trackers) each have a thread and a queue of their own: one that fails is dropped and named, one that
 is slow or hangs only falls behind, and beyond a limit misses records, which are counted: a tracker all that
-come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run.
+come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run. A listener that has
+a method `finish` gets it called in the end, after the journal is closed.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Sink:
     ) -> None:
         self._path, self._process = path, process
         self._journal: Journal | None = None  # opened by the first record: before that nothing is written
+        self._listeners = listeners
         self._listening = [_Mailbox(listener) for listener in listeners]
         self._trackers = dict(trackers or {})
         self._tracking = [_Mailbox(tracker, name) for name, tracker in self._trackers.items()]
@@ -103,6 +105,9 @@ class Sink:
             _say(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
             self._journal.close()
+        for listener in self._listeners:
+            if finish := getattr(listener, "finish", None):
+                finish()  # in this thread: it may take its time, and Ctrl-C reaches it
 
 
 class Silence(Sink):

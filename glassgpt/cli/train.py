@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from glassgpt.account.journal import Record
     from glassgpt.account.sink import Listener
+    from glassgpt.show.report.listener import ReportAtEnd
     from glassgpt.train.interrupt import Stop
     from glassgpt.train.task import Task
     from glassgpt.train.team import Team
@@ -82,13 +83,15 @@ TUNING_S = 90.0
 
 def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
     from glassgpt.account.machine import process_age_s
+    from glassgpt.show.report.listener import ReportAtEnd
     from glassgpt.train import session
     from glassgpt.train.team import join
 
     team = join()
     with team.together():
         task = _task(team, recipe, flags, tune)
-    listeners = [_shown_by(task.config)] if team.is_first else []
+    report = ReportAtEnd(_console_of(task.config), stop)
+    listeners = [_lines(task.config, report), report] if team.is_first else []
     return session.start(task, listeners, stop, process_age_s(), team).exit_code
 
 
@@ -118,17 +121,16 @@ def _console_of(config: TrainConfig) -> Console:
     return console(stderr=config.console == "nanogpt")
 
 
-def _shown_by(config: TrainConfig) -> Listener:
-    """One listener for lines and report: two would print into each other's lines."""
+def _lines(config: TrainConfig, report: ReportAtEnd) -> Listener:
+    """Prints the run."""
     from glassgpt.account.sink import warn_of
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
-    from glassgpt.show.report.listener import ReportAtEnd
 
-    out = _console_of(config)
     nanogpts = config.console == "nanogpt"
-    lines: Listener = NanogptConsole() if nanogpts else RunConsole(out, live=sys.stdout.isatty())
-    report = ReportAtEnd(out)
+    lines: Listener = (
+        NanogptConsole() if nanogpts else RunConsole(_console_of(config), live=sys.stdout.isatty())
+    )
 
     def show(record: Record) -> None:
         if report.is_read:
@@ -137,7 +139,6 @@ def _shown_by(config: TrainConfig) -> Listener:
             except OSError as error:  # a closed terminal takes the lines, and leaves the report
                 report.is_read = False
                 warn_of("console", error)
-        report(record)
 
     return show
 

@@ -88,13 +88,14 @@ class TextFiles:
 
     def parcels(self, skip: int = 0) -> Iterator[Parcel]:
         items: list[bytes] = []
-        first, size = skip, 0
+        first, size, disk_bytes = skip, 0, 0
         for after, path in enumerate(self.files[skip:], skip + 1):
             items.append(_whole_file(path))
             size += len(items[-1])
+            disk_bytes += path.stat().st_size
             if size >= PARCEL_BYTES or after == len(self.files):
-                yield Parcel(self.path, first, "text", items, size, self.files[first:after])
-                items, first, size = [], after, 0
+                yield Parcel(self.path, first, "text", items, disk_bytes, self.files[first:after])
+                items, first, size, disk_bytes = [], after, 0, 0
 
 
 def _whole_file(path: Path) -> bytes:

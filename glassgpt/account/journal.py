@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from glassgpt.paths import with_tilde
+
 Record = dict[str, Any]
 
 NAME = "journal.jsonl"
@@ -50,6 +52,15 @@ class Journal:
     def close(self) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def shareable(value: Any) -> Any:
+    """The value with ~ for the user's home folder in every text. Whoever reads a path back expands it."""
+    if isinstance(value, dict):
+        return {key: shareable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shareable(item) for item in value]
+    return with_tilde(value) if isinstance(value, str) else value
 
 
 def encode(record: Record) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from glassgpt.account.finding import finding_record
-from glassgpt.account.journal import Journal, Record
+from glassgpt.account.journal import Journal, Record, shareable
 from glassgpt.errors import UserError, first_line
 
 Listener = Callable[[Record], None]
@@ -42,6 +42,8 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 PATIENCE_S = 5.0  # how long the end of a run waits for a slow listener
 TRACKERS_PATIENCE_S = 15.0  # and for trackers, which may have to send what they were told
 WAITING = 10_000  # records that a listener may be behind; then it misses what comes
+
+_WITHOUT_PATHS = ("step", "eval", "sample")  # numbers, and what the model wrote
 
 _TRACKER_THREAD = "tracker "  # how the names of these threads begin
 
@@ -80,17 +82,20 @@ class Sink:
 
     def _pass_on(self, record: Record) -> None:
         record = {"kind": record["kind"], "time": time.time(), "process": self._process} | record
+        shared = record if record["kind"] in _WITHOUT_PATHS else shareable(record)
         try:
             if self._journal is None:
                 self._journal = Journal(self._path)
-            self._journal.write(record)
+            self._journal.write(shared)
         except OSError as error:
             raise UserError(
                 f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
                 f"--init_from=resume --out_dir={self._path.parent}"
             ) from error
-        for mailbox in (*self._listening, *self._tracking):
+        for mailbox in self._listening:
             mailbox.post(record)
+        for mailbox in self._tracking:
+            mailbox.post(shared)
 
     def close(self) -> None:
         for mailbox in (*self._listening, *self._tracking):

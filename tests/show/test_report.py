@@ -82,6 +82,16 @@ def test_the_policy_names_the_scripts_of_the_page_and_allows_no_other() -> None:
     assert len(scripts) == 2
 
 
+def test_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    run = nanogpt_run()
+    setup = replace(run.setup, settings={"out_dir": "/home/someone/out", "dataset": "/mnt/home/someone/x"})
+    page = page_of(replace(run, setup=setup))
+    assert "~/out" in page
+    assert "/mnt/home/someone/x" in page
+    assert page.count("/home/someone") == 1
+
+
 @pytest.mark.parametrize("history", [nanogpt_run(), glassgpt_run()], ids=["log", "journal"])
 def test_figures_are_what_plotly_accepts(history: History) -> None:
     page = page_of(history)

@@ -19,6 +19,7 @@ from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
 from glassgpt.insight.verdict import verdict_on
+from glassgpt.paths import with_tilde
 from glassgpt.show import facts as facts_shown
 from glassgpt.show.facts import Row
 from glassgpt.show.report import tables
@@ -116,8 +117,7 @@ def text(value: str) -> str:
 
     The marks that isolate a value in a right-to-left sentence are ours and stay.
     """
-    clean = harmless_words(value)
-    return escape(clean)
+    return escape(harmless_words(with_tilde(value)))
 
 
 def _header(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from glassgpt.data import decoding
 from glassgpt.data.unpacked import COMPRESSED, Unpacked
 from glassgpt.errors import UserError
 
@@ -110,9 +111,9 @@ def _whole_file(path: Path) -> bytes:
 
 
 def is_binary(path: Path) -> bool:
-    """Git's test, on what is in the file if it is compressed: text has no NUL byte near its beginning."""
+    """Going by what is in the file, if it is compressed."""
     with Unpacked(path) as file:
-        return b"\0" in file.read(8192)
+        return decoding.is_binary(file.read(8192))
 
 
 # --- lines of JSON ---

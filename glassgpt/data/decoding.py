@@ -45,9 +45,8 @@ def changes_by(decoder: io.IncrementalNewlineDecoder, encoding: str) -> list[str
 
 
 def plain_utf8(content: bytes) -> bytes:
-    """A whole file as UTF-8; the very same bytes if it is that already."""
+    """A whole file with its mark and line ends resolved; the very same bytes if it has neither."""
     encoding = encoding_of(content)
     if encoding == "utf-8" and b"\r" not in content:
-        content.decode()  # raises for what is not UTF-8
         return content
     return decoder_of(encoding).decode(content, final=True).encode()

@@ -84,7 +84,8 @@ def texts_of(parcel: Parcel, column: str, decode: bool = True) -> tuple[list[byt
     texts, converted = [], 0
     for item, content in enumerate(parcel.items):
         try:
-            text = plain_utf8(content) if parcel.files else content.decode().encode()
+            text = plain_utf8(content) if parcel.files else content
+            text.decode()
         except UnicodeDecodeError as error:
             raise UserError(_not_utf8(parcel.where(item), error)) from error
         texts.append(text)

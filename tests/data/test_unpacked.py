@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,19 @@ import zstandard
 from glassgpt.data.parcels import TextFiles
 from glassgpt.data.unpacked import Unpacked
 
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+}
+
 
 def test_the_beginning_tells_how_much_there_is(tmp_path: Path) -> None:
     """What repeats itself after a while compresses far better then than at its beginning."""
     content = random.Random(0).randbytes(50_000).hex().encode() * 8
     read_bytes = len(content) // 16
     shares = {}
-    for name, pack in {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}.items():
+    for name, pack in PACKERS.items():
         path = tmp_path / f"a.jsonl.{name}"
         path.write_bytes(pack(content))
         with Unpacked(path) as file:
@@ -32,7 +39,7 @@ def test_the_beginning_tells_how_much_there_is(tmp_path: Path) -> None:
 
 def test_several_parts_that_each_tell_their_own_length(tmp_path: Path) -> None:
     content = b"Each of these lines is in each of the parts.\n" * 2000
-    for name, pack in {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}.items():
+    for name, pack in PACKERS.items():
         path = tmp_path / f"a.jsonl.{name}"
         path.write_bytes(pack(content[:4500]) + pack(content[4500:]) + pack(b""))
         with Unpacked(path) as file:

@@ -113,7 +113,7 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool,
     with team.together():
         task = _task(team, recipe, flags, tune, text)
     report = ReportAtEnd(_console_of(task.config), stop)
-    listeners = [_lines(task.config, report), report] if team.is_first else []
+    listeners: list[Listener] = [_lines(task.config, report), report] if team.is_first else []
     return session.start(task, listeners, stop, process_age_s(), team).exit_code
 
 

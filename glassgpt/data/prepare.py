@@ -97,7 +97,7 @@ def prepare_once(text: str, say: Callable[[str], None], progress: bool = True) -
         name, word = shlex.quote(out.name), shlex.quote(text)
         raise UserError(
             f"{out} holds a dataset that was made of something else ({manifest.source}) or before {text} was "
-            f"changed: --dataset={name} trains on that one; `glass prepare {word} --overwrite=True` replaces "
+            f"changed: --dataset={name} trains on that one; `glass prepare {word} --overwrite` replaces "
             f"it, and `glass prepare {word} --out_dir=data/NAME` leaves it"
         )
     say(f"{out} was prepared from {text} before, and is used as it is")

@@ -52,9 +52,9 @@ class ReportAtEnd:
         begun = time.monotonic()
         notice = threading.Timer(NOTICE_AFTER_S, self._say_that_it_takes_time, (self._run_dir,))
         notice.daemon = True
-        reason = ""
+        reason, gentle = "", self._stop.gentle
         try:
-            self._stop.gentle = False  # there is nothing left to save
+            self._stop.gentle = False  # the first signal ends the writing: there is nothing left to save
             notice.start()
             self._write(self._run_dir)
         except KeyboardInterrupt:
@@ -67,6 +67,7 @@ class ReportAtEnd:
             warn_of(NAME, error)
             reason = "writing it failed"
         finally:
+            self._stop.gentle = gentle
             notice.cancel()
         later = f"`glass report {shlex.quote(str(self._run_dir))}` writes it"
         self._say(f"none: {reason}; {later}" if reason else str(self._run_dir / NAME))

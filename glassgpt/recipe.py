@@ -160,6 +160,15 @@ def _other_meaning(name: str) -> str:
     return f"to learn from its text, run  glass prepare {word}  first" if os.path.exists(path) else ""
 
 
+def is_text(name: str) -> bool:
+    """Whether `glass train NAME` means a text to prepare: one that is there, and nothing else we know."""
+    path = user_path(name)
+    if name in preset_names() or name.endswith((".toml", ".py", ".pt")) or not os.path.exists(path):
+        return False
+    is_ours = holds_dataset(path) or os.path.exists(path / "config.toml") or os.path.exists(path / "ckpt.pt")
+    return not is_ours
+
+
 def _read_preset(name: str) -> Recipe:
     with resources.as_file(resources.files("glassgpt") / "presets" / f"{name}.toml") as path:
         return read_recipe(path, name)

@@ -33,3 +33,9 @@ def finding_record(
         "explanation": explanation,
         "advice": advice,
     }
+
+
+def finding_line(record: Record) -> str:
+    """What a console prints of it."""
+    advice = f" {record['advice']}." if record["advice"] else ""
+    return f"{record['title']} ({record['evidence']}).{advice}"

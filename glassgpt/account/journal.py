@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from glassgpt.paths import with_tilde
+
 Record = dict[str, Any]
 
 NAME = "journal.jsonl"
@@ -52,6 +54,15 @@ class Journal:
         self._file.close()
 
 
+def shareable(value: Any) -> Any:
+    """The value with ~ for the user's home folder in every text. Whoever reads a path back expands it."""
+    if isinstance(value, dict):
+        return {key: shareable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shareable(item) for item in value]
+    return with_tilde(value) if isinstance(value, str) else value
+
+
 def encode(record: Record) -> bytes:
     return dumps(record).encode() + b"\n"
 
@@ -66,7 +77,7 @@ def dumps(value: Any) -> str:
 
 def loads(text: str | bytes) -> Any:
     """What `dumps` wrote."""
-    return json.loads(text, object_hook=_revive)
+    return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
 
 
 def plain(value: Any) -> Any:
@@ -118,7 +129,12 @@ def read_stream(lines: Iterable[bytes]) -> Iterator[Record]:
 
 def _revive(record: Record) -> Record:
     """Only where a number belongs: a sample may well consist of the letters "nan"."""
-    return {name: _special(value) if name in NUMBERS else value for name, value in record.items()}
+    for name in NUMBERS.intersection(record):
+        record[name] = _special(record[name])
+    return record
+
+
+_DECODER = json.JSONDecoder(object_hook=_revive)  # once: making one takes as long as decoding a line
 
 
 def current(records: Iterable[Record]) -> list[Record]:

@@ -3,7 +3,8 @@
 The journal is written in the loop's own thread, so that a record is safe before the loop goes on. Listeners
 (console, trackers) each have a thread and a queue of their own: one that fails is dropped and named, one that
 is slow or hangs only falls behind, and beyond a limit misses records, which are counted: a tracker all that
-come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run.
+come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run. A listener that has
+a method `finish` gets it called in the end, after the journal is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from glassgpt.account.finding import finding_record
-from glassgpt.account.journal import Journal, Record
+from glassgpt.account.journal import Journal, Record, shareable
 from glassgpt.errors import UserError, first_line
 
 Listener = Callable[[Record], None]
@@ -42,6 +43,8 @@ PATIENCE_S = 5.0  # how long the end of a run waits for a slow listener
 TRACKERS_PATIENCE_S = 15.0  # and for trackers, which may have to send what they were told
 WAITING = 10_000  # records that a listener may be behind; then it misses what comes
 
+_WITHOUT_PATHS = ("step", "eval", "sample")  # numbers, and what the model wrote
+
 _TRACKER_THREAD = "tracker "  # how the names of these threads begin
 
 
@@ -61,6 +64,7 @@ class Sink:
     ) -> None:
         self._path, self._process = path, process
         self._journal: Journal | None = None  # opened by the first record: before that nothing is written
+        self._listeners = listeners
         self._listening = [_Mailbox(listener) for listener in listeners]
         self._trackers = dict(trackers or {})
         self._tracking = [_Mailbox(tracker, name) for name, tracker in self._trackers.items()]
@@ -78,17 +82,20 @@ class Sink:
 
     def _pass_on(self, record: Record) -> None:
         record = {"kind": record["kind"], "time": time.time(), "process": self._process} | record
+        shared = record if record["kind"] in _WITHOUT_PATHS else shareable(record)
         try:
             if self._journal is None:
                 self._journal = Journal(self._path)
-            self._journal.write(record)
+            self._journal.write(shared)
         except OSError as error:
             raise UserError(
                 f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
                 f"--init_from=resume --out_dir={self._path.parent}"
             ) from error
-        for mailbox in (*self._listening, *self._tracking):
+        for mailbox in self._listening:
             mailbox.post(record)
+        for mailbox in self._tracking:
+            mailbox.post(shared)
 
     def close(self) -> None:
         for mailbox in (*self._listening, *self._tracking):
@@ -103,6 +110,9 @@ class Sink:
             _say(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
             self._journal.close()
+        for listener in self._listeners:
+            if finish := getattr(listener, "finish", None):
+                finish()  # in this thread: it may take its time, and Ctrl-C reaches it
 
 
 class Silence(Sink):

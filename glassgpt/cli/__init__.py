@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -140,7 +141,9 @@ def _dispatch(words: list[str]) -> int:
         return 0
     there_are = commands()
     if words[0] not in there_are:
-        raise UserError(f"there is no command {words[0]!r}; there are {', '.join(there_are)}")
+        near = difflib.get_close_matches(words[0], there_are, n=1)
+        hint = f"did you mean glass {near[0]}?" if near else f"there are {', '.join(there_are)}"
+        raise UserError(f"there is no command {words[0]!r}; {hint}")
     return there_are[words[0]](words[1:])
 
 

@@ -13,13 +13,14 @@ from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
-from glassgpt.recipe import Recipe, find_recipe, preset_names
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_text, preset_names
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from glassgpt.account.journal import Record
     from glassgpt.account.sink import Listener
+    from glassgpt.show.report.listener import ReportAtEnd
     from glassgpt.train.interrupt import Stop
     from glassgpt.train.task import Task
     from glassgpt.train.team import Team
@@ -29,7 +30,8 @@ def train(words: list[str]) -> int:
     if wants_help(words):
         about = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
         text = (
-            "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed). --tune measures "
+            "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed), or a text, file or "
+            "folder, to prepare and train on with quickstart's settings. --tune measures "
             f"first, {TUNING_S:.0f} s at most, which settings are fastest here. --nproc=N trains in N "
             f"processes on this machine, as torchrun does. Presets:\n\n{about}"
         )
@@ -40,7 +42,19 @@ def train(words: list[str]) -> int:
     nproc = own.get("nproc")
     if isinstance(nproc, int) and nproc < 1:
         problems.append(f"--nproc={nproc} must be 1 or more")
-    recipe = recipe_named(names, problems)
+    text = names[0] if len(names) == 1 and _is_text(names[0]) else ""
+    if text:
+        from glassgpt.data.options import PrepareOptions, dataset_name
+
+        problems += [
+            f"{text} and --{name} each name a dataset: leave one of them out"
+            for name in ("dataset", "data_dir")
+            if name in flags
+        ]
+        flags["dataset"] = dataset_name(PrepareOptions(text))
+        recipe: Recipe | None = replace(find_recipe(DEFAULT_PRESET), name=flags["dataset"])
+    else:
+        recipe = recipe_named(names, problems)
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
     if isinstance(nproc, int) and "RANK" not in os.environ:  # torchrun and we would start each other
@@ -52,11 +66,20 @@ def train(words: list[str]) -> int:
 
     try:
         with Stop() as stop:
-            return _train(recipe, flags, stop, bool(own.get("tune")))
+            return _train(recipe, flags, stop, bool(own.get("tune")), text)
     except RankLost as lost:
         if lost.is_mine_to_say:
             print(f"error: {lost}", file=sys.stderr)
         return 1
+
+
+def _is_text(name: str) -> bool:
+    """Documents in bulk may take hours and settings of their own: they are prepared by themselves."""
+    if not is_text(name):
+        return False
+    from glassgpt.data.corpus import is_corpus
+
+    return not is_corpus(name)
 
 
 def _without_nproc(words: list[str]) -> list[str]:
@@ -80,19 +103,21 @@ class _Flags(TrainConfig):
 TUNING_S = 90.0
 
 
-def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool) -> int:
+def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool, text: str = "") -> int:
     from glassgpt.account.machine import process_age_s
+    from glassgpt.show.report.listener import ReportAtEnd
     from glassgpt.train import session
     from glassgpt.train.team import join
 
     team = join()
     with team.together():
-        task = _task(team, recipe, flags, tune)
-    listeners = [_shown_by(task.config)] if team.is_first else []
+        task = _task(team, recipe, flags, tune, text)
+    report = ReportAtEnd(_console_of(task.config), stop)
+    listeners: list[Listener] = [_lines(task.config, report), report] if team.is_first else []
     return session.start(task, listeners, stop, process_age_s(), team).exit_code
 
 
-def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) -> Task:
+def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool, text: str) -> Task:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
     from glassgpt.train.task import begun_by, resolve
@@ -106,6 +131,8 @@ def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) 
         check_installed(trackers_asked(task.config))
     out = _console_of(task.config)
     team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+    if text:
+        team.in_turn(lambda: _prepare_text(text, out if team.is_first else None))
     if not tune or begun is not None:
         return task
     found = team.from_first(lambda: _tuned(task, flags, out, team.size))
@@ -118,17 +145,16 @@ def _console_of(config: TrainConfig) -> Console:
     return console(stderr=config.console == "nanogpt")
 
 
-def _shown_by(config: TrainConfig) -> Listener:
-    """One listener for lines and report: two would print into each other's lines."""
+def _lines(config: TrainConfig, report: ReportAtEnd) -> Listener:
+    """Prints the run."""
     from glassgpt.account.sink import warn_of
     from glassgpt.show.console import RunConsole
     from glassgpt.show.nanogpt import NanogptConsole
-    from glassgpt.show.report.listener import ReportAtEnd
 
-    out = _console_of(config)
     nanogpts = config.console == "nanogpt"
-    lines: Listener = NanogptConsole() if nanogpts else RunConsole(out, live=sys.stdout.isatty())
-    report = ReportAtEnd(out)
+    lines: Listener = (
+        NanogptConsole() if nanogpts else RunConsole(_console_of(config), live=sys.stdout.isatty())
+    )
 
     def show(record: Record) -> None:
         if report.is_read:
@@ -137,7 +163,6 @@ def _shown_by(config: TrainConfig) -> Listener:
             except OSError as error:  # a closed terminal takes the lines, and leaves the report
                 report.is_read = False
                 warn_of("console", error)
-        report(record)
 
     return show
 
@@ -176,6 +201,19 @@ def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
             lambda line: None,
             progress=out.is_terminal,
         )
+
+
+def _prepare_text(text: str, out: Console | None) -> None:
+    """`out`: None where another process of the team prints."""
+    from glassgpt.data.prepare import prepare_once
+    from glassgpt.harmless import harmless
+
+    def say(line: str) -> None:
+        if out is not None:
+            out.print(f"{'data':<13} {harmless(line)}", soft_wrap=True, markup=False)
+
+    prepare_once(text, say, progress=out is not None and out.is_terminal)
+    say(f"now trains on it with the settings of {DEFAULT_PRESET}, and yours")
 
 
 def prepare(words: list[str]) -> int:

@@ -205,6 +205,7 @@ def _encode(
             mark.duplicates += int((~new).sum())
             mark.empty += encoded.empty
             mark.repaired += encoded.repaired
+            mark.converted += encoded.converted
             mark.piece, mark.document = piece, parcel.after
             if any(len(writers[split].closed) > len(mark.closed[split]) for split in SPLITS):
                 _save(work, mark, writers, seen)
@@ -263,6 +264,9 @@ def _counted(mark: Mark) -> list[str]:
         lines.append(f"left out {plural(mark.empty, 'empty document')}")
     if mark.duplicates:
         lines.append(f"left out {plural(mark.duplicates, 'document')} that had been there before")
+    if mark.converted:
+        files = plural(mark.converted, "file")
+        lines.append(f"{files} with UTF-16, a byte order mark or \\r\\n line ends became plain UTF-8")
     if mark.repaired:
         lines.append(f"in {plural(mark.repaired, 'document')} half characters became question marks")
     return lines

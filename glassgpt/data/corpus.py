@@ -27,7 +27,7 @@ from glassgpt.data.parcels import Lines, Parcel, Piece, TextFiles, holds_documen
 from glassgpt.data.parquet import Parquet, column_problem
 from glassgpt.errors import UserError, of_many_files
 from glassgpt.figures import plural
-from glassgpt.paths import user_path
+from glassgpt.paths import user_path, with_tilde
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30
@@ -113,7 +113,7 @@ def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
             f"none of the {plural(len(there), 'file')} of documents in {folder} is for training, going by "
             f"their names and the dataset's card: give the files themselves, --source '{folder}/*'"
         )
-    corpus = _of_documents(paths, column, f"folder {folder}")
+    corpus = _of_documents(paths, column, f"folder {with_tilde(str(folder))}")
     return dataclasses.replace(corpus, notes=skipped(len(there) - len(paths), "file of documents"))
 
 
@@ -124,12 +124,12 @@ def _local(where: str, column: str) -> Corpus:
     paths: Sequence[Path]
     if path.is_dir():
         folder = read_folder(path)
-        paths, description, notes = folder.files, f"folder {path}", skipped_links(folder)
+        paths, description, notes = folder.files, f"folder {with_tilde(str(path))}", skipped_links(folder)
     elif path.exists():
-        paths, description = [path], f"file {path}"
+        paths, description = [path], f"file {with_tilde(str(path))}"
     else:
         paths, copies = _matching(path)
-        description, notes = f"pattern {where}", skipped(copies, "repeated file")
+        description, notes = f"pattern {with_tilde(where)}", skipped(copies, "repeated file")
     if not paths:
         raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
     if _is_mostly_documents(paths):

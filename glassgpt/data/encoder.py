@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.data.decoding import plain_utf8
 from glassgpt.data.manifest import DTYPES, dtype_for
 from glassgpt.data.parcels import Parcel
 from glassgpt.data.split import document_key
@@ -32,6 +33,8 @@ class Encoded:
     # Documents without a text, which are left out; and those with half a character, which was replaced.
     empty: int
     repaired: int
+    # Files that were not UTF-8 with plain line ends, and were converted.
+    converted: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Encoder:
         return DTYPES[dtype_for(self.tokenizer.vocab_size)]
 
     def __call__(self, parcel: Parcel) -> Encoded:
-        documents, repaired = texts_of(parcel, self.column, decode=self.tokenizer.name != "byte")
+        documents, repaired, converted = texts_of(parcel, self.column, decode=self.tokenizer.name != "byte")
         kept = [text for text in documents if text]
         ids: NDArray[Any]
         if isinstance(self.tokenizer, ByteTokenizer):
@@ -63,22 +66,31 @@ class Encoder:
             np.array([document_key(text) for text in kept], dtype=np.uint64),
             len(documents) - len(kept),
             repaired,
+            converted,
         )
 
 
-def texts_of(parcel: Parcel, column: str, decode: bool = True) -> tuple[list[bytes], int]:
-    """The documents as UTF-8, and how many had to be repaired. Blank lines between JSON are no documents."""
+def texts_of(parcel: Parcel, column: str, decode: bool = True) -> tuple[list[bytes], int, int]:
+    """The documents as UTF-8, how many had to be repaired, and how many converted.
+
+    Blank lines between JSON are no documents. Text in JSON or parquet is taken as it is.
+    """
     if parcel.kind == "json":
         lines = [(item, line) for item, line in enumerate(parcel.items) if line.strip()]
         pairs = [_utf8(_text_in(line, parcel.where(item), column)) for item, line in lines]
-        return [text for text, _ in pairs], sum(repaired for _, repaired in pairs)
-    if decode:
-        for item, text in enumerate(parcel.items):
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(_not_utf8(parcel.where(item), error)) from error
-    return parcel.items, 0
+        return [text for text, _ in pairs], sum(repaired for _, repaired in pairs), 0
+    if not decode:
+        return parcel.items, 0, 0
+    texts, converted = [], 0
+    for item, content in enumerate(parcel.items):
+        try:
+            text = plain_utf8(content) if parcel.files else content
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(_not_utf8(parcel.where(item), error)) from error
+        texts.append(text)
+        converted += text != content
+    return texts, 0, converted
 
 
 def _text_in(line: bytes, where: str, column: str) -> str:
@@ -107,8 +119,8 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
     if suffix := packed_as(error.object):
         return f"{where} is not text but compressed: add {suffix} to the file's name"
     return (
-        f"{where} is not UTF-8 at its byte {error.start:,}: convert the file, for example with iconv, "
-        "and run the command again"
+        f"{where} is not {error.encoding.upper()} at its byte {error.start:,}: convert the file, for example "
+        "with iconv, and run the command again"
     )
 
 

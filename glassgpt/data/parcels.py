@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from glassgpt.data import decoding
 from glassgpt.data.unpacked import COMPRESSED, Unpacked
 from glassgpt.errors import UserError
 
@@ -88,13 +89,14 @@ class TextFiles:
 
     def parcels(self, skip: int = 0) -> Iterator[Parcel]:
         items: list[bytes] = []
-        first, size = skip, 0
+        first, size, disk_bytes = skip, 0, 0
         for after, path in enumerate(self.files[skip:], skip + 1):
             items.append(_whole_file(path))
             size += len(items[-1])
+            disk_bytes += path.stat().st_size
             if size >= PARCEL_BYTES or after == len(self.files):
-                yield Parcel(self.path, first, "text", items, size, self.files[first:after])
-                items, first, size = [], after, 0
+                yield Parcel(self.path, first, "text", items, disk_bytes, self.files[first:after])
+                items, first, size, disk_bytes = [], after, 0, 0
 
 
 def _whole_file(path: Path) -> bytes:
@@ -109,9 +111,9 @@ def _whole_file(path: Path) -> bytes:
 
 
 def is_binary(path: Path) -> bool:
-    """Git's test, on what is in the file if it is compressed: text has no NUL byte near its beginning."""
+    """Going by what is in the file, if it is compressed."""
     with Unpacked(path) as file:
-        return b"\0" in file.read(8192)
+        return decoding.is_binary(file.read(8192))
 
 
 # --- lines of JSON ---

@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import functools
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from glassgpt.data.bulk import prepare_corpus
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, write_manifest
+from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, stored_manifest, write_manifest
 from glassgpt.data.options import (
     PrepareOptions,
     asked_tokenizer,
@@ -81,6 +82,32 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
     return manifest
 
 
+def prepare_once(text: str, say: Callable[[str], None], progress: bool = True) -> None:
+    """Prepare a text file or folder at its usual place, unless that was done: `glass train my.txt`."""
+    options = PrepareOptions(text)
+    out = out_directory(options)
+    manifest = stored_manifest(out)
+    if manifest is None:
+        say(f"preparing {text}")
+        prepare(options, say, progress)
+        return
+    documents = open_source(text, "", keep_in=out, kept_in=out).documents
+    survey = survey_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
+    if _text_note(survey) not in manifest.notes:
+        name, word = shlex.quote(out.name), shlex.quote(text)
+        raise UserError(
+            f"{out} holds a dataset that was made of something else ({manifest.source}) or before {text} was "
+            f"changed: --dataset={name} trains on that one; `glass prepare {word} --overwrite` replaces "
+            f"it, and `glass prepare {word} --out_dir=data/NAME` leaves it"
+        )
+    say(f"{out} was prepared from {text} before, and is used as it is")
+
+
+def _text_note(survey: Survey) -> str:
+    """Identifies the text of a dataset, in the order of its documents."""
+    return f"SHA-256 of the text: {hashlib.sha256(b''.join(survey.digests)).hexdigest()}"
+
+
 def _prepare_text(
     options: PrepareOptions, out: Path, notes: list[str], say: Callable[[str], None], progress: bool
 ) -> Manifest:
@@ -100,8 +127,15 @@ def _prepare_text(
 
         with show("reading") as advance:
             survey = survey_documents(source.documents, _text_encoding(options.tokenizer), advance)
+        for change, files in survey.changes.items():
+            note(f"{change} ({plural(files, 'file')})")
         if "\0" in survey.characters and options.tokenizer != "byte":
-            note("the text has NUL characters, as UTF-16 and binary files do: see whether it is UTF-8 text")
+            note(
+                "the text has NUL characters, as binary files have, and UTF-16 without a byte order mark: "
+                "see whether it is UTF-8 text"
+            )
+        if options.dataset not in BUILT_IN:
+            notes.append(_text_note(survey))
         split = split_documents(survey, val_fraction(options))
         note(f"split: {split.reason}")
 
@@ -195,6 +229,12 @@ def _write_dataset(
     for document, digest in zip(survey.documents, survey.digests, strict=True):
         if read[document].digest() != digest:  # of the two spans of one text, training's comes first
             raise _changed(document)
+    if min(train.tokens, val.tokens) < 2:
+        raise UserError(
+            f"{source.description}: {plural(train.tokens, 'training token')} and "
+            f"{plural(val.tokens, 'validation token')} are too few; each split needs at least 2, so that one "
+            "predicts the other: bring more text, or change --val_fraction"
+        )
     sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)

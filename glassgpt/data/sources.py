@@ -3,7 +3,7 @@
 glass prepare pylib                               the source of the Python that is running: no network
 glass prepare shakespeare_char                    tiny shakespeare, downloaded once
 glass prepare shakespeare_char --source FILE      the same without a network
-glass prepare my.txt                              any UTF-8 text file
+glass prepare my.txt                              any text file: UTF-8, or UTF-16 with a byte order mark
 glass prepare my_folder                           every text file in a folder, one document each
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import io
 import os
 import platform
 import sysconfig
@@ -20,12 +21,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.decoding import LONGEST_MARK, changes_by, decoder_of, encoding_of, is_binary
 from glassgpt.data.fingerprint import file_sha256
 from glassgpt.data.folder import read_folder, skipped, skipped_links
 from glassgpt.data.unpacked import packed_as
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
-from glassgpt.paths import user_path
+from glassgpt.paths import user_path, with_tilde
 
 CHUNK_BYTES = 2**20
 
@@ -59,16 +61,27 @@ class Document:
     path: Path
     size_bytes: int
 
-    def text(self, encoding: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
-        """The text in chunks, newlines untouched; "latin-1" gives one character per raw byte."""
-        decoder = codecs.getincrementaldecoder(encoding)()
+    def text(
+        self, encoding: str, chunk_bytes: int = CHUNK_BYTES, changes: list[str] | None = None
+    ) -> Iterator[str]:
+        """The text in chunks, see decoding.py; "latin-1" gives one character per raw byte.
+
+        `changes` gets what was done to a text that was not plain UTF-8.
+        """
         read_bytes = 0
         try:
             with self.path.open("rb") as file:
+                if encoding == "utf-8":
+                    encoding = encoding_of(file.read(LONGEST_MARK))
+                    file.seek(0)
+                is_raw = encoding == "latin-1"
+                decoder = codecs.getincrementaldecoder(encoding)() if is_raw else decoder_of(encoding)
                 while chunk := file.read(chunk_bytes):
                     read_bytes += len(chunk)
                     yield decoder.decode(chunk)
                 yield decoder.decode(b"", final=True)
+                if changes is not None and isinstance(decoder, io.IncrementalNewlineDecoder):
+                    changes += changes_by(decoder, encoding)
         except UnicodeDecodeError as error:
             # The decoder sees the bytes it kept back plus the chunk; the user wants a place in the file.
             offset = read_bytes - len(error.object) + error.start
@@ -76,7 +89,7 @@ class Document:
             is_packed = self.path.suffix.lower() in _PACKED or packed_as(error.object)
             is_laid_out = self.path.suffix.lower() in _LAID_OUT
             fix = "unpack it first" if is_packed else _SAVE_TEXT if is_laid_out else convert
-            raise UserError(f"{self.path} is not UTF-8 at byte {offset:,}: {fix}") from error
+            raise UserError(f"{self.path} is not {encoding.upper()} at byte {offset:,}: {fix}") from error
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
 
@@ -151,13 +164,13 @@ def _documents(paths: dict[str, Path]) -> tuple[Document, ...]:
 
 
 def _file(path: Path) -> Source:
-    return Source(path.stem, f"file {path}", _documents({path.name: path}))
+    return Source(path.stem, f"file {with_tilde(str(path))}", _documents({path.name: path}))
 
 
 def _folder(root: Path) -> Source:
     """Every file under a folder but hidden ones and binaries; what was left out is said."""
     folder = read_folder(root)
-    texts = {path.relative_to(root).as_posix(): path for path in folder.files if not looks_binary(path)}
+    texts = {path.relative_to(root).as_posix(): path for path in folder.files if not _looks_binary(path)}
     documents = _documents(texts)
     notes = (
         *skipped(len(folder.files) - len(texts), "binary file"),
@@ -165,14 +178,14 @@ def _folder(root: Path) -> Source:
         *skipped(len(texts) - len(documents), "empty file"),
         *skipped_links(folder),
     )
-    return Source(root.resolve().name, f"folder {root}, {plural(len(documents), 'file')}", documents, notes)
+    description = f"folder {with_tilde(str(root))}, {plural(len(documents), 'file')}"
+    return Source(root.resolve().name, description, documents, notes)
 
 
-def looks_binary(path: Path) -> bool:
-    """Git's test: text has no NUL byte near its beginning."""
+def _looks_binary(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return b"\0" in file.read(8192)
+            return is_binary(file.read(8192))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -212,7 +225,7 @@ def _shakespeare(dataset: str, local_file: str, keep_in: Path, kept_in: Path) ->
         path = user_path(local_file)
         canonical = file_sha256(path) == SHAKESPEARE_SHA256
         notes = () if canonical else (f"{path} is not the canonical tiny shakespeare (its SHA-256 differs)",)
-        return Source(dataset, f"file {path}", _documents({path.name: path}), notes)
+        return Source(dataset, f"file {with_tilde(str(path))}", _documents({path.name: path}), notes)
     kept = kept_in / SHAKESPEARE_FILE
     path = keep_in / SHAKESPEARE_FILE
     if is_kept_download(kept):

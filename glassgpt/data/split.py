@@ -8,8 +8,9 @@ of one document never land on both sides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ class Survey:
     digests: tuple[bytes, ...]
     # Every different character, sorted: the vocabulary of the char tokenizer.
     characters: str
+    # What was done to texts that were not plain UTF-8, and to how many of them.
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ def survey_documents(documents: Sequence[Document], encoding: str, advance: Call
     lengths: list[int] = []
     digests: list[bytes] = []
     problems: list[str] = []
+    changes: list[str] = []
     for document in documents:
         length, digest = 0, hashlib.sha256()
         try:
-            for text in document.text(encoding):
+            for text in document.text(encoding, changes=changes):
                 raw = text.encode(encoding)
                 length += len(text)
                 digest.update(raw)
@@ -81,7 +85,7 @@ def survey_documents(documents: Sequence[Document], encoding: str, advance: Call
     if problems:
         raise of_many_files(problems)
     characters = "".join(map(chr, np.flatnonzero(seen)))
-    return Survey(tuple(documents), tuple(lengths), tuple(digests), characters)
+    return Survey(tuple(documents), tuple(lengths), tuple(digests), characters, Counter(changes))
 
 
 def split_documents(survey: Survey, val_fraction: float) -> Split:

@@ -40,6 +40,7 @@ class Mark:
     text_bytes: dict[str, int] = field(default_factory=_none_yet)
     empty: int = 0
     repaired: int = 0
+    converted: int = 0
     duplicates: int = 0
     tokens: dict[str, int] = field(default_factory=_none_yet)
     # SHA-256 of the shards that are full.

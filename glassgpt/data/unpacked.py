@@ -35,6 +35,8 @@ class Unpacked:
         self._errors: tuple[type[BaseException], ...] = (EOFError, *errors)
         self._member: Any = None  # the decompressor of where we are
         self._packed = self._ready = b""
+        self._given = 0  # unpacked bytes
+        self._size, self._declared = path.stat().st_size, _declared_bytes(path) if self._new else 0
 
     def __enter__(self) -> Unpacked:
         return self
@@ -43,12 +45,21 @@ class Unpacked:
         self._file.close()
 
     def disk_bytes(self) -> int:
-        """How much of the file was read."""
-        return self._file.tell()
+        """How much of the file was read; of a compressed one, its size times the share of the text.
+
+        The beginning of a file compresses worse than the rest, so what was read of it is no measure.
+        """
+        read_bytes = self._file.tell()
+        if self._new is None or not self._given:
+            return read_bytes
+        so_far = (self._given + len(self._ready)) * self._size / read_bytes
+        return round(self._size * self._given / max(self._declared, so_far))
 
     def read(self, size: int) -> bytes:
         try:
-            return self._file.read(size) if self._new is None else self._unpack(size, self._new)
+            content = self._file.read(size) if self._new is None else self._unpack(size, self._new)
+            self._given += len(content)
+            return content
         except self._errors as error:
             raise UserError(_misnamed(self._path) or damaged(self._path, error)) from error
         except OSError as error:
@@ -93,6 +104,43 @@ def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Bas
     except ImportError as error:
         raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {DATA_EXTRA}") from error
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
+
+
+def _declared_bytes(path: Path) -> int:
+    """How long the text is as the file says, or less: it may be of one part of several. 0: it says nothing.
+
+    xz has it in the index at the end of its last stream, gzip at the end of its last member (modulo 2^32),
+    and Zstandard in the header of its first frame.
+    """
+    suffix, size = path.suffix.lower(), path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(18)
+        file.seek(max(0, size - 12))
+        tail = file.read()
+        if suffix == ".zst" and packed_as(head) == suffix:
+            import zstandard
+
+            return max(0, zstandard.frame_content_size(head))
+        if suffix == ".gz":
+            return int.from_bytes(tail[-4:], "little")
+        length = (int.from_bytes(tail[4:8], "little") + 1) * 4
+        if tail[-2:] != b"YZ" or length > size - 24:
+            return 0
+        file.seek(size - 12 - length)
+        numbers = _xz_numbers(file.read(length)[1:])
+    return sum(numbers[2 : 2 + 2 * numbers[0] : 2]) if numbers else 0
+
+
+def _xz_numbers(index: bytes) -> list[int]:
+    """Seven bits a byte, low ones first: the number of blocks; then of each its size packed and unpacked."""
+    numbers, value, shift = [], 0, 0
+    for byte in index:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(value)
+            value = shift = 0
+    return numbers
 
 
 def packed_as(beginning: bytes) -> str | None:

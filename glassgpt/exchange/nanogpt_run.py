@@ -210,7 +210,7 @@ def _write(work: Path, told: Told, ckpt: Ckpt) -> None:
     record = Journal(work / journal.NAME)
     try:
         for line in records_of(told):
-            record.write(line)
+            record.write(journal.shareable(line))
     finally:
         record.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,12 @@ def _seconds(values: Record, unit: float = 1.0) -> dict[str, float]:
 
 def _steps(records: Sequence[Record], number: dict[int, int]) -> Steps:
     def column(name: str) -> Floats:
-        values = [_loss(record) if name == "loss" else _float(record, name) for record in records]
-        return np.array([math.nan if value is None else value for value in values], dtype=float)
+        convert = _loss if name == "loss" else partial(_float, name=name)
+        values = [record.get(name) for record in records]
+        for index, value in enumerate(values):
+            if type(value) is not float or not -1e100 < value < 1e100:  # rare: a call for each takes long
+                values[index] = convert(records[index])
+        return np.array(values, dtype=float)  # None becomes NaN
 
     return Steps(
         iteration=np.array([record["iter"] for record in records], dtype=np.int64),

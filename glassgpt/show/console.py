@@ -15,6 +15,7 @@ from rich.text import Text
 
 from glassgpt import figures
 from glassgpt.account.clock import PHASES
+from glassgpt.account.finding import finding_line
 from glassgpt.account.journal import Record
 from glassgpt.account.peak import Peak, mfu_note
 from glassgpt.harmless import harmless
@@ -212,9 +213,8 @@ class RunConsole:
         )
 
     def _print_finding(self, record: Record) -> None:
-        advice = f" {record['advice']}." if record["advice"] else ""
         style = "" if record["severity"] == "info" else "yellow"
-        self._line(record["severity"], f"{record['title']} ({record['evidence']}).{advice}", style)
+        self._line(record["severity"], finding_line(record), style)
 
     def _print_profile(self, record: Record) -> None:
         if not is_sound(record):

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from glassgpt.account.finding import finding_line
 from glassgpt.account.journal import Record
 from glassgpt.harmless import harmless
 from glassgpt.show.next_steps import what_next
@@ -97,7 +98,7 @@ class NanogptConsole:
         self._line(f"saving checkpoint to {self._run['out_dir']}")
 
     def _print_finding(self, record: Record) -> None:
-        self._aside(f"{record['severity']}: {record['title']} ({record['evidence']}). {record['advice']}.")
+        self._aside(f"{record['severity']}: {finding_line(record)}")
 
     def _print_sample(self, record: Record) -> None:
         self._aside(record["text"])

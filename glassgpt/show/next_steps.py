@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePath
 
 from glassgpt.account.journal import Record
 from glassgpt.data.dataset import BUILT_IN
+from glassgpt.paths import user_path
 
 
 def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
@@ -38,12 +38,12 @@ def _after_the_end(run: Record) -> list[tuple[str, str]]:
 
 def _all_runs(run: Record) -> str:
     """`glass runs` by itself looks into runs/; a nanoGPT config often says another place."""
-    folder = PurePath(run.get("out_dir", "runs/RUN")).parent
+    folder = user_path(run.get("out_dir", "runs/RUN")).parent
     return "glass runs" if str(folder) == "runs" else f"glass runs {shlex.quote(str(folder))}"
 
 
 def _folder(run: Record) -> str:
-    return shlex.quote(str(run.get("out_dir", "RUN")))
+    return shlex.quote(str(user_path(run.get("out_dir", "RUN"))))
 
 
 def _go_on(run: Record) -> str:

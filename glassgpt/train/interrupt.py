@@ -70,6 +70,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None  # to be acted on
         self.gentle = False  # set when there is something to save: until then a signal quits at once
+        self.at_once = False  # a signal has quit the run at once: whatever is optional is left out
         self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
         self.in_team = False  # what is heard is only acted on when all have agreed
         self.is_quiet = False  # another process of the team says what is to be said
@@ -111,6 +112,7 @@ class Stop:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self._heard is not None or self.signal is not None or not self.gentle:
+            self.at_once = True
             raise Stopped(number)
         self._heard = number
         if not self.in_team:

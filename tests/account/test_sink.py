@@ -166,3 +166,29 @@ def test_a_second_process_appends(tmp_path: Path) -> None:
         sink({"kind": "run", "iter": process})
         sink.close()
     assert [(record["process"], record["iter"]) for record in read(tmp_path / "j")] == [(0, 0), (1, 1)]
+
+
+def test_the_home_folder_is_not_named_in_what_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    heard: list[Record] = []
+    sink = Sink(tmp_path / "j", 0, [heard.append])
+    config = {"data_dir": "/home/someone/data/mine", "max_iters": 5, "init_from": "/home/someone2/run"}
+    sink(
+        {
+            "kind": "run",
+            "iter": 0,
+            "out_dir": "/home/someone/runs/a",
+            "config": config,
+            "notes": ["in /home/someone"],
+        }
+    )
+    sink({"kind": "sample", "iter": 0, "text": "/home/someone/wrote"})
+    sink.close()
+    run, sample = read(tmp_path / "j")
+    assert run["out_dir"] == "~/runs/a"
+    assert run["config"] == {"data_dir": "~/data/mine", "max_iters": 5, "init_from": "/home/someone2/run"}
+    assert run["notes"] == ["in ~"]
+    assert sample["text"] == "/home/someone/wrote"  # what a model writes is nobody's path
+    assert heard[0]["out_dir"] == "/home/someone/runs/a"  # for whoever opens it

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workplace import WORDS, Capture, contents
+from workplace import TINY, WORDS, Capture, contents, records, refused
 
 from glassgpt.account import journal
 from glassgpt.cli import commands, main
@@ -157,3 +157,22 @@ def test_a_pipe_that_closes_early_is_no_error(here: Path) -> None:
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_train_takes_a_text_and_prepares_it_once(here: Path, capsys: Capture) -> None:
+    Path("my.txt").write_text(WORDS * 60)
+    short = [*TINY, "--block_size=16", "--max_iters=1", "--sample_tokens=0"]
+    assert main(["train", "my.txt", *short]) == 0
+    said = capsys.readouterr().out
+    assert "data/my: " in said
+    (run,) = [record for record in records("runs/my") if record["kind"] == "run"]
+    assert (run["config"]["dataset"], run["config"]["arch"]) == ("my", "modern")
+    manifest = Path("data/my/manifest.json").read_bytes()
+    assert main(["train", "my.txt", *short]) == 0
+    assert Path("data/my/manifest.json").read_bytes() == manifest
+    assert Path("runs/my-2").is_dir()
+    assert "--dataset" in refused(capsys, "train", "my.txt", "--dataset=mine")[0]
+    Path("my.txt").write_text(WORDS * 61)
+    assert "--overwrite" in refused(capsys, "train", "my.txt", *short)[0]
+    Path("my.jsonl").write_text('{"text": "a document"}\n')
+    assert "glass prepare my.jsonl" in refused(capsys, "train", "my.jsonl")[0]

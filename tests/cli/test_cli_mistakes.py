@@ -22,7 +22,8 @@ def mine(here: Path, capsys: Capture) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["tarin"], ["there is no command 'tarin'; there are train, prepare, runs, show"]),
+        (["trian"], ["there is no command 'trian'; did you mean glass train"]),
+        (["zzz"], ["there is no command 'zzz'; there are train, prepare, runs, show"]),
         (["train", "quickstrat"], ["quickstrat is neither a preset .* did you mean quickstart"]),
         (["train", "nothing.toml"], ["there is no config file nothing.toml"]),
         (

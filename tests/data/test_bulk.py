@@ -252,6 +252,18 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
 
 
+def test_encodings_and_line_ends_of_texts_make_no_difference(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    encodings = ("utf-8", "utf-8-sig", "utf-16")
+    for i, text in enumerate(TEXTS[:30]):
+        lines = text.replace("\n", "\r\n") if i % 2 else text
+        (folder / f"{i:02}.txt").write_bytes(lines.encode(encodings[i % 3]))
+    dataset = made(f"{folder}/*", tmp_path / "made")
+    assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:30])
+    assert any("UTF-16" in note for note in dataset.manifest.notes)
+
+
 def test_a_file_is_read_once_however_many_names_it_has(tmp_path: Path) -> None:
     """A link that leads in a circle made forty copies of everything."""
     folder = tmp_path / "texts"

@@ -49,6 +49,8 @@ def test_char_is_nanogpts_prepare(tmp_path: Path) -> None:
     (tmp_path / "play.txt").write_bytes(text.encode())
     dataset = made(tmp_path / "play.txt", tmp_path / "out")
     # nanoGPT's data/shakespeare_char/prepare.py, line for line.
+    with (tmp_path / "play.txt").open() as file:
+        text = file.read()
     chars = sorted(set(text))
     stoi = {ch: i for i, ch in enumerate(chars)}
     n = len(text)
@@ -56,6 +58,30 @@ def test_char_is_nanogpts_prepare(tmp_path: Path) -> None:
     assert dataset.tokens("train").tolist() == [stoi[c] for c in train_data]
     assert dataset.tokens("val").tolist() == [stoi[c] for c in val_data]
     assert dataset.manifest.vocab_size == len(chars)
+
+
+def test_encodings_and_line_ends_make_no_difference_and_are_said(tmp_path: Path) -> None:
+    text = "Ein Käse, ein Glas.\nषड्ज\n" * 20
+    windows = text.replace("\n", "\r\n")
+    contents = {
+        "plain": text.encode(),
+        "crlf": windows.encode(),
+        "mark": text.encode("utf-8-sig"),
+        "utf16": windows.encode("utf-16"),
+        "utf16be": b"\xfe\xff" + text.encode("utf-16-be"),
+    }
+    made_of = {}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+        made_of[name] = made(tmp_path / f"{name}.txt", tmp_path / name)
+    plain = made_of.pop("plain").manifest
+    assert not [note for note in plain.notes if "(1 file)" in note]
+    for name, dataset in made_of.items():
+        assert dataset.manifest.sha256 == plain.sha256
+        said = [note for note in dataset.manifest.notes if "(1 file)" in note]
+        assert len(said) == (2 if name == "utf16" else 1)
+    raw = made(tmp_path / "crlf.txt", tmp_path / "raw", tokenizer="byte").manifest
+    assert sum(raw.text_bytes.values()) == len(windows.encode())
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe:300", "gpt2"])
@@ -70,11 +96,12 @@ def test_the_text_can_be_read_back_from_the_ids(tmp_path: Path, text_file: Path,
         assert len(dataset.tokens("train")) == int(len(raw) * 0.9)
     else:
         parts = [loaded.decode(dataset.tokens(split)) for split in ("train", "val")]
-        assert "".join(parts).encode() == raw
+        assert "".join(parts) == text_file.read_text(encoding="utf-8")
         assert dict(dataset.manifest.text_bytes) == {
             "train": len(parts[0].encode()),
             "val": len(parts[1].encode()),
         }
+        raw = "".join(parts).encode()
     assert sum(dataset.manifest.text_bytes.values()) == len(raw)
     assert dataset.bytes_per_token("train") >= 1.0
 
@@ -111,8 +138,10 @@ def test_streaming_in_small_chunks_changes_nothing(
     hashes = [made(text_file, tmp_path / f"whole-{t}", tokenizer=t).hash for t in ("char", "byte", "bpe:300")]
     document_text = sources.Document.text
 
-    def in_drops(self: sources.Document, encoding: str, chunk_bytes: int = 0) -> Iterator[str]:
-        return document_text(self, encoding, 7)
+    def in_drops(
+        self: sources.Document, encoding: str, chunk_bytes: int = 0, changes: list[str] | None = None
+    ) -> Iterator[str]:
+        return document_text(self, encoding, 7, changes)
 
     monkeypatch.setattr(sources.Document, "text", in_drops)
     assert hashes == [
@@ -122,8 +151,8 @@ def test_streaming_in_small_chunks_changes_nothing(
 
 def test_a_vocabulary_over_sixteen_bits_is_stored_in_thirty_two(tmp_path: Path) -> None:
     for size, dtype in ((65_536, "uint16"), (65_537, "uint32")):
-        # Every character once, so that every id is used.
-        text = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000)[:size]
+        # Every character once, so that every id is used; but \r, which becomes \n.
+        text = "".join(chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000 and i != 0xD)[:size]
         path = tmp_path / f"{size}.txt"
         path.write_bytes(text.encode())
         dataset = made(path, tmp_path / str(size), tokenizer="char")
@@ -136,13 +165,25 @@ def test_auto_chooses_and_says_why(tmp_path: Path) -> None:
     said: list[str] = []
     for count, chosen in ((512, "char"), (513, "bpe:8192")):
         path = tmp_path / f"{count}.txt"
-        path.write_text("".join(chr(0x4E00 + i) for i in range(count)) * 2, encoding="utf-8")
+        path.write_text(" ".join(chr(0x4E00 + i) for i in range(count - 1)) * 2, encoding="utf-8")
         manifest = prepare(PrepareOptions(str(path), out_dir=str(tmp_path / chosen[:3])), say=said.append)
         assert manifest.tokenizer == chosen
         note = f"tokenizer {chosen}: the text has {count} different characters"
         assert any(line.startswith(note) for line in said)
         assert any(line.startswith(note) for line in manifest.notes)
     assert any(line.startswith("the text is too small for 8192 tokens, it yields") for line in said)
+
+
+def test_a_text_too_short_to_validate_on_is_refused(tmp_path: Path) -> None:
+    for text, is_enough in (("abcde", False), ("a" * 19, True)):
+        (tmp_path / "short.txt").write_text(text)
+        if is_enough:
+            tokens = made(tmp_path / "short.txt", tmp_path / "out").manifest.tokens
+            assert min(tokens.values()) == 2
+        else:
+            with pytest.raises(UserError, match="at least 2"):
+                made(tmp_path / "short.txt", tmp_path / "out")
+            assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
 def test_one_character_is_said_in_the_singular(tmp_path: Path) -> None:
@@ -445,5 +486,5 @@ def test_nul_characters_are_pointed_out(tmp_path: Path) -> None:
     path = tmp_path / "windows.txt"
     path.write_bytes(("a glass house " * 50).encode("utf-16-le"))
     notes = made(path, tmp_path / "text").manifest.notes
-    assert any("NUL characters, as UTF-16 and binary files do" in note for note in notes)
+    assert any("NUL characters" in note for note in notes)
     assert not any("NUL" in note for note in made(path, tmp_path / "raw", tokenizer="byte").manifest.notes)

@@ -227,7 +227,7 @@ def test_unknown_tokenizers(name: str, message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe:300"])
 def test_a_run_folder_carries_its_tokenizer(tmp_path: Path, kind: str) -> None:
-    text = "".join(CORPUS)
+    text = "".join(CORPUS).replace("\r\n", "\n")
     (tmp_path / "t.txt").write_text(text, encoding="utf-8", newline="")
     files = str(write_layouts(library(), tmp_path / "files")[0]) if kind == "gpt2" else ""
     options = PrepareOptions(

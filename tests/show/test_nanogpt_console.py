@@ -262,14 +262,16 @@ def test_findings_complaints_and_ends_go_to_stderr(tiny: MakeConfig) -> None:
     before = output.out
     finding = {"severity": "advice", "title": "title", "evidence": "evidence", "advice": "do this"}
     output.console(record("finding", 1, finding, {}))
+    output.console(record("finding", 1, finding, {"advice": ""}))
     output.console(end_record(1, "interrupted"))
     output.console(end_record(1, "not finite", recent_grad_norms=[1.0], bad_iter=2, last_checkpoint=None))
     output.console(end_record(1, "finished"))
     assert output.out == before
     lines = output.err.splitlines()
     assert lines[0] == "advice: title (evidence). do this."
-    assert lines[1].startswith("next: go on with  glass train --init_from=resume --out_dir=")
-    assert lines[2] == "problem: the loss or gradient of iter 2 was not finite; it was not applied"
+    assert lines[1] == "advice: title (evidence)."
+    assert lines[2].startswith("next: go on with  glass train --init_from=resume --out_dir=")
+    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; it was not applied"
     output.console(record("resume", 1, {"from_iter": 1, "complaints": ["it is damaged"]}, {}))
     assert output.err.splitlines()[-1] == "warning: it is damaged"
 

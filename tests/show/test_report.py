@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -67,6 +69,27 @@ def structure_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
     parser.feed(page)
     assert parser.open == []
     return parser.seen
+
+
+def test_the_policy_names_the_scripts_of_the_page_and_allows_no_other() -> None:
+    page = report_html(nanogpt_run(), facts_of(nanogpt_run()), FINDINGS, "a run")
+    found = re.search(r'http-equiv="Content-Security-Policy" content=".*?script-src ([^;]*);', page)
+    assert found is not None
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    assert "\r" not in "".join(scripts)  # a browser would read it as a newline, and hash that
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    assert found[1].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(scripts) == 2
+
+
+def test_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    run = nanogpt_run()
+    setup = replace(run.setup, settings={"out_dir": "/home/someone/out", "dataset": "/mnt/home/someone/x"})
+    page = page_of(replace(run, setup=setup))
+    assert "~/out" in page
+    assert "/mnt/home/someone/x" in page
+    assert page.count("/home/someone") == 1
 
 
 @pytest.mark.parametrize("history", [nanogpt_run(), glassgpt_run()], ids=["log", "journal"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import shutil
@@ -25,13 +26,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Listens from the start, looks when all is drawn, turns light into dark and looks again.
-_LISTEN = """<script>
+_LISTEN = """
 const complaints = [];
 addEventListener("error", event => complaints.push(event.message));
 addEventListener("unhandledrejection", event => complaints.push(String(event.reason)));
 addEventListener("securitypolicyviolation", event => complaints.push("blocked: " + event.blockedURI));
-</script>"""
-_LOOK = """<script>
+"""
+_LOOK = """
 const fill = name => getComputedStyle(document.querySelector(name)).fill;
 const look = () => ({
   page: getComputedStyle(document.body).backgroundColor,
@@ -55,6 +56,7 @@ addEventListener("load", () => setTimeout(() => {
     overflow: document.documentElement.scrollWidth,
     charts: [...document.querySelectorAll(".chart")].map(chart),
     requests: performance.getEntriesByType("resource").map(entry => entry.name),
+    title: document.title,
     brand: document.querySelector(".brand").getBoundingClientRect().left,
     before: look(),
   };
@@ -65,12 +67,16 @@ addEventListener("load", () => setTimeout(() => {
     console.log("SEEN " + btoa(unescape(encodeURIComponent(JSON.stringify(seen)))) + " END");
   }, 500);
 }, 1500));
-</script>"""
+"""
 
 
-def look_at(page: str, folder: Path, width: int, dark: bool = False) -> dict[str, Any]:
-    """In a frame of that width: a window cannot be as narrow as a phone."""
-    page = page.replace("<style>", _LISTEN + "<style>", 1).replace("</body>", _LOOK + "</body>")
+def look_at(page: str, folder: Path, width: int, dark: bool = False, blocked: int = 0) -> dict[str, Any]:
+    """In a frame of that width: a window cannot be as narrow as a phone. `blocked`: scripts that must be."""
+    ours = (hashlib.sha256(script.encode()).digest() for script in (_LISTEN, _LOOK))
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in ours)
+    page = page.replace("script-src ", f"script-src {allowed} ", 1)
+    page = page.replace("<style>", f"<script>{_LISTEN}</script><style>", 1)
+    page = page.replace("</body>", f"<script>{_LOOK}</script></body>")
     (folder / "report.html").write_text(page, encoding="utf-8")
     frame = (
         f'<body style="margin:0"><iframe src="report.html" style="border:0;width:{width}px;height:4000px">'
@@ -98,7 +104,7 @@ def look_at(page: str, folder: Path, width: int, dark: bool = False) -> dict[str
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     answer = next((found for line in said if (found := re.search(r"SEEN (\S+) END", line))), None)
     assert answer is not None, done.stderr[-3000:]
-    assert len(said) == 1, said  # nothing but our own line: no error, no warning
+    assert len(said) == 1 + blocked, said  # our own line, and no other error or warning
     seen: dict[str, Any] = json.loads(base64.b64decode(answer[1]))
     return seen
 
@@ -146,3 +152,15 @@ def test_right_to_left(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         seen = look_at(page_of(nanogpt_run()), tmp_path, width)
     assert_well_drawn(seen, 4, width)
     assert seen["brand"] > width / 2  # the line begins on the right
+
+
+def test_no_other_script_runs(tmp_path: Path) -> None:
+    """As if something got through all the escaping."""
+    attacks = (
+        "<script>document.title = 'script'</script>",
+        """<img src="data:," onerror="document.title = 'handler'">""",
+    )
+    page = page_of(nanogpt_run()).replace("</header>", "".join(attacks) + "</header>")
+    seen = look_at(page, tmp_path, 1280, blocked=len(attacks))
+    assert seen["title"].endswith("GlassGPT")
+    assert sorted(seen["complaints"]) == ["blocked: inline"] * len(attacks)

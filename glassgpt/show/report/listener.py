@@ -1,50 +1,99 @@
-"""The report at the end of a run: a listener, which writes report.html when the run says that it has
-ended."""
+"""The report at the end of a run.
+
+It is written by the main thread after all listeners have heard everything, however long that takes: a
+listener's thread is waited for a few seconds, and a long journal takes longer to read.
+"""
 
 from __future__ import annotations
 
+import shlex
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
+from glassgpt import figures
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.account.sink import warn_of
 from glassgpt.errors import UserError
 from glassgpt.harmless import harmless
+from glassgpt.train.interrupt import Stop
 from glassgpt.words import preferred_language, speaking
 
 NAME = "report.html"
+NOTICE_AFTER_S = 3.0  # of writing; then a line says what takes so long
 
 
 class ReportAtEnd:
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    """`stop`: a signal while the report is written gives up on it; one that quit the run leaves it out."""
+
+    def __init__(self, out: Console, stop: Stop) -> None:
+        self._out, self._stop = out, stop
         self.is_read = True  # where nobody reads the output any more, the report is written all the same
         self._run_dir: Path | None = None
+        self._has_ended = False
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
-        elif record["kind"] == "end" and self._run_dir is not None:
-            told = f"{'report':<13} {harmless(self._write(self._run_dir))}"
-            if self.is_read:
-                self._out.print(told, soft_wrap=True, markup=False)
+        elif record["kind"] == "end":
+            self._has_ended = True
 
-    def _write(self, run_dir: Path) -> str:
+    def finish(self) -> None:
+        """Write the report of a run that has ended, and print where it is, or why there is none.
+
+        Nothing is raised: the run keeps its exit code.
+        """
+        if self._run_dir is None or not self._has_ended:
+            return
+        begun = time.monotonic()
+        notice = threading.Timer(NOTICE_AFTER_S, self._say_that_it_takes_time, (self._run_dir,))
+        notice.daemon = True
+        reason, gentle = "", self._stop.gentle
+        try:
+            self._stop.gentle = False  # the first signal ends the writing: there is nothing left to save
+            notice.start()
+            self._write(self._run_dir)
+        except KeyboardInterrupt:
+            reason = f"stopped after {figures.duration(time.monotonic() - begun)}"
+        except UserError as error:
+            reason = "; ".join(error.problems)
+        except OSError as error:  # the folder was moved away or removed meanwhile
+            reason = f"{self._run_dir / journal.NAME} cannot be read any more ({error.strerror or error})"
+        except Exception as error:  # noqa: BLE001 - a mistake in the page must not become the run's
+            warn_of(NAME, error)
+            reason = "writing it failed"
+        finally:
+            self._stop.gentle = gentle
+            notice.cancel()
+        later = f"`glass report {shlex.quote(str(self._run_dir))}` writes it"
+        self._say(f"none: {reason}; {later}" if reason else str(self._run_dir / NAME))
+
+    def _say_that_it_takes_time(self, run_dir: Path) -> None:
+        size = figures.size((run_dir / journal.NAME).stat().st_size)
+        self._say(f"being written from a journal of {size}; Ctrl-C leaves it out")
+
+    def _say(self, text: str) -> None:
+        if self.is_read:
+            try:
+                self._out.print(f"{'report':<13} {harmless(text)}", soft_wrap=True, markup=False)
+            except OSError as error:
+                self.is_read = False
+                warn_of("console", error)
+
+    def _write(self, run_dir: Path) -> None:
+        if self._stop.at_once:
+            raise UserError("the run was stopped at once")
         if find_spec("plotly") is None:
-            return "none: plotly is not installed (pip install 'glassgpt[report]')"
+            raise UserError("plotly is not installed (pip install 'glassgpt[report]')")
         from glassgpt.insight.explain import explain
         from glassgpt.insight.own import history_of
         from glassgpt.show.report.page import write_report
 
-        try:
-            history = history_of(journal.read(run_dir / journal.NAME), str(run_dir))
-            with speaking(preferred_language()):
-                told = explain(history)
-                write_report(run_dir / NAME, history, told.facts, told.findings, run_dir.name)
-        except UserError as error:
-            return f"none: {'; '.join(error.problems)}"
-        except OSError as error:  # the folder was moved away or removed meanwhile
-            return f"none: {run_dir / journal.NAME} cannot be read any more ({error.strerror or error})"
-        return str(run_dir / NAME)
+        history = history_of(journal.read(run_dir / journal.NAME), str(run_dir))
+        with speaking(preferred_language()):
+            told = explain(history)
+            write_report(run_dir / NAME, history, told.facts, told.findings, run_dir.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,7 @@ from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
 from glassgpt.insight.verdict import verdict_on
+from glassgpt.paths import with_tilde
 from glassgpt.show import facts as facts_shown
 from glassgpt.show.facts import Row
 from glassgpt.show.report import tables
@@ -24,9 +27,6 @@ from glassgpt.show.report.charts import charts_of
 from glassgpt.show.report.drawing import Chart, Missing
 from glassgpt.show.timeline import phases_of, timeline_of
 from glassgpt.words import RIGHT_TO_LEFT, current_language, say
-
-# Nothing may be loaded from anywhere: what the page needs is in it.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 _BRAND = "GlassGPT"
 _MARK = f'<meta name="generator" content="{_BRAND}">'
@@ -61,7 +61,7 @@ def _is_report(path: Path) -> bool:
 
 def report_html(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:
     """In the current language."""
-    plotly_js = _plotly_js()
+    scripts = (_plotly_js(), f"\n{_packaged('page.js')}\n")
     timeline = timeline_of(history, facts)
     shown = charts_of(history, facts, timeline)
     charts = [item for item in shown if isinstance(item, Chart)]
@@ -71,7 +71,7 @@ def report_html(history: History, facts: Facts, findings: Sequence[Finding], nam
     direction = "rtl" if language in RIGHT_TO_LEFT else "ltr"
     return f"""<!DOCTYPE html>
 <html lang="{language}" dir="{direction}">
-{_head(name)}
+{_head(name, scripts)}
 <body>
 {_header(history, facts, findings, name)}
 <main>
@@ -81,19 +81,27 @@ def report_html(history: History, facts: Facts, findings: Sequence[Finding], nam
 </main>
 <footer><p>{_made_by()}</p></footer>
 <script type="application/json" id="figures">{_json(drawings)}</script>
-<script>{plotly_js}</script>
-<script>
-{_packaged("page.js")}
-</script>
+{"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
 """
 
 
-def _head(name: str) -> str:
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing may be loaded from anywhere, and no script may run but these. Plotly writes style attributes,
+    which have no hash that could be known beforehand."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _head(name: str, scripts: Sequence[str]) -> str:
     return f"""<head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 {_MARK}
@@ -109,8 +117,7 @@ def text(value: str) -> str:
 
     The marks that isolate a value in a right-to-left sentence are ours and stay.
     """
-    clean = harmless_words(value)
-    return escape(clean)
+    return escape(harmless_words(with_tilde(value)))
 
 
 def _header(history: History, facts: Facts, findings: Sequence[Finding], name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
+from glassgpt.harmless import harmless
 from glassgpt.recipe import Recipe, find_recipe, preset_names
 
 if TYPE_CHECKING:
@@ -89,7 +91,17 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
     with team.together():
         task = _task(team, recipe, flags, tune)
     listeners = [_shown_by(task.config)] if team.is_first else []
-    return session.start(task, listeners, stop, process_age_s(), team).exit_code
+    run = session.start(task, listeners, stop, process_age_s(), team)
+    if run.was_over and team.is_first:
+        longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
+        _console_of(task.config).print(
+            f"{'end':<13} {run.reason} before, after {run.iter:,} updates, with a best validation loss of "
+            f"{run.best_val_loss:.4f}; to train it longer: glass train --init_from=resume "
+            f"--out_dir={shlex.quote(harmless(str(run.out_dir)))} {longer}",
+            soft_wrap=True,
+            markup=False,
+        )
+    return run.exit_code
 
 
 def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) -> Task:
@@ -145,7 +157,6 @@ def _shown_by(config: TrainConfig) -> Listener:
 def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:
     """The settings that are fastest here, found by trying, and how long that took; what was said by flag
     stays."""
-    from glassgpt.harmless import harmless
     from glassgpt.insight.tune.tuning import tuned_config
 
     def say(line: str) -> None:

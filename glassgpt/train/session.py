@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from glassgpt.account import journal
 from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
@@ -19,9 +21,11 @@ from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import NO_THREAD, UserError, is_memory, lacks_threads
 from glassgpt.problems import find_problems
 from glassgpt.train import loop, records, shortage
+from glassgpt.train.checkpoint import load_last, readable
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
+from glassgpt.train.origin import settings_of
 from glassgpt.train.rundir import TOKENIZER, Place, existing_run_dir
 from glassgpt.train.setup import set_up
 from glassgpt.train.state import begin
@@ -40,6 +44,7 @@ class Run:
     iter: int
     best_val_loss: float
     best_iter: int | None
+    was_over: bool = False  # it had ended before this call, which did nothing
 
 
 def train(config: TrainConfig, name: str = "run", listeners: Sequence[Listener] = ()) -> Run:
@@ -73,12 +78,42 @@ def start(
     """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
     team = team or Team()
     try:
-        run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
+        with team.together():
+            before = team.from_first(lambda: _ended_before(task))
+        if before is not None:
+            run = Run(Path(before.pop("out_dir")), exit_code=0, was_over=True, **before)
+        else:
+            run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
     except BaseException as error:
         team.leave(error)
         raise
     team.leave()
     return run
+
+
+def _ended_before(task: Task) -> dict[str, Any] | None:
+    """How the run to resume ended, if it is over and no setting is changed: then there is nothing to do.
+
+    A setting that is left to the program, or is as an earlier start of the run had it, is no change."""
+    config, run_dir = task.config, task.run_dir
+    if run_dir is None or config.eval_only or not (run_dir / journal.NAME).is_file():
+        return None
+    end = next(journal.read_backwards(run_dir / journal.NAME), {})
+    point = next(reversed(list(readable(run_dir))), None)
+    if point is None or end.get("reason") not in ("finished", "stopped early") or end["iter"] != point.iter:
+        return None
+    progress, stored = point.state["progress"], settings_of(point)[0]
+    had_no_gain = config.patience and progress["evaluations_without_gain"] >= config.patience
+    if point.iter < config.max_iters and not had_no_gain:
+        return None
+    for name, value in dataclasses.asdict(config).items():
+        same = (stored.get(name), point.state["config"].get(name), None, "auto")
+        if value not in same and name not in ("out_dir", "init_from", "max_iters", "patience"):
+            return None
+    if load_last(run_dir)[0].path != point.path:  # its last checkpoint is damaged: redo what is lost
+        return None
+    best = {name: progress[name] for name in ("best_val_loss", "best_iter")}
+    return {"out_dir": str(run_dir), "reason": end["reason"], "iter": point.iter} | best
 
 
 def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:

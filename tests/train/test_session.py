@@ -21,6 +21,7 @@ from tiny import (
     MakeConfig,
     assert_same_tensors,
     choices,
+    contents,
     last_tensors,
     poison,
     records,
@@ -295,8 +296,54 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
     monkeypatch.undo()
     assert session.resume(config.out_dir).reason == "finished"
     assert [record["closing"] for record in records(config.out_dir, "eval")][-1]
-    with pytest.raises(UserError, match="has done its 4 updates"):
-        session.resume(config.out_dir)
+
+
+def test_a_finished_run_that_is_resumed_unchanged_is_left_alone(
+    tiny: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`until glass train --init_from=resume …` ends, whenever the run was killed."""
+    config = tiny(max_iters=8, eval_interval=4)
+    first = train(config)
+    before = contents(config.out_dir)
+    for changes in ({}, {"max_iters": 8}, {"max_iters": 3}, {"compile": "auto"}, {"learning_rate": 1e-2}):
+        assert session.resume(config.out_dir, **changes) == dataclasses.replace(first, was_over=True)
+    assert resume(config) == dataclasses.replace(first, was_over=True)
+    for flags in ([], ["--max_iters=8"], ["--device=auto"], ["--eval_iters=none"]):
+        assert cli.main(["train", "--init_from=resume", f"--out_dir={config.out_dir}", *flags]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert f"{first.best_val_loss:.4f}" in line
+        assert "--max_iters=16" in line
+    with pytest.raises(UserError, match="--max_iters=16"):
+        session.resume(config.out_dir, learning_rate=0.5)
+    assert contents(config.out_dir) == before
+    assert session.resume(config.out_dir, eval_only=True).reason == "evaluated"
+    longer = session.resume(config.out_dir, max_iters=10)
+    assert (longer.reason, longer.iter, longer.was_over) == ("finished", 10, False)
+
+
+def test_a_run_that_stopped_early_and_is_resumed_unchanged_is_left_alone(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=50, eval_interval=1, patience=1, learning_rate=1e-9, min_lr=0.0)
+    first = train(config)
+    assert first.reason == "stopped early"
+    before = contents(config.out_dir)
+    assert session.resume(config.out_dir) == dataclasses.replace(first, was_over=True)
+    assert contents(config.out_dir) == before
+    longer = session.resume(config.out_dir, patience=0, max_iters=first.iter + 1)
+    assert (longer.reason, longer.iter) == ("finished", first.iter + 1)
+
+
+def test_a_finished_run_that_lost_its_end_or_its_last_checkpoint_is_finished_again(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=8, eval_interval=4, keep_checkpoints=2)
+    train(config)
+    path = Path(config.out_dir) / NAME
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    run = session.resume(config.out_dir)
+    assert (run.reason, run.iter, run.was_over) == ("finished", 8, False)
+    tensors = Path(config.out_dir) / "checkpoints" / "00000008" / "model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"?")
+    run = session.resume(config.out_dir)
+    assert (run.reason, run.iter, run.was_over) == ("finished", 8, False)
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 4
 
 
 def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
@@ -107,7 +108,7 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool)
 def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) -> Task:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
-    from glassgpt.train.task import begun_by, resolve
+    from glassgpt.train.task import begun_by, prepare_if_built_in, resolve
 
     said = {**(recipe.settings if recipe else {}), **flags}
     begun = begun_by(team, str(said.get("out_dir", "")), flags)
@@ -117,7 +118,9 @@ def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool) 
     if team.is_first:
         check_installed(trackers_asked(task.config))
     out = _console_of(task.config)
-    team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+    team.in_turn(
+        lambda: prepare_if_built_in(task.config, partial(out.print, soft_wrap=True), out.is_terminal)
+    )
     if not tune or begun is not None:
         return task
     found = team.from_first(lambda: _tuned(task, flags, out, team.size))
@@ -171,22 +174,6 @@ def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict
     config = tuned_config(asked, TUNING_S, say, fixed=fixed)
     out.print()
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
-
-
-def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
-    """pylib is on every machine: no need to make people ask for it."""
-    from glassgpt import config as settings
-    from glassgpt.data.options import PrepareOptions
-    from glassgpt.data.prepare import prepare as prepare_data
-
-    directory = settings.data_dir(config)
-    if config.dataset == "pylib" and not config.data_dir and not directory.exists():
-        out.print("data          preparing pylib, the Python standard library's source, once", soft_wrap=True)
-        prepare_data(
-            PrepareOptions(dataset="pylib", out_dir=str(directory)),
-            lambda line: None,
-            progress=out.is_terminal,
-        )
 
 
 def prepare(words: list[str]) -> int:

@@ -111,7 +111,7 @@ class Stop:
             # nohup has it ignored, and so it stays.
             if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
                 self._before[_HANGUP] = signal.signal(_HANGUP, self._on_hangup)
-            if _SAVE is not None:
+            if _SAVE is not None and _HANGUP is not None:
                 self._before[_SAVE] = signal.signal(_SAVE, self._on_save)
                 # What was held back while the program was loading arrives now; see __main__.py, launch.py.
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE, _HANGUP})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from teams import config_file
@@ -32,8 +34,9 @@ from tiny import (
 )
 
 from glassgpt import cli
-from glassgpt.account.journal import NAME
+from glassgpt.account.journal import NAME, Record
 from glassgpt.config import TrainConfig
+from glassgpt.data.options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe
 from glassgpt.train import checkpoint, loop, saver, session
@@ -413,3 +416,91 @@ def test_threads_are_this_runs_only(tiny: MakeConfig) -> None:
     assert (choice["value"], choice["reason"]) == (1, "asked for")
     assert records(config.out_dir, "run")[0]["machine"]["cpu"]["torch_threads"] == 1
     assert torch.get_num_threads() == before
+
+
+# --- from Python ---
+
+
+def test_a_preset_or_a_file_by_name(tiny: MakeConfig, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {name: value for name, value in vars(tiny(max_iters=2)).items() if name != "out_dir"}
+    run = train("quickstart", **small)
+    assert (run.out_dir, run.iter) == (Path("runs/quickstart"), 2)
+    path = Path(config_file(tiny("file", max_iters=3, eval_interval=3)))
+    assert train(path, max_iters=1, out_dir=here / "mine", sample_tokens=2).out_dir == here / "mine"
+    assert train(str(path), "mine", out_dir="").out_dir == Path("runs/mine")
+    assert train(tiny("config", max_iters=9), max_iters=1, data_dir=Path(small["data_dir"])).iter == 1
+    assert train("quickstart", init_from="resume", max_iters=4).iter == 4
+    prepared = []
+
+    def prepare(options: PrepareOptions, *_: Any, **__: Any) -> None:
+        prepared.append(options.dataset)
+        raise UserError("as far as this test goes")
+
+    monkeypatch.setattr("glassgpt.data.prepare.prepare", prepare)
+    with pytest.raises(UserError, match="this test"):
+        train("quickstart")
+    assert prepared == ["pylib"]
+
+
+def test_wrong_types_are_mistakes_like_any_other_and_all_are_said(tiny: MakeConfig) -> None:
+    wrong = tiny(n_layer="4", max_iters=1.5, dropout=None, sample_start=3, bias="False", n_head=-1, seed=[1])
+    with pytest.raises(UserError) as caught:
+        train(wrong, 7, print, learning_rate="x", max_iter=1)  # type: ignore[arg-type]
+    said = " ".join(caught.value.problems)
+    names = ("n_layer", "max_iters", "dropout", "sample_start", "bias", "n_head", "seed", "learning_rate")
+    assert len(caught.value.problems) == len(names) + 3
+    for name in (*(f"--{name}" for name in names), "name=7", "listeners=", "--max_iter;"):
+        assert name in said
+    for config in (None, {"n_layer": 4}, 5, b"quickstart", TrainConfig, "quikstart"):
+        with pytest.raises(UserError):
+            train(config)  # type: ignore[arg-type]
+    for out_dir in (None, 5, ""):
+        with pytest.raises(UserError) as caught:
+            session.resume(out_dir, max_iters="a")  # type: ignore[arg-type]
+        assert len(caught.value.problems) == 2
+    assert train(tiny(max_iters=np.int64(2), compile=False, learning_rate=np.float32(0.01))).iter == 2
+
+
+def random_states() -> tuple[Any, ...]:
+    cuda = [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
+    return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate(), cuda
+
+
+def test_the_callers_random_numbers_are_left_alone(tiny: MakeConfig) -> None:
+    torch.manual_seed(5)
+    torch.rand(3)
+    before = random_states()
+    train(tiny(max_iters=2, dropout=0.1))
+    session.resume(tiny().out_dir, max_iters=3)
+    with pytest.raises(UserError):
+        train(tiny(max_iters=2))
+    assert random_states() == before
+
+
+@pytest.mark.gpu
+def test_the_callers_random_numbers_on_a_card_are_left_alone(tiny: MakeConfig) -> None:
+    torch.manual_seed(5)
+    torch.rand(3, device="cuda")
+    before = random_states()
+    for graph in ("on", "off"):
+        train(tiny(graph, max_iters=12, dropout=0.1, device="cuda", graph=graph))
+        assert random_states() == before
+
+
+def test_a_second_run_in_another_thread_is_refused(tiny: MakeConfig) -> None:
+    alone, config = tiny("alone", dropout=0.2, max_iters=6), tiny(dropout=0.2, max_iters=6)
+    train(alone)
+    refused = []
+
+    def second(record: Record) -> None:
+        if record["kind"] == "step" and not refused:
+            try:
+                train(tiny("second", max_iters=1))
+            except UserError as error:
+                refused.append(error)
+
+    train(config, listeners=[second])
+    assert len(refused) == 1
+    assert not Path(tiny("second").out_dir).exists()
+    assert run_losses(config.out_dir) == run_losses(alone.out_dir)
+    assert train(tiny("second", max_iters=1)).iter == 1

@@ -490,7 +490,7 @@ def test_the_callers_random_numbers_on_a_card_are_left_alone(tiny: MakeConfig) -
 def test_a_second_run_in_another_thread_is_refused(tiny: MakeConfig) -> None:
     alone, config = tiny("alone", dropout=0.2, max_iters=6), tiny(dropout=0.2, max_iters=6)
     train(alone)
-    refused = []
+    refused: list[UserError] = []
 
     def second(record: Record) -> None:
         if record["kind"] == "step" and not refused:

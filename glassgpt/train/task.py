@@ -123,7 +123,7 @@ def _new_run(
 
 
 def prepare_if_built_in(
-    config: TrainConfig, say: Callable[[str], None] = lambda line: None, progress: bool = False
+    config: TrainConfig, announce: Callable[[str], None] = lambda line: None, progress: bool = False
 ) -> None:
     """pylib is on every machine: no need to make people ask for it."""
     from glassgpt.data.options import PrepareOptions
@@ -131,7 +131,7 @@ def prepare_if_built_in(
 
     directory = data_dir(config)
     if config.dataset == "pylib" and not config.data_dir and not directory.exists():
-        say("data          preparing pylib, the Python standard library's source, once")
+        announce("data          preparing pylib, the Python standard library's source, once")
         options = PrepareOptions(dataset="pylib", out_dir=str(directory))
         prepare(options, lambda line: None, progress=progress)
 

@@ -79,7 +79,7 @@ def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
     journal_before = (Path(config.out_dir) / NAME).read_bytes()
     first = Place(Path(config.out_dir))
     with pytest.raises(UserError, match=r"another process is training in .* right now"):
-        resume(config)
+        resume(config, max_iters=3)
     assert (Path(config.out_dir) / NAME).read_bytes() == journal_before
     first.close()
     assert resume(config, max_iters=3).iter == 3

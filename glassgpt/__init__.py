@@ -1,6 +1,7 @@
 """GlassGPT: train a small GPT, and see through the run.
 
 import glassgpt
+run = glassgpt.train("quickstart", max_iters=100)
 run = glassgpt.train(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, n_embd=128, max_iters=100))
 """
 

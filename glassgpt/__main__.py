@@ -1,11 +1,15 @@
 """`python -m glassgpt` is `glass`."""
 
 import os
+import signal
 import sys
 
 
 def run() -> None:
     """Ctrl-C may come while the program is still loading; that too ends without a traceback."""
+    if sys.argv[1:2] == ["train"] and hasattr(signal, "pthread_sigmask"):
+        # It would end the program while that is loading. It waits until train/interrupt.py can handle it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         from glassgpt.cli import run as run_command
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from glassgpt.config import TrainConfig, Value
@@ -129,9 +130,9 @@ def coerce(name: str, value: Any, wanted: Any) -> Value:
         return _coerce_int(name, value)
     if wanted is float:
         return _coerce_float(name, value)
-    if not isinstance(value, str):
+    if not isinstance(value, str | Path):
         raise UserError(f"{name} is text, not {value!r}")
-    return value
+    return str(value)
 
 
 def _coerce_literal(name: str, value: Any, allowed: tuple[str, ...]) -> str:

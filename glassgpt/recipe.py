@@ -16,15 +16,16 @@ import os
 import re
 import shlex
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
+from glassgpt.flags import check_settings, field_types
 from glassgpt.paths import user_path
 from glassgpt.problems import find_problems
 from glassgpt.pyconfig import Problem, read_python_settings
@@ -209,6 +210,29 @@ def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | Non
     if problems:
         raise UserError(problems)
     return config
+
+
+def combine_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """As `combine`, over a config that was made in Python: nothing has looked at its types yet.
+
+    Text is no number there, unlike on the command line."""
+    values: dict[str, Value] = {}
+    problems = []
+    for name, wanted in field_types(TrainConfig).items():
+        value = getattr(config, name)
+        if isinstance(value, str) and wanted is not str and typing.get_origin(wanted) is not Literal:
+            problems.append(f"--{name}={value!r} is text: leave the quotes out")
+            continue
+        checked, more = check_settings({name: value}, TrainConfig)
+        values |= checked
+        problems += more
+    try:
+        combined = combine(Recipe("config", "", values), overrides)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return combined
 
 
 def _merge(layers: Iterable[Mapping[str, Value]]) -> dict[str, Any]:

@@ -131,7 +131,15 @@ def known_flags() -> set[str]:
     knowing = (PlanOptions, TuneOptions, DoctorOptions)
     exchanging = (ExportOptions, ImportOptions, TrackOptions)
     options = (*training, *looking, *knowing, *exchanging, CompletionOptions)
-    words = {"help", "version", "key", "tune", "nproc", "logdir"}  # the last is TensorBoard's
+    words = {
+        "help",
+        "version",
+        "key",
+        "tune",
+        "nproc",
+        "logdir",
+        "signal",
+    }  # the last are TensorBoard's and Slurm's
     return {field.name for kind in options for field in dataclasses.fields(kind)} | words | TORCHRUNS
 
 

@@ -10,12 +10,13 @@ strings "nan", "inf", "-inf", and come back as numbers. docs/journal.md describe
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from glassgpt.paths import with_tilde
 
@@ -23,6 +24,7 @@ Record = dict[str, Any]
 
 NAME = "journal.jsonl"
 LONGEST_LINE = 1 << 24  # bytes; a file of one endless line must not fill the memory
+_BLOCK = 1 << 20  # bytes read at once from the end
 
 # Fields that may be NaN or infinite.
 # fmt: off
@@ -111,6 +113,25 @@ def read(path: Path) -> Iterator[Record]:
         yield from read_stream(iter(lambda: file.readline(LONGEST_LINE), b""))
 
 
+def read_backwards(path: Path) -> Iterator[Record]:
+    """Every whole record, the last one first. Keeps one block and one line of the file in memory."""
+    with path.open("rb") as file:
+        yield from read_stream(_lines_backwards(file))
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    rest = b""  # of the line that begins before `position`
+    position = file.seek(0, os.SEEK_END)
+    while position:
+        size = min(_BLOCK, position)
+        position = file.seek(position - size)
+        rest, *lines = (file.read(size) + rest).split(b"\n")
+        yield from reversed(lines)
+        if len(rest) > LONGEST_LINE:
+            rest = b"\0"  # which no record contains, so that what is left of this line is none either
+    yield rest
+
+
 def read_stream(lines: Iterable[bytes]) -> Iterator[Record]:
     """Every whole record in these lines."""
     for line in lines:
@@ -139,11 +160,21 @@ _DECODER = json.JSONDecoder(object_hook=_revive)  # once: making one takes as lo
 
 def current(records: Iterable[Record]) -> list[Record]:
     """The records that still count: a resume takes back what lies past the point it went on from."""
-    kept: list[Record] = []
-    for record in records:
+    kept = list(records)
+    return list(stream_current(lambda: kept))
+
+
+def stream_current(read: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+    """As `current`, but reads twice and keeps no records in memory."""
+    starts: list[float] = []
+    for record in read():
         if record["kind"] == "resume":
             said = record.get("from_iter")
-            start = said if isinstance(said, int) else record["iter"]
-            kept = [old for old in kept if old["iter"] <= start or old["kind"] in ("run", "resume", "end")]
-        kept.append(record)
-    return kept
+            starts.append(said if isinstance(said, int) else record["iter"])
+    # The last iteration that counts: after the last resume, before it, before the one before it, ...
+    limits = list(itertools.accumulate(reversed(starts), min, initial=math.inf))
+    for record in read():
+        if record["kind"] == "resume":
+            limits.pop()
+        if record["iter"] <= limits[-1] or record["kind"] in ("run", "resume", "end"):
+            yield record

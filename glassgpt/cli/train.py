@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.cli.command import console, print_help, recipe_named, wants_help
 from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
+from glassgpt.harmless import harmless
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_text, preset_names
 
 if TYPE_CHECKING:
@@ -114,13 +117,23 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool,
         task = _task(team, recipe, flags, tune, text)
     report = ReportAtEnd(_console_of(task.config), stop)
     listeners: list[Listener] = [_lines(task.config, report), report] if team.is_first else []
-    return session.start(task, listeners, stop, process_age_s(), team).exit_code
+    run = session.start(task, listeners, stop, process_age_s(), team)
+    if run.was_over and team.is_first:
+        longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
+        _console_of(task.config).print(
+            f"{'end':<13} {run.reason} before, after {run.iter:,} updates, with a best validation loss of "
+            f"{run.best_val_loss:.4f}; to train it longer: glass train --init_from=resume "
+            f"--out_dir={shlex.quote(harmless(str(run.out_dir)))} {longer}",
+            soft_wrap=True,
+            markup=False,
+        )
+    return run.exit_code
 
 
 def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool, text: str) -> Task:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
-    from glassgpt.train.task import begun_by, resolve
+    from glassgpt.train.task import begun_by, prepare_if_built_in, resolve
 
     said = {**(recipe.settings if recipe else {}), **flags}
     begun = begun_by(team, str(said.get("out_dir", "")), flags)
@@ -130,7 +143,9 @@ def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool, 
     if team.is_first:
         check_installed(trackers_asked(task.config))
     out = _console_of(task.config)
-    team.in_turn(lambda: _prepare_if_built_in(task.config, out))
+    team.in_turn(
+        lambda: prepare_if_built_in(task.config, partial(out.print, soft_wrap=True), out.is_terminal)
+    )
     if text:
         team.in_turn(lambda: _prepare_text(text, out if team.is_first else None))
     if not tune or begun is not None:
@@ -170,7 +185,6 @@ def _lines(config: TrainConfig, report: ReportAtEnd) -> Listener:
 def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:
     """The settings that are fastest here, found by trying, and how long that took; what was said by flag
     stays."""
-    from glassgpt.harmless import harmless
     from glassgpt.insight.tune.tuning import tuned_config
 
     def say(line: str) -> None:
@@ -187,26 +201,9 @@ def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
 
 
-def _prepare_if_built_in(config: TrainConfig, out: Console) -> None:
-    """pylib is on every machine: no need to make people ask for it."""
-    from glassgpt import config as settings
-    from glassgpt.data.options import PrepareOptions
-    from glassgpt.data.prepare import prepare as prepare_data
-
-    directory = settings.data_dir(config)
-    if config.dataset == "pylib" and not config.data_dir and not directory.exists():
-        out.print("data          preparing pylib, the Python standard library's source, once", soft_wrap=True)
-        prepare_data(
-            PrepareOptions(dataset="pylib", out_dir=str(directory)),
-            lambda line: None,
-            progress=out.is_terminal,
-        )
-
-
 def _prepare_text(text: str, out: Console | None) -> None:
     """`out`: None where another process of the team prints."""
     from glassgpt.data.prepare import prepare_once
-    from glassgpt.harmless import harmless
 
     def say(line: str) -> None:
         if out is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from glassgpt.account import journal
@@ -38,14 +38,19 @@ class Follower:
         if record["kind"] == "run":
             self._run = record
             if record["process"] == 0:
-                self._begin(record, [], -1)
+                self._begin(record, list, -1)
             return  # a later process says next from where it goes on
         if record["kind"] == "finding":  # which no tracker is told; another's failure may come before that
             return
         if self._tracker is None and self._run is not None:
-            earlier = [old for old in self._journal() if old.get("process", 0) < self._run["process"]]
+            process = self._run["process"]
+
+            def earlier() -> Iterator[Record]:
+                yield from (old for old in self._journal() if old.get("process", 0) < process)
+                yield record
+
             from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]
-            self._begin(self._run, [*earlier, record], from_iter)
+            self._begin(self._run, earlier, from_iter)
             return
         self._tell(record)
 
@@ -60,7 +65,7 @@ class Follower:
         """Tells what is in the journal now, as far as the tracker does not have it; how many records."""
         records = list(self._journal())
         run = next(record for record in reversed(records) if record["kind"] == "run")
-        told = self._begin(run, records, -1)
+        told = self._begin(run, lambda: records, -1)
         last = records[-1]
         self._end(last if last["kind"] == "end" else {"kind": "end", "iter": last["iter"], "exit_code": 0})
         return told
@@ -68,25 +73,25 @@ class Follower:
     def _journal(self) -> Iterable[Record]:
         return journal.read(self._run_dir / journal.NAME)
 
-    def _begin(self, run: Record, earlier: Sequence[Record], from_iter: int) -> int:
-        """Opens the tracker, and tells it what it lacks of `earlier` records."""
+    def _begin(self, run: Record, earlier: Callable[[], Iterable[Record]], from_iter: int) -> int:
+        """Opens the tracker, and tells it what it lacks of `earlier` records, read anew at every call."""
         model = run.get("model", {})
         # Which holds also if the tracker cannot be opened.
         noted = self._noted()
-        self._has = told_before(earlier, self._name) if noted is None else noted
+        self._has = told_before(earlier(), self._name) if noted is None else noted
         self._note()
         tracked = TrackedRun(
             directory=self._run_dir,
             name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
             project=str(run["config"].get("wandb_project") or PROJECT),
-            id=run_id(next((record for record in earlier if record["kind"] == "run"), run)),
+            id=run_id(next((record for record in earlier() if record["kind"] == "run"), run)),
             settings={**run["config"], **{f"model.{name}": value for name, value in model.items()}},
             told=self._has,
             from_iter=from_iter,
         )
         self._tracker = self._make()
         self._has = self._tracker.begin(tracked)
-        kept = journal.current(earlier)
+        kept = journal.stream_current(earlier)
         return sum(self._tell(record) for record in kept if record["kind"] in ("step", "eval"))
 
     def _tell(self, record: Record) -> bool:

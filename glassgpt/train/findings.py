@@ -47,6 +47,19 @@ def hangup(job: Job) -> Record:
     )
 
 
+def save_requested(job: Job) -> Record:
+    saved = "nothing to save" if job.saved is None else f"checkpoint of iter {job.saved[0]:,}"
+    return finding_record(
+        job.progress.iter,
+        "save-requested",
+        "info",
+        f"a checkpoint was requested: {saved}; the run continues",
+        evidence="SIGUSR1",
+        explanation="Schedulers can send this signal some time before they end a job.",
+        advice=f"resume after the job's end: glass train --init_from=resume --out_dir={job.run_dir}",
+    )
+
+
 def straggler(job: Job) -> Record | None:
     """If the others lost much time waiting for one process."""
     sharing = job.sharing

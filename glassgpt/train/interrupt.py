@@ -4,6 +4,7 @@
                       at once, and the last committed checkpoint is whole in any case
     SIGHUP            the terminal is gone: the run goes on without it, after saving a checkpoint; under nohup
                       nothing happens at all
+    SIGUSR1           the run goes on, after saving a checkpoint; schedulers send it before they end a job
 
 Until the run has a folder there is nothing to save, and the first Ctrl-C quits at once too.
 In a team of processes what one of them hears is acted on by all, at the same update (see Team.heed).
@@ -20,7 +21,9 @@ from types import FrameType
 from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows does not have
+# Which Windows does not have.
+_HANGUP = getattr(signal, "SIGHUP", None)
+_SAVE = getattr(signal, "SIGUSR1", None)
 
 _STOPPING = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
 
@@ -72,10 +75,12 @@ class Stop:
         self.gentle = False  # set when there is something to save: until then a signal quits at once
         self.at_once = False  # a signal has quit the run at once: whatever is optional is left out
         self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
+        self.save_requested = False  # likewise
         self.in_team = False  # what is heard is only acted on when all have agreed
         self.is_quiet = False  # another process of the team says what is to be said
         self._heard: int | None = None
         self._heard_hangup = False
+        self._heard_save = False
         self._before: dict[int, Any] = {}
 
     @property
@@ -87,15 +92,18 @@ class Stop:
         """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.signal or 0)
 
-    def hear(self) -> tuple[int, int]:
-        """What this process was told: a signal's number or 0, and whether the terminal is gone."""
-        told, self._heard_hangup = (self._heard or 0, int(self._heard_hangup)), False
+    def hear(self) -> tuple[int, int, int]:
+        """What this process was told: a signal's number or 0, whether the terminal is gone, and whether to
+        save."""
+        told = (self._heard or 0, int(self._heard_hangup), int(self._heard_save))
+        self._heard_hangup = self._heard_save = False
         return told
 
-    def act(self, number: int, hung_up: int) -> None:
+    def act(self, number: int, hung_up: int, save: int) -> None:
         """What any process of the team was told."""
         self.signal = number or self.signal
         self.hung_up = self.hung_up or bool(hung_up)
+        self.save_requested = self.save_requested or bool(save)
 
     def __enter__(self) -> Stop:
         # Python delivers signals to the main thread only; in a notebook's worker thread we go without.
@@ -104,6 +112,10 @@ class Stop:
             # nohup has it ignored, and so it stays.
             if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
                 self._before[_HANGUP] = signal.signal(_HANGUP, self._on_hangup)
+            if _SAVE is not None and _HANGUP is not None:
+                self._before[_SAVE] = signal.signal(_SAVE, self._on_save)
+                # What was held back while the program was loading arrives now; see __main__.py, launch.py.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE, _HANGUP})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,6 +136,11 @@ class Stop:
         self._heard_hangup = True
         if not self.in_team:
             self.hung_up = True
+
+    def _on_save(self, number: int, frame: FrameType | None) -> None:
+        self._heard_save = True
+        if not self.in_team:
+            self.save_requested = True
 
 
 def _say(line: bytes) -> None:

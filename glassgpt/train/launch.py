@@ -1,7 +1,7 @@
 """`glass train --nproc N`: torchrun's own launcher, in this very process, for one machine.
 
-Ctrl-C, SIGTERM and SIGHUP reach every process it has started, and its exit code is theirs. For several
-machines, or to have processes restarted, there is torchrun itself.
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 reach every process it has started, and its exit code is theirs. For
+several machines, or to have processes restarted, there is torchrun itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -22,6 +23,7 @@ from glassgpt.cgroup import usable_cores
 # A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
 _ENDS = "SIGTERM,SIGINT,SIGQUIT"
 _STOPPING_S = 7 * 24 * 3600  # torch's own 30 s would kill processes that still finish an update and save
+_POLL_S = 0.1
 
 
 def launch(processes: int, words: Sequence[str]) -> int:
@@ -50,7 +52,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     if passes_on:
         config.signals_to_handle = _ENDS
     try:
-        with _hangups_passed_on() if passes_on else contextlib.nullcontext():
+        with _passed_on(with_hangup=passes_on):
             elastic_launch(config, sys.executable)("-m", "glassgpt", *words)
     except SignalException as error:
         return 128 + error.sigval
@@ -60,23 +62,43 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _hangups_passed_on() -> Iterator[None]:
-    """The processes have sessions of their own, so a terminal that closes tells only the launcher."""
+def _passed_on(with_hangup: bool) -> Iterator[None]:
+    """SIGUSR1 and SIGHUP reach the processes, which have sessions of their own, and end nothing here.
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    They are blocked in this thread, and so in the processes that it starts: one that is still loading gets
+    them when it can act on them (see Stop), instead of being ended by them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has none of this
+        yield
+        return
+    numbers = {signal.SIGUSR1}
+    if with_hangup and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        numbers.add(signal.SIGHUP)
+    over = threading.Event()
+
+    def pass_on(number: int, frame: FrameType | None = None) -> None:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
                 child.send_signal(number)
 
-    hangup = getattr(signal, "SIGHUP", None)  # which Windows does not have
-    if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:  # nohup has it ignored, and so it stays
-        yield
-        return
-    before = signal.signal(hangup, pass_on)
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            pending = signal.sigpending() & numbers
+            if pending and psutil.Process().children():  # else they will be started soon
+                pass_on(signal.sigwait(pending))
+
+    # A signal that arrives in a thread of a library, which does not block it, comes by the handler.
+    handlers = {number: signal.signal(number, pass_on) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    thread = threading.Thread(target=watch)
+    thread.start()
     try:
         yield
     finally:
-        signal.signal(hangup, before)
+        over.set()
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _exit_code(codes: dict[int, int]) -> int:

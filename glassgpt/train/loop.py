@@ -53,6 +53,8 @@ def run(job: Job) -> Ending:
                 save(job)
             if job.stop.hung_up:
                 tell_hangup(job)
+            if job.stop.save_requested:
+                tell_save_requested(job)
             if ending:
                 return close(job, ending)
             if profile_is_due(job):
@@ -178,7 +180,7 @@ def save_is_due(job: Job, ending: Ending | None) -> bool:
     config, progress = job.config, job.progress
     if config.eval_only or job.saved == (progress.iter, progress.val_loss):
         return False
-    if ending is not None or job.stop.hung_up:
+    if ending is not None or job.stop.hung_up or job.stop.save_requested:
         return True
     if progress.iter == 0:
         return False
@@ -258,6 +260,11 @@ def tell_hangup(job: Job) -> None:
     """The terminal is gone. The run has saved, and goes on without it."""
     job.stop.hung_up = False
     tell(job, findings.hangup(job))
+
+
+def tell_save_requested(job: Job) -> None:
+    job.stop.save_requested = False
+    tell(job, findings.save_requested(job))
 
 
 def tell(job: Job, what: Record | None) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.account import journal
+from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
 from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
 from glassgpt.errors import UserError
@@ -143,6 +144,17 @@ class Site:
         """There is nothing to let go."""
 
 
+def _starts_so_far(path: Path) -> tuple[int, Record]:
+    """How often the run was started, and its last record, from the journal's end."""
+    starts, last = 0, Record()
+    for record in journal.read_backwards(path) if path.exists() else ():
+        last = last or record
+        if isinstance(record.get("process"), int):
+            return starts + record["process"] + 1, last
+        starts += record["kind"] == "run"  # without a number, as other programs may write it
+    return starts, last
+
+
 class Place:
     """A run's folder while a process trains in it. Nobody else does: it holds a lock that dies with it."""
 
@@ -165,10 +177,9 @@ class Place:
         if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would end the run
             self._lock.close()
             raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
-        records = list(journal.read(path)) if path.exists() else []
-        self.process = sum(old["kind"] == "run" for old in records)
+        self.process, last = _starts_so_far(path)
         # Otherwise the last process died, maybe between its last checkpoint and its end.
-        self.was_finished = bool(records) and records[-1].get("reason") in ("finished", "stopped early")
+        self.was_finished = last.get("reason") in ("finished", "stopped early")
 
     def write_config(self, config: TrainConfig) -> None:
         text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_LAST_LINE}\n"

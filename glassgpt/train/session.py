@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import dataclasses
+import random
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from glassgpt.account import journal
 from glassgpt.account.clock import Ledger
 from glassgpt.account.journal import Record
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import NO_THREAD, UserError, is_memory, lacks_threads
-from glassgpt.problems import find_problems
+from glassgpt.flags import check_settings
+from glassgpt.recipe import Recipe, combine_config, find_recipe
 from glassgpt.train import loop, records, shortage
+from glassgpt.train.checkpoint import load_last, readable
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
+from glassgpt.train.origin import settings_of
 from glassgpt.train.rundir import TOKENIZER, Place, existing_run_dir
 from glassgpt.train.setup import set_up
 from glassgpt.train.state import begin
-from glassgpt.train.task import Task, begun_by, task_of, to_go_on
+from glassgpt.train.task import Task, begun_by, prepare_if_built_in, resolve, task_of, to_go_on
 from glassgpt.train.team import RankLost, Team, join
 from glassgpt.train.watch import LOST_EXIT_CODE
 
@@ -40,27 +49,94 @@ class Run:
     iter: int
     best_val_loss: float
     best_iter: int | None
+    was_over: bool = False  # it had ended before this call, which did nothing
 
 
-def train(config: TrainConfig, name: str = "run", listeners: Sequence[Listener] = ()) -> Run:
-    """Trains. `listeners` get every record; the journal in the run's folder has them in any case."""
-    problems = find_problems(config)
+def train(
+    config: TrainConfig | str | Path,
+    name: str = "",
+    listeners: Sequence[Listener] = (),
+    **changes: Any,
+) -> Run:
+    """Trains. `config`: the settings, or a preset's name, or a config file; `changes` are settings on top.
+
+    `name`: of the run's folder, if `out_dir` does not say; a preset's own, or "run". `listeners` get every
+    record; the journal in the run's folder has them in any case."""
+    recipe: Recipe | None = None
+    settings, problems = check_settings(changes, TrainConfig)
+    problems += _argument_problems(name, listeners)
+    try:
+        if isinstance(config, TrainConfig):
+            config = combine_config(config, settings)
+        elif isinstance(config, str | Path):
+            recipe = find_recipe(str(config))
+        else:
+            raise UserError(f"train() takes a TrainConfig, or a preset or config file, not {config!r:.100}")
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(problems)
-    with Stop() as stop:
+    asked = {**(recipe.settings if recipe else vars(config)), **settings}
+    with _alone(), Stop() as stop:
         team = join()
         with team.together():
-            task = begun_by(team, config.out_dir, {}) or task_of(config, name)
+            task = begun_by(team, str(asked.get("out_dir", "")), settings)
+            if task is None and isinstance(config, TrainConfig):
+                task = task_of(config, name or "run")
+            elif task is None:
+                task = resolve(recipe, settings)
+                task = dataclasses.replace(task, name=name or task.name)
+            team.in_turn(partial(prepare_if_built_in, task.config))
         return start(task, listeners if team.is_first else (), stop, team=team)
 
 
-def resume(out_dir: str, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
+def resume(out_dir: str | Path, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
     """Goes on with a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
-    with Stop() as stop:
+    settings, problems = check_settings(changes, TrainConfig)
+    problems += _argument_problems("", listeners)
+    if not isinstance(out_dir, str | Path) or not str(out_dir):
+        problems.append(f"resume() takes the folder of a run, not {out_dir!r:.100}")
+    if problems:
+        raise UserError(problems)
+    with _alone(), Stop() as stop:
         team = join()
         with team.together():
-            task = to_go_on(existing_run_dir(out_dir, ""), changes)
+            task = to_go_on(existing_run_dir(str(out_dir), ""), settings)
         return start(task, listeners if team.is_first else (), stop, team=team)
+
+
+def _argument_problems(name: object, listeners: object) -> list[str]:
+    problems = [] if isinstance(name, str) else [f"name={name!r:.100} is not text"]
+    if not isinstance(listeners, list | tuple) or not all(callable(listener) for listener in listeners):
+        problems.append(f"listeners={listeners!r:.100} is not a list of functions that take a record")
+    return problems
+
+
+_ONE_RUN = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One run at a time: dropout draws from torch's default generators, which all threads share. The caller
+    gets their states back as they were."""
+    if not _ONE_RUN.acquire(blocking=False):
+        raise UserError("another thread of this process trains already: let it end, or use another process")
+    try:
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        seed = torch.initial_seed()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+            if cuda_states is not None:
+                torch.cuda.set_rng_state_all(cuda_states)
+            else:  # until CUDA is initialized, its generators have the CPU's seed
+                torch.cuda.manual_seed_all(seed)
+    finally:
+        _ONE_RUN.release()
 
 
 def start(
@@ -73,12 +149,42 @@ def start(
     """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
     team = team or Team()
     try:
-        run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
+        with team.together():
+            before = team.from_first(lambda: _ended_before(task))
+        if before is not None:
+            run = Run(Path(before.pop("out_dir")), exit_code=0, was_over=True, **before)
+        else:
+            run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
     except BaseException as error:
         team.leave(error)
         raise
     team.leave()
     return run
+
+
+def _ended_before(task: Task) -> dict[str, Any] | None:
+    """How the run to resume ended, if it is over and no setting is changed: then there is nothing to do.
+
+    A setting that is left to the program, or is as an earlier start of the run had it, is no change."""
+    config, run_dir = task.config, task.run_dir
+    if run_dir is None or config.eval_only or not (run_dir / journal.NAME).is_file():
+        return None
+    end = next(journal.read_backwards(run_dir / journal.NAME), {})
+    point = next(reversed(list(readable(run_dir))), None)
+    if point is None or end.get("reason") not in ("finished", "stopped early") or end["iter"] != point.iter:
+        return None
+    progress, stored = point.state["progress"], settings_of(point)[0]
+    had_no_gain = config.patience and progress["evaluations_without_gain"] >= config.patience
+    if point.iter < config.max_iters and not had_no_gain:
+        return None
+    for name, value in dataclasses.asdict(config).items():
+        same = (stored.get(name), point.state["config"].get(name), None, "auto")
+        if value not in same and name not in ("out_dir", "init_from", "max_iters", "patience"):
+            return None
+    if load_last(run_dir)[0].path != point.path:  # its last checkpoint is damaged: redo what is lost
+        return None
+    best = {name: progress[name] for name in ("best_val_loss", "best_iter")}
+    return {"out_dir": str(run_dir), "reason": end["reason"], "iter": point.iter} | best
 
 
 def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glassgpt.account import journal
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.config import Choice, TrainConfig, data_dir
 from glassgpt.errors import UserError
 from glassgpt.paths import user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
@@ -120,6 +120,20 @@ def _new_run(
     if config.out_dir:
         check_new(config.out_dir)
     return Task(config, recipe.name, origin=origin, notes=tuple(notes))
+
+
+def prepare_if_built_in(
+    config: TrainConfig, announce: Callable[[str], None] = lambda line: None, progress: bool = False
+) -> None:
+    """pylib is on every machine: no need to make people ask for it."""
+    from glassgpt.data.options import PrepareOptions
+    from glassgpt.data.prepare import prepare
+
+    directory = data_dir(config)
+    if config.dataset == "pylib" and not config.data_dir and not directory.exists():
+        announce("data          preparing pylib, the Python standard library's source, once")
+        options = PrepareOptions(dataset="pylib", out_dir=str(directory))
+        prepare(options, lambda line: None, progress=progress)
 
 
 # --- going on ---

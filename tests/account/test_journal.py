@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.account.journal import Journal, Record, current, encode, read
+from glassgpt.account import journal
+from glassgpt.account.journal import Journal, Record, current, encode, read, read_backwards
 
 few = settings(max_examples=60, deadline=None)
 
@@ -283,3 +284,33 @@ def test_steps_that_count_never_run_backwards(story: list[int | tuple[int]]) -> 
             records.append(of("step", done))
     steps = [record["iter"] for record in current(records) if record["kind"] == "step"]
     assert steps == list(range(1, done + 1))
+
+
+# --- from the end ---
+
+
+@few
+@given(
+    st.lists(
+        st.sampled_from([encode(step(1, text="x" * 50)), encode(step(2)), b"\n", b'{"kind":"st', b"\0" * 70])
+    ),
+    st.integers(1, 200),
+)
+def test_backwards_it_is_the_same_records(pieces: list[bytes], block: int) -> None:
+    """Whole lines, torn ones, empty ones and holes, cut anywhere by the blocks that are read."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_BLOCK", block)
+        path = Path(folder) / "journal.jsonl"
+        path.write_bytes(b"".join(pieces))
+        assert list(read_backwards(path)) == list(read(path))[::-1]
+
+
+def test_an_endless_line_is_passed_over_backwards_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beginning alone would be a whole record, if its end were dropped without a trace."""
+    monkeypatch.setattr(journal, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(journal, "_BLOCK", 300)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(encode(step(1)) + encode(step(2)).rstrip() + b" " * 5000 + b"\n" + encode(step(3)))
+    assert [record["iter"] for record in read_backwards(path)] == [3, 1]

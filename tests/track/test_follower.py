@@ -6,6 +6,7 @@ import dataclasses
 import math
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,24 @@ def test_a_torn_journal_can_be_told(tiny: MakeConfig, notebook: Notebook) -> Non
     Follower("wandb", lambda: notebook, run.out_dir).replay()
     assert notebook.losses() == told(run.out_dir)
     assert dataclasses.asdict(notebook.opened[0])["name"] == "run"
+
+
+def test_what_a_tracker_has_already_is_not_kept_in_memory(tmp_path: Path) -> None:
+    class HasAll(Notebook):
+        def begin(self, run: TrackedRun) -> Told:
+            return {("step", "", False): 10**9}
+
+    def step(process: int, iteration: int) -> Record:
+        return {"kind": "step", "time": 1.0, "process": process, "iter": iteration, "text": "x" * 2000}
+
+    run = {"kind": "run", "time": 1.0, "process": 0, "iter": 0, "config": {}}
+    (tmp_path / journal.NAME).write_bytes(
+        journal.encode(run) + b"".join(journal.encode(step(0, number)) for number in range(3000))
+    )
+    follower = Follower("wandb", HasAll, tmp_path)
+    tracemalloc.start()
+    follower(run | {"process": 1})
+    follower({"kind": "resume", "time": 2.0, "process": 1, "iter": 2000, "from_iter": 2000})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000

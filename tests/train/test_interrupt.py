@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from teams import command
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
 
 from glassgpt.train.interrupt import Stop, Stopped
@@ -50,6 +53,22 @@ def test_a_hangup_stops_nothing() -> None:
         assert not stop.requested
 
 
+def test_a_request_to_save_stops_nothing() -> None:
+    """Also one that came before, while the program was loading."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    with Stop() as stop:
+        assert (stop.save_requested, stop.requested, stop.hung_up) == (True, False, False)
+        assert stop.hear() == (0, 0, 1)
+        assert stop.hear() == (0, 0, 0)
+    with Stop() as stop:
+        stop.in_team = True
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not stop.save_requested
+        stop.act(*stop.hear())
+        assert stop.save_requested
+
+
 def test_under_nohup_a_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -62,7 +81,7 @@ def test_under_nohup_a_hangup_stays_ignored() -> None:
 
 
 def test_handlers_go_back_to_what_they_were() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with Stop():
         assert signal.getsignal(signal.SIGINT) != before[0]
@@ -156,3 +175,34 @@ def test_a_run_whose_terminal_is_gone_saves_and_goes_on(
     (finding,) = records(config.out_dir, "finding")
     assert (finding["id"], finding["iter"]) == ("hangup", 14)
     assert f"kill {os.getpid()}" in finding["advice"]
+
+
+def test_a_run_that_is_asked_to_save_saves_and_goes_on(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=20)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 13, signal.SIGUSR1)
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("finished", 0, 20)
+    assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [10, 14, 20]
+    (finding,) = records(config.out_dir, "finding")
+    assert (finding["id"], finding["iter"], finding["evidence"]) == ("save-requested", 14, "SIGUSR1")
+
+
+def test_a_request_to_save_at_start_up_ends_nothing(tiny: MakeConfig) -> None:
+    """As soon as the program is there, long before there is anything to save."""
+    config = tiny(max_iters=12)
+    script = (
+        "import os, signal, sys\n"
+        "kill = lambda: os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        name == 'glassgpt.cli' and kill()\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from glassgpt.__main__ import run\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *command(config)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [0, 10, 12]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import teams
 from tiny import MakeConfig, records, run_losses
@@ -59,11 +60,14 @@ def test_a_terminal_that_closes_ends_nothing_and_the_code_is_the_runs(tiny: Make
         pytest.skip("this version of torch takes a hangup for an end")
     config = tiny("hung up", **SHARED | {"max_iters": 400})
     process = run([*GLASS, *teams.command(config), "--nproc=2"])
+    while not psutil.Process(process.pid).children():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)  # while its processes are loading
     wait_for_losses(process, config.out_dir)
     process.send_signal(signal.SIGHUP)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
-    assert "hangup" in [record.get("id") for record in records(config.out_dir, "finding")]
+    assert {"hangup", "save-requested"} <= {record["id"] for record in records(config.out_dir, "finding")}
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import DECIDED, MakeConfig, do, records, resume
 
+from glassgpt.account import journal
 from glassgpt.account.journal import NAME
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, combine, read_recipe
@@ -77,7 +79,7 @@ def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
     journal_before = (Path(config.out_dir) / NAME).read_bytes()
     first = Place(Path(config.out_dir))
     with pytest.raises(UserError, match=r"another process is training in .* right now"):
-        resume(config)
+        resume(config, max_iters=3)
     assert (Path(config.out_dir) / NAME).read_bytes() == journal_before
     first.close()
     assert resume(config, max_iters=3).iter == 3
@@ -151,3 +153,44 @@ def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> Non
             with pytest.raises(UserError, match=r"checkpoints is no folder .*: move it away"):
                 train(tiny(name, max_iters=1))
         assert not (tmp_path / name / "config.toml").exists()
+
+
+def test_a_resume_reads_the_end_of_the_journal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """600,000 records took 1.7 GB and 10 s."""
+    path = tmp_path / NAME
+    old = journal.encode({"kind": "step", "time": 1.0, "process": 3, "iter": 7, "text": "x" * 400})
+    end = {"kind": "end", "time": 2.0, "process": 4, "iter": 9, "reason": "finished"}
+    path.write_bytes(old * 10_000 + journal.encode(end))
+    parsed = []
+    loads = journal.loads
+
+    def count(text: bytes) -> Any:
+        parsed.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(journal, "loads", count)
+    place = Place(tmp_path)
+    assert (place.process, place.was_finished) == (5, True)
+    assert len(parsed) < 10
+    place.close()
+
+
+def test_starts_are_counted_whatever_the_journal_ends_with(tmp_path: Path) -> None:
+    def line(kind: str, **more: Any) -> bytes:
+        return journal.encode({"kind": kind, "time": 1.0, "iter": 0} | more)
+
+    torn = line("end", process=9, reason="finished")[:-3]
+    for content, starts, finished in (
+        (b"", 0, False),
+        (b"\0" * 3_000_000, 0, False),  # a hole that a power cut left
+        (torn, 0, False),
+        (line("run", process=0) + torn, 1, False),
+        (line("end", process=2, reason="stopped early") + b"\0" * 3_000_000, 3, True),
+        (line("end", process=2, reason="interrupted"), 3, False),
+        (line("run") + line("step") + line("run") + line("end", reason="finished"), 2, True),  # no numbers
+        (line("run", process=4) + line("run") + line("end"), 6, False),
+    ):
+        (tmp_path / NAME).write_bytes(content)
+        place = Place(tmp_path)
+        assert (place.process, place.was_finished) == (starts, finished), content[:200]
+        place.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from teams import config_file
@@ -21,6 +23,7 @@ from tiny import (
     MakeConfig,
     assert_same_tensors,
     choices,
+    contents,
     last_tensors,
     poison,
     records,
@@ -31,8 +34,9 @@ from tiny import (
 )
 
 from glassgpt import cli
-from glassgpt.account.journal import NAME
+from glassgpt.account.journal import NAME, Record
 from glassgpt.config import TrainConfig
+from glassgpt.data.options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import combine, read_recipe
 from glassgpt.train import checkpoint, loop, saver, session
@@ -295,8 +299,54 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
     monkeypatch.undo()
     assert session.resume(config.out_dir).reason == "finished"
     assert [record["closing"] for record in records(config.out_dir, "eval")][-1]
-    with pytest.raises(UserError, match="has done its 4 updates"):
-        session.resume(config.out_dir)
+
+
+def test_a_finished_run_that_is_resumed_unchanged_is_left_alone(
+    tiny: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`until glass train --init_from=resume …` ends, whenever the run was killed."""
+    config = tiny(max_iters=8, eval_interval=4)
+    first = train(config)
+    before = contents(config.out_dir)
+    for changes in ({}, {"max_iters": 8}, {"max_iters": 3}, {"compile": "auto"}, {"learning_rate": 1e-2}):
+        assert session.resume(config.out_dir, **changes) == dataclasses.replace(first, was_over=True)
+    assert resume(config) == dataclasses.replace(first, was_over=True)
+    for flags in ([], ["--max_iters=8"], ["--device=auto"], ["--eval_iters=none"]):
+        assert cli.main(["train", "--init_from=resume", f"--out_dir={config.out_dir}", *flags]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert f"{first.best_val_loss:.4f}" in line
+        assert "--max_iters=16" in line
+    with pytest.raises(UserError, match="--max_iters=16"):
+        session.resume(config.out_dir, learning_rate=0.5)
+    assert contents(config.out_dir) == before
+    assert session.resume(config.out_dir, eval_only=True).reason == "evaluated"
+    longer = session.resume(config.out_dir, max_iters=10)
+    assert (longer.reason, longer.iter, longer.was_over) == ("finished", 10, False)
+
+
+def test_a_run_that_stopped_early_and_is_resumed_unchanged_is_left_alone(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=50, eval_interval=1, patience=1, learning_rate=1e-9, min_lr=0.0)
+    first = train(config)
+    assert first.reason == "stopped early"
+    before = contents(config.out_dir)
+    assert session.resume(config.out_dir) == dataclasses.replace(first, was_over=True)
+    assert contents(config.out_dir) == before
+    longer = session.resume(config.out_dir, patience=0, max_iters=first.iter + 1)
+    assert (longer.reason, longer.iter) == ("finished", first.iter + 1)
+
+
+def test_a_finished_run_that_lost_its_end_or_its_last_checkpoint_is_finished_again(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=8, eval_interval=4, keep_checkpoints=2)
+    train(config)
+    path = Path(config.out_dir) / NAME
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    run = session.resume(config.out_dir)
+    assert (run.reason, run.iter, run.was_over) == ("finished", 8, False)
+    tensors = Path(config.out_dir) / "checkpoints" / "00000008" / "model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"?")
+    run = session.resume(config.out_dir)
+    assert (run.reason, run.iter, run.was_over) == ("finished", 8, False)
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 4
 
 
 def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:
@@ -366,3 +416,91 @@ def test_threads_are_this_runs_only(tiny: MakeConfig) -> None:
     assert (choice["value"], choice["reason"]) == (1, "asked for")
     assert records(config.out_dir, "run")[0]["machine"]["cpu"]["torch_threads"] == 1
     assert torch.get_num_threads() == before
+
+
+# --- from Python ---
+
+
+def test_a_preset_or_a_file_by_name(tiny: MakeConfig, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {name: value for name, value in vars(tiny(max_iters=2)).items() if name != "out_dir"}
+    run = train("quickstart", **small)
+    assert (run.out_dir, run.iter) == (Path("runs/quickstart"), 2)
+    path = Path(config_file(tiny("file", max_iters=3, eval_interval=3)))
+    assert train(path, max_iters=1, out_dir=here / "mine", sample_tokens=2).out_dir == here / "mine"
+    assert train(str(path), "mine", out_dir="").out_dir == Path("runs/mine")
+    assert train(tiny("config", max_iters=9), max_iters=1, data_dir=Path(small["data_dir"])).iter == 1
+    assert train("quickstart", init_from="resume", max_iters=4).iter == 4
+    prepared = []
+
+    def prepare(options: PrepareOptions, *_: Any, **__: Any) -> None:
+        prepared.append(options.dataset)
+        raise UserError("as far as this test goes")
+
+    monkeypatch.setattr("glassgpt.data.prepare.prepare", prepare)
+    with pytest.raises(UserError, match="this test"):
+        train("quickstart")
+    assert prepared == ["pylib"]
+
+
+def test_wrong_types_are_mistakes_like_any_other_and_all_are_said(tiny: MakeConfig) -> None:
+    wrong = tiny(n_layer="4", max_iters=1.5, dropout=None, sample_start=3, bias="False", n_head=-1, seed=[1])
+    with pytest.raises(UserError) as caught:
+        train(wrong, 7, print, learning_rate="x", max_iter=1)  # type: ignore[arg-type]
+    said = " ".join(caught.value.problems)
+    names = ("n_layer", "max_iters", "dropout", "sample_start", "bias", "n_head", "seed", "learning_rate")
+    assert len(caught.value.problems) == len(names) + 3
+    for name in (*(f"--{name}" for name in names), "name=7", "listeners=", "--max_iter;"):
+        assert name in said
+    for config in (None, {"n_layer": 4}, 5, b"quickstart", TrainConfig, "quikstart"):
+        with pytest.raises(UserError):
+            train(config)  # type: ignore[arg-type]
+    for out_dir in (None, 5, ""):
+        with pytest.raises(UserError) as caught:
+            session.resume(out_dir, max_iters="a")  # type: ignore[arg-type]
+        assert len(caught.value.problems) == 2
+    assert train(tiny(max_iters=np.int64(2), compile=False, learning_rate=np.float32(0.01))).iter == 2
+
+
+def random_states() -> tuple[Any, ...]:
+    cuda = [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
+    return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate(), cuda
+
+
+def test_the_callers_random_numbers_are_left_alone(tiny: MakeConfig) -> None:
+    torch.manual_seed(5)
+    torch.rand(3)
+    before = random_states()
+    train(tiny(max_iters=2, dropout=0.1))
+    session.resume(tiny().out_dir, max_iters=3)
+    with pytest.raises(UserError):
+        train(tiny(max_iters=2))
+    assert random_states() == before
+
+
+@pytest.mark.gpu
+def test_the_callers_random_numbers_on_a_card_are_left_alone(tiny: MakeConfig) -> None:
+    torch.manual_seed(5)
+    torch.rand(3, device="cuda")
+    before = random_states()
+    for graph in ("on", "off"):
+        train(tiny(graph, max_iters=12, dropout=0.1, device="cuda", graph=graph))
+        assert random_states() == before
+
+
+def test_a_second_run_in_another_thread_is_refused(tiny: MakeConfig) -> None:
+    alone, config = tiny("alone", dropout=0.2, max_iters=6), tiny(dropout=0.2, max_iters=6)
+    train(alone)
+    refused: list[UserError] = []
+
+    def second(record: Record) -> None:
+        if record["kind"] == "step" and not refused:
+            try:
+                train(tiny("second", max_iters=1))
+            except UserError as error:
+                refused.append(error)
+
+    train(config, listeners=[second])
+    assert len(refused) == 1
+    assert not Path(tiny("second").out_dir).exists()
+    assert run_losses(config.out_dir) == run_losses(alone.out_dir)
+    assert train(tiny("second", max_iters=1)).iter == 1

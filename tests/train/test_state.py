@@ -134,7 +134,7 @@ def test_more_updates_can_be_asked_for(tiny: MakeConfig) -> None:
     train(whole)
     train(config)
     with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would train it on"):
-        resume(config)
+        resume(config, learning_rate=0.5)
     resume(config, max_iters=40)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))

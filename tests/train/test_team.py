@@ -20,6 +20,7 @@ from tiny import (
     assert_close_tensors,
     assert_same_tensors,
     choices,
+    contents,
     last_tensors,
     records,
     run_evals,
@@ -131,6 +132,16 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
     straight = tiny("straight", **settings | {"gradient_accumulation_steps": 2})
     train(straight)
     assert run_losses(config.out_dir) == pytest.approx(run_losses(straight.out_dir), abs=1e-5)
+
+
+def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(max_iters=2)
+    train(config)
+    before = contents(config.out_dir)
+    first, second = teams.together(2, tmp_path, teams.resume_command(config.out_dir))
+    assert len(first.said.splitlines()) == 1
+    assert second.said == ""
+    assert contents(config.out_dir) == before
 
 
 def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path) -> None:

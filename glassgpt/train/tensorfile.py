@@ -130,6 +130,25 @@ def digest(content: bytes) -> str:
         return _digest_of(beside.map(_sha256, [whole[:header], *_cut(whole[header:])]))
 
 
+def digest_of_file(path: Path) -> str:
+    """The same, of a file that is read piece by piece: from the disk, not from the system's cache of it."""
+    digests: list[bytes] = []
+    hashing: deque[Future[bytes]] = deque()
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(_AT_ONCE, "read") as beside:
+        if hasattr(os, "posix_fadvise"):  # a hint: only what was flushed can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        header = min(8 + int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        piece = file.read(header)
+        while piece:
+            hashing.append(beside.submit(_sha256, memoryview(piece)))
+            if len(hashing) == _AT_ONCE:
+                digests.append(hashing.popleft().result())
+            piece = file.read(_PIECE_BYTES)
+        digests += [future.result() for future in hashing]
+    return _digest_of(digests)
+
+
 def _digest_of(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 

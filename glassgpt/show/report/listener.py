@@ -27,7 +27,8 @@ class ReportAtEnd:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
         elif record["kind"] == "end" and self._run_dir is not None:
-            told = f"{'report':<13} {harmless(self._write(self._run_dir))}"
+            run_dir = Path(record.get("out_dir", self._run_dir))  # a run that lost its folder has another one
+            told = f"{'report':<13} {harmless(self._write(run_dir))}"
             if self.is_read:
                 self._out.print(told, soft_wrap=True, markup=False)
 

@@ -2,10 +2,15 @@
 
     runs/quickstart/journal.jsonl
 
-Every record has `kind`, `time` (seconds since the epoch), `iter` (updates done so far) and `process` (0, 1, …
-per start of the run). It is readable while the run lives. A line torn by a crash is skipped, and the next
-start begins on a fresh line, so an append never damages what was there. NaN and infinities are written as the
-strings "nan", "inf", "-inf", and come back as numbers. docs/journal.md describes every kind.
+Every record has `kind`, `time` (seconds since the epoch), `iter` (updates done so far), `process` (0, 1, …
+per start of the run) and `start` (a random name of that start). It is readable while the run lives. A line
+torn by a crash is skipped, and the next start begins on a fresh line, so an append never damages what was
+there. NaN and infinities are written as the strings "nan", "inf", "-inf", and come back as numbers.
+docs/journal.md describes every kind.
+
+Before each append the writer reads its own last line back, by the file's name. So it notices a second writer
+where locks do not work, and a file that was moved, deleted or rewritten. Inodes are not compared: on some
+network drives they change.
 """
 
 from __future__ import annotations
@@ -14,10 +19,12 @@ import itertools
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from glassgpt.errors import UserError
 from glassgpt.paths import with_tilde
 
 Record = dict[str, Any]
@@ -25,6 +32,7 @@ Record = dict[str, Any]
 NAME = "journal.jsonl"
 LONGEST_LINE = 1 << 24  # bytes; a file of one endless line must not fill the memory
 _BLOCK = 1 << 20  # bytes read at once from the end
+_MORE = 1 << 20  # bytes of another writer that are looked at
 
 # Fields that may be NaN or infinite.
 # fmt: off
@@ -37,19 +45,106 @@ NUMBERS = frozenset((
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+class TakenOver(UserError):
+    """A later start of the run writes to its journal. This one must not touch the run's files any more."""
+
+
 class Journal:
-    """Appends records to a file; each is handed to the operating system before `write` returns."""
+    """Appends records to a file; each is handed to the operating system before `write` returns. Whoever is
+    not sure to be alone with the file calls `check` first."""
 
     def __init__(self, path: Path) -> None:
-        torn = path.exists() and not _ends_with_newline(path)
-        self._file = path.open("ab", buffering=0)
+        self.path = path
+        self.lost = ""  # why the file is not this journal any more; records are then kept for `move`
+        self.was_rewritten = False  # by somebody else; whoever has reported it sets this back
+        self._first = self._last = b""  # lines of this process
+        self._end = 0  # where the last one ends in the file
+        self._kept = b""
+        self._open()
+
+    def _open(self) -> None:
+        torn = self.path.exists() and not _ends_with_newline(self.path)
+        self._file = self.path.open("a+b", buffering=0)
         if torn:
             self._file.write(b"\n")
 
     def write(self, record: Record) -> None:
         line = encode(record)
-        while line:  # one call, so that readers see whole lines; a disk that fills up takes only a part
-            line = line[self._file.write(line) :]
+        self._first = self._first or line
+        if self.lost:
+            self._kept += line
+        else:
+            self._append(line)
+
+    def _append(self, lines: bytes) -> None:
+        rest = lines
+        while rest:  # one call, so that readers see whole lines; a disk that fills up takes only a part
+            rest = rest[self._file.write(rest) :]
+        self._last, self._end = lines[lines.rfind(b"\n", 0, -1) + 1 :], self._file.tell()
+
+    def check(self) -> None:
+        """Reads our last line back. Sets `lost` if it is not there; raises TakenOver if a later start of the
+        run wrote behind it."""
+        if self.lost or not self._last:
+            return
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._end - len(self._last))
+                is_there = file.read(len(self._last)) == self._last
+                if is_there and os.fstat(file.fileno()).st_size > self._end:
+                    self._compare_writers(file.read(_MORE))
+            if not is_there:
+                self._follow_rewrite()
+        except (FileNotFoundError, NotADirectoryError):
+            self.lost = f"{self.path} is gone"
+
+    def _compare_writers(self, more: bytes) -> None:
+        """Of two writers the one that started later stays. Lines that are no records do not matter."""
+        for record in read_stream(more.splitlines()):
+            if _writer(record) > _writer(loads(self._last)):
+                raise TakenOver(
+                    f"another process is training in {self.path.parent}: its start is {record.get('start')}, "
+                    f"its first record is of {time.ctime(record['time'])}; this process ends without saving"
+                )
+        if not more.endswith(b"\n"):
+            self._file.write(b"\n")
+
+    def _follow_rewrite(self) -> None:
+        """If the last record is still one of ours, somebody edited the file: then what it lacks is appended
+        again, as far as the old file has it. Else it is not ours."""
+        last = b""
+        with self.path.open("rb") as file:
+            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+                last = line.strip() if line.startswith(b"{") else last
+        if [_writer(record) for record in read_stream([last])] != [_writer(loads(self._last))]:
+            self.lost = f"{self.path} is not what this run wrote"
+            return
+        _, found, missing = self._content().rpartition(last + b"\n")
+        self._file.close()
+        self._open()
+        self._last, self._end = last + b"\n", self._file.seek(0, os.SEEK_END)
+        self.was_rewritten = True
+        if found and missing:
+            self._append(missing)
+
+    def _content(self) -> bytes:
+        """Of the file that was opened, which may have another name by now, or none."""
+        try:
+            self._file.seek(0)
+            return self._file.readall() or b""
+        except OSError:  # a network drive keeps no file that was deleted
+            return b""
+
+    def move(self, path: Path) -> None:
+        """Goes on in a new file, and takes everything along that can still be read."""
+        content = self._content()
+        if not content.endswith(self._last):
+            content = self._first + self._last
+        self._file.close()
+        self.path, self.lost = path, ""
+        self._open()
+        self._append(content + self._kept)
+        self._kept = b""
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
@@ -63,6 +158,12 @@ def shareable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shareable(item) for item in value]
     return with_tilde(value) if isinstance(value, str) else value
+
+
+def _writer(record: Record) -> tuple[int, str]:
+    """Which start of the run wrote it; later ones are greater. Old versions wrote no `start`."""
+    process = record.get("process")
+    return process if isinstance(process, int) else -1, str(record.get("start", ""))
 
 
 def encode(record: Record) -> bytes:
@@ -159,22 +260,33 @@ _DECODER = json.JSONDecoder(object_hook=_revive)  # once: making one takes as lo
 
 
 def current(records: Iterable[Record]) -> list[Record]:
-    """The records that still count: a resume takes back what lies past the point it went on from."""
+    """The records that still count: a resume takes back what lies past the point it went on from, and what a
+    process wrote after another one had taken over does not count either."""
     kept = list(records)
     return list(stream_current(lambda: kept))
 
 
 def stream_current(read: Callable[[], Iterable[Record]]) -> Iterator[Record]:
     """As `current`, but reads twice and keeps no records in memory."""
-    starts: list[float] = []
-    for record in read():
+    points: list[float] = []
+    for record in _of_the_latest_start(read()):
         if record["kind"] == "resume":
-            said = record.get("from_iter")
-            starts.append(said if isinstance(said, int) else record["iter"])
+            point = record.get("from_iter")
+            points.append(point if isinstance(point, int) else record["iter"])
     # The last iteration that counts: after the last resume, before it, before the one before it, ...
-    limits = list(itertools.accumulate(reversed(starts), min, initial=math.inf))
-    for record in read():
+    limits = list(itertools.accumulate(reversed(points), min, initial=math.inf))
+    for record in _of_the_latest_start(read()):
         if record["kind"] == "resume":
             limits.pop()
         if record["iter"] <= limits[-1] or record["kind"] in ("run", "resume", "end"):
+            yield record
+
+
+def _of_the_latest_start(records: Iterable[Record]) -> Iterator[Record]:
+    """Without what a process wrote after another one had started. Old versions wrote no `start`."""
+    start = None
+    for record in records:
+        if record["kind"] in ("run", "resume"):  # what each start begins with
+            start = record.get("start")
+        if start is None or record.get("start", start) == start:
             yield record

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,11 +49,13 @@ _TRACKER_THREAD = "tracker "  # how the names of these threads begin
 
 
 class Sink:
-    """Gives every record its time, process number and place in the journal; then passes it on.
+    """Gives every record its time, process number, start and place in the journal; then passes it on.
 
     `trackers` are listeners by name. If one fails, that is a finding, which stands in the journal as well: so
     that it can be told the rest later.
     """
+
+    has_moved = False
 
     def __init__(
         self,
@@ -61,8 +63,9 @@ class Sink:
         process: int,
         listeners: Sequence[Listener] = (),
         trackers: Mapping[str, TrackerListener] | None = None,
+        start: str = "",
     ) -> None:
-        self._path, self._process = path, process
+        self._path, self._process, self._start = path, process, start
         self._journal: Journal | None = None  # opened by the first record: before that nothing is written
         self._listeners = listeners
         self._listening = [_Mailbox(listener) for listener in listeners]
@@ -81,21 +84,50 @@ class Sink:
         self._pass_on(record)
 
     def _pass_on(self, record: Record) -> None:
-        record = {"kind": record["kind"], "time": time.time(), "process": self._process} | record
+        by = {"process": self._process, "start": self._start}
+        record = {"kind": record["kind"], "time": time.time(), **by} | record
         shared = record if record["kind"] in _WITHOUT_PATHS else shareable(record)
-        try:
+        self.check(record["iter"])
+        with self._failing_as_mistake():
             if self._journal is None:
                 self._journal = Journal(self._path)
             self._journal.write(shared)
+        for mailbox in self._listening:
+            mailbox.post(record)
+        # Trackers write into the run's folder too. `glass track` tells them the rest later.
+        for mailbox in () if self.has_moved or self.lost else self._tracking:
+            mailbox.post(shared)
+
+    @contextlib.contextmanager
+    def _failing_as_mistake(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
                 f"--init_from=resume --out_dir={self._path.parent}"
             ) from error
-        for mailbox in self._listening:
-            mailbox.post(record)
-        for mailbox in self._tracking:
-            mailbox.post(shared)
+
+    @property
+    def lost(self) -> str:
+        """Why the journal's file is not this run's any more; empty if it is."""
+        return "" if self._journal is None else self._journal.lost
+
+    def check(self, done: int) -> None:
+        """Looks whether it is, after `done` updates. Raises TakenOver if another process writes to it."""
+        if self._journal is None:
+            return
+        with self._failing_as_mistake():
+            self._journal.check()
+        if self._journal.was_rewritten:
+            self._journal.was_rewritten = False
+            self._pass_on(_rewritten(self._path, done))
+
+    def move(self, path: Path) -> None:
+        with self._failing_as_mistake():
+            self._path, self.has_moved = path, True
+            if self._journal is not None:
+                self._journal.move(path)
 
     def close(self) -> None:
         for mailbox in (*self._listening, *self._tracking):
@@ -119,7 +151,7 @@ class Silence(Sink):
     """Of a process that has nothing to record, because another one of its team does."""
 
     def __init__(self) -> None:
-        pass
+        self._journal = None
 
     def __call__(self, record: Record) -> None:
         pass
@@ -195,6 +227,18 @@ def _failed(name: str, error: Exception, done: int, told: list[Record]) -> Recor
         explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
         advice=f"`glass track RUN --to={name}` tells it the rest later",
     ) | {"told": told}
+
+
+def _rewritten(path: Path, done: int) -> Record:
+    return finding_record(
+        done,
+        "journal-rewritten",
+        "warning",
+        f"{path.name} was changed by another program; the run goes on in the changed file",
+        evidence=f"{path} does not end with the record that was written last",
+        explanation="What the changed file lacked at its end was appended again, if it could still be read.",
+        advice="copy it before you edit it",
+    )
 
 
 def _behind(name: str, missed: int, done: int) -> Record:

@@ -9,8 +9,7 @@ from typing import Any
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
-from glassgpt.data.staging import try_lock
-from glassgpt.train.rundir import LOCK
+from glassgpt.train.rundir import lock
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,12 @@ def _state(run_dir: Path, records: list[Record]) -> str:
 
 def is_running(run_dir: Path) -> bool:
     try:
-        with (run_dir / LOCK).open() as file:
-            return not try_lock(file.fileno())
+        held = lock(run_dir, write=False)
     except OSError:
         return False
+    if held is not None:
+        held.close()
+    return held is None
 
 
 def size_on_disk(run_dir: Path) -> int:

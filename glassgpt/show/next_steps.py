@@ -11,6 +11,7 @@ from glassgpt.paths import user_path
 
 def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
     """Lines, each with its label."""
+    run = run | ({"out_dir": end["out_dir"]} if "out_dir" in end else {})  # a run that lost its folder
     reason, go_on = end["reason"], _go_on(run)
     if reason == "not finite":
         return _after_not_finite(end)

@@ -9,7 +9,8 @@ With --shard every process writes its rows, as model-00001-of-00004.safetensors 
 state.json says which file has which rows of what. Whoever reads gets whole tensors.
 
 A checkpoint is written beside its place, flushed to disk, and renamed: a folder with a plain number is whole,
-whatever happened. Which one is `last` and which is `best` is not stored anywhere, it follows from what is
+whatever happened. Its identity is the `iter` in its state.json: a folder with another number, such as a dated
+copy, does not count. Which one is `last` and which is `best` is not stored anywhere, it follows from what is
 there: the highest iteration, and the lowest validation loss. Nothing is pickled; loading executes nothing.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +65,33 @@ class Checkpoint:
 
 
 def committed(run_dir: Path) -> list[Path]:
-    """Folders of committed checkpoints, oldest first."""
-    folder = run_dir / FOLDER
-    found = [(match, path) for path in entries(folder) if (match := COMMITTED.fullmatch(path.name))]
+    """Folders of committed checkpoints, oldest first; also damaged ones, not misnamed ones."""
+    others = {point.path for point in misnamed(run_dir)}
+    return [path for path in _numbered(run_dir) if path not in others]
+
+
+def misnamed(run_dir: Path) -> list[Checkpoint]:
+    """Checkpoints whose name is not their iteration: copies that somebody made. They are never loaded and
+    never removed."""
+    found = []
+    for path in _numbered(run_dir):
+        with suppress(UserError):  # damaged ones count, so that whoever loads them reports the damage
+            point = describe(path)
+            if path.name.partition(".")[0] != f"{point.iter:08d}":
+                found.append(point)
+    return found
+
+
+def misnamed_complaints(run_dir: Path) -> list[str]:
+    return [
+        f"{point.path} is not used: it holds iteration {point.iter}; "
+        f"rename it to {point.iter:08d} to use it, or move it away"
+        for point in misnamed(run_dir)
+    ]
+
+
+def _numbered(run_dir: Path) -> list[Path]:
+    found = [(match, path) for path in entries(run_dir / FOLDER) if (match := COMMITTED.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))]
 
 
@@ -83,6 +108,7 @@ def describe(path: Path) -> Checkpoint:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
         if state["version"] not in DIGESTS:
             raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
+        int(state["iter"])  # without it there is no telling which checkpoint it is
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error!r}") from None
@@ -90,17 +116,17 @@ def describe(path: Path) -> Checkpoint:
 
 def best(run_dir: Path) -> Checkpoint | None:
     """The committed checkpoint with the lowest validation loss, measured as it is now."""
-    return next(reversed(bests(run_dir)), None)
+    return next(reversed(bests(readable(run_dir))), None)
 
 
-def bests(run_dir: Path) -> list[Checkpoint]:
+def bests(points: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The lowest validation loss, the earliest of equals, for each way of measuring it; the latest way last.
 
     A run resumed with other evaluation tokens or other data measures something else: losses before and
     after do not compare.
     """
     found: dict[str, Checkpoint] = {}
-    for point in readable(run_dir):
+    for point in points:
         if point.val_loss is not None and math.isfinite(point.val_loss):
             way = str(point.state.get("measured_on"))
             lowest = found.pop(way, point)  # and put back, so that the latest way comes last
@@ -137,6 +163,18 @@ def load_tensors(point: Checkpoint) -> Tensors:
     return _put_together(tensors, point.state["index"]) if "index" in point.state else tensors
 
 
+def verify(path: Path) -> None:
+    """Reads every file of a checkpoint back from the disk and compares it with its digest."""
+    state = describe(path).state
+    digest_of = DIGESTS[state["version"]]
+    for name, recorded in state["sha256"].items():
+        try:
+            if digest_of(path / name, lambda size: None) != recorded:
+                raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
+        except OSError as error:
+            raise UserError(f"{path / name} cannot be read back: {error!r}") from None
+
+
 def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
     """Whole tensors from the rows that are spread over files."""
     whole: Tensors = {file: part for file, part in files.items() if file not in index}
@@ -153,7 +191,7 @@ def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
 def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]]:
     """The newest checkpoint that is whole; newer ones that are damaged, and what is wrong with them."""
     damaged: list[Path] = []
-    complaints: list[str] = []
+    complaints = misnamed_complaints(run_dir)
     for path in reversed(committed(run_dir)):
         try:
             point = describe(path)

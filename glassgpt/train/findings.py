@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 from glassgpt.account.finding import finding_record
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
 from glassgpt.train.job import Job
+from glassgpt.train.rundir import CHECKPOINTS
 from glassgpt.train.schedule import learning_rate
 
 _MUCH_WAITING = 0.1  # of the time
@@ -57,6 +59,31 @@ def save_requested(job: Job) -> Record:
         evidence="SIGUSR1",
         explanation="Schedulers can send this signal some time before they end a job.",
         advice=f"resume after the job's end: glass train --init_from=resume --out_dir={job.run_dir}",
+    )
+
+
+def lost_folder(job: Job, before: Path, reason: str) -> Record:
+    return finding_record(
+        job.progress.iter,
+        "folder-lost",
+        "warning",
+        f"{before} was moved, removed or replaced; the run ends with a checkpoint in {job.run_dir}",
+        evidence=reason,
+        explanation="A run writes only where its own journal is. What it wrote before is left as it is.",
+        advice=f"go on with  glass train --init_from=resume --out_dir={job.run_dir}",
+    )
+
+
+def ignored_checkpoints(job: Job, names: list[str]) -> Record:
+    return finding_record(
+        job.progress.iter,
+        "checkpoints-ignored",
+        "warning",
+        "there are checkpoints that this run did not write; it neither counts nor removes them",
+        evidence=f"{', '.join(names)} in {job.run_dir / CHECKPOINTS}",
+        explanation="A checkpoint's identity is the iteration in its state.json. These have another name, or "
+        "an iteration that this run has not reached.",
+        advice="keep copies outside of that folder, or under names that are no numbers",
     )
 
 

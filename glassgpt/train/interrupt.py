@@ -76,34 +76,47 @@ class Stop:
         self.at_once = False  # a signal has quit the run at once: whatever is optional is left out
         self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
         self.save_requested = False  # likewise
+        self.lost_folder = False  # the run's folder was moved or removed
         self.in_team = False  # what is heard is only acted on when all have agreed
         self.is_quiet = False  # another process of the team says what is to be said
         self._heard: int | None = None
         self._heard_hangup = False
         self._heard_save = False
+        self._heard_lost_folder = False
         self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or self.lost_folder
 
     @property
     def exit_code(self) -> int:
         """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.signal or 0)
 
-    def hear(self) -> tuple[int, int, int]:
-        """What this process was told: a signal's number or 0, whether the terminal is gone, and whether to
-        save."""
-        told = (self._heard or 0, int(self._heard_hangup), int(self._heard_save))
+    def lose_folder(self) -> None:
+        self._heard_lost_folder = True
+        if not self.in_team:
+            self.lost_folder = True
+
+    def hear(self) -> tuple[int, int, int, int]:
+        """What this process was told: a signal's number or 0, whether the terminal is gone, whether to save,
+        and whether the run's folder is gone."""
+        told = (
+            self._heard or 0,
+            int(self._heard_hangup),
+            int(self._heard_save),
+            int(self._heard_lost_folder),
+        )
         self._heard_hangup = self._heard_save = False
         return told
 
-    def act(self, number: int, hung_up: int, save: int) -> None:
+    def act(self, number: int, hung_up: int, save: int, lost_folder: int) -> None:
         """What any process of the team was told."""
         self.signal = number or self.signal
         self.hung_up = self.hung_up or bool(hung_up)
         self.save_requested = self.save_requested or bool(save)
+        self.lost_folder = self.lost_folder or bool(lost_folder)
 
     def __enter__(self) -> Stop:
         # Python delivers signals to the main thread only; in a notebook's worker thread we go without.

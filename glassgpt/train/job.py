@@ -96,6 +96,7 @@ class Job:
     saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
     recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     told_setbacks: set[str] = field(default_factory=set)
+    told_ignored: set[str] = field(default_factory=set)  # checkpoints that somebody else wrote
     eval_cost: Mean = field(default_factory=Mean)
     save_cost: Mean = field(default_factory=Mean)
     sharing: Sharing | None = None  # of the updates so far, in a team

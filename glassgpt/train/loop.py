@@ -8,17 +8,22 @@ exactly one phase of the ledger, and everything worth knowing goes to the sink a
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 
+from glassgpt.account import journal
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
+from glassgpt.data.tokenizers import write_tokenizer
+from glassgpt.errors import UserError
 from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate
 from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
+from glassgpt.train.rundir import TOKENIZER, Place
 from glassgpt.train.state import parts_of, state_of, whole_model
 
 
@@ -43,7 +48,8 @@ def run(job: Job) -> Ending:
     """Trains until something ends it."""
     try:
         while True:
-            heed(job)
+            with job.ledger.phase("train"):  # waiting for an answer is part of an update
+                heed(job)
             if evaluation_is_due(job):
                 evaluate_splits(job)
             ending = why_end(job)
@@ -68,14 +74,24 @@ def run(job: Job) -> Ending:
 
 
 def heed(job: Job) -> None:
-    """What one process of a team is told, all of them act on. Waiting for an answer is part of an update."""
-    with job.ledger.phase("train"):
-        job.team.heed(job.stop)
+    """What one process of a team is told, all of them act on."""
+    if job.sink.lost:
+        rescue(job)
+    was_lost = job.stop.lost_folder
+    job.team.heed(job.stop)
+    if job.stop.lost_folder and not was_lost:
+        job.saved = None  # what was saved is in the folder that is lost
+
+
+def why_stop(job: Job) -> Ending | None:
+    if job.stop.lost_folder:
+        return Ending("crashed", 2, {"error": "the run's folder was moved, removed or replaced"})
+    return Ending("interrupted", job.stop.exit_code) if job.stop.requested else None
 
 
 def why_end(job: Job) -> Ending | None:
     if job.stop.requested:
-        return Ending("interrupted", job.stop.exit_code)
+        return why_stop(job)
     if job.config.eval_only:
         return Ending("evaluated")
     if job.progress.iter >= job.config.max_iters:
@@ -169,7 +185,7 @@ def evaluate_split(job: Job, split: str, windows: Windows, closing: bool = False
 
 
 def is_stopped(job: Job) -> bool:
-    job.team.heed(job.stop)
+    heed(job)
     return job.stop.requested
 
 
@@ -196,12 +212,57 @@ def save(job: Job) -> None:
     catch_up(job)
     with job.ledger.phase("checkpoint") as phase:
         started = time.perf_counter()
-        tell(job, job.saver.poll(wait=True))
+        tell_saved(job, wait=True)
+        is_lost(job)  # before anything is written into what may be another run's folder
         tensors, rows = parts_of(job)
         job.saver.save(tensors, state_of(job), started, rows)
         job.team.assemble()  # the first process may have had all of the work
     job.saved = (job.progress.iter, job.progress.val_loss)
     job.save_cost.add(phase.seconds)
+
+
+def tell_saved(job: Job, wait: bool = False) -> None:
+    """What came of the last save, if it has ended, and what was found beside it."""
+    try:
+        record = job.saver.poll(wait)
+    except UserError:
+        if is_lost(job):  # then the run saves again, elsewhere
+            return
+        raise
+    tell(job, record)
+    ignored = [name for name in (record or {}).get("ignored", ()) if name not in job.told_ignored]
+    if ignored:
+        job.told_ignored.update(ignored)
+        tell(job, findings.ignored_checkpoints(job, ignored))
+
+
+# --- a folder that is moved, removed or replaced ---
+
+
+def is_lost(job: Job) -> bool:
+    """Whether the run has lost its folder, which the first process looks after."""
+    job.sink.check(job.progress.iter)
+    if job.sink.lost:
+        rescue(job)
+    return job.sink.has_moved
+
+
+def rescue(job: Job) -> None:
+    """From now on everything goes into a new folder, and all processes are asked to save there and end."""
+    if not isinstance(job.place, Place) or job.config.eval_only:
+        raise UserError(f"{job.run_dir} was moved, removed or replaced: {job.sink.lost}")
+    before, reason = job.run_dir, job.sink.lost
+    with job.ledger.phase("checkpoint"):
+        with contextlib.suppress(UserError):  # of a save that failed because of this
+            tell(job, job.saver.poll(wait=True))
+        job.place.leave_for_rescue()
+        job.place.write_config(job.resolved_config())
+        write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
+        job.sink.move(job.run_dir / journal.NAME)
+        job.saver.move(job.run_dir)
+    job.saved = None
+    job.stop.lose_folder()
+    tell(job, findings.lost_folder(job, before, reason))
 
 
 # --- logging ---
@@ -217,7 +278,7 @@ def log_step(job: Job) -> None:
     catch_up(job)
     tell_step(job)
     tell(job, pace_finding(job.outcome, job.progress.iter))
-    tell(job, job.saver.poll())
+    tell_saved(job)
 
 
 def catch_up(job: Job) -> None:
@@ -285,10 +346,19 @@ def close(job: Job, ending: Ending) -> Ending:
             evaluate_split(job, "val", job.windows["val"].of_whole_split(), closing=True)
         if job.sampling is not None and not job.stop.requested:
             write_sample(job, job.sampling)
+    job.team.be_patient()
     with job.ledger.phase("checkpoint"):
-        tell(job, job.saver.poll(wait=True))
-    if job.stop.requested:
-        return Ending("interrupted", job.stop.exit_code)
+        tell_saved(job, wait=True)
+    lost, unsaved = job.team.from_first(lambda: [is_lost(job), job.saved is None])
+    if lost:
+        job.stop.lost_folder = True
+        if unsaved:
+            save(job)
+            with job.ledger.phase("checkpoint"):
+                tell_saved(job, wait=True)
+    stopped = why_stop(job)
+    if stopped is not None:
+        return stopped
     if ending.exit_code == 0 and not job.config.eval_only:
         tell(job, course_finding(job.outcome, job.progress.iter, job.progress.val_loss))
     tell(job, findings.straggler(job))
@@ -317,5 +387,5 @@ def end_not_finite(job: Job, bad_update: int) -> Ending:
     tell_step(job)
     job.progress.iter = bad_update  # that update was tried, but not done
     with job.ledger.phase("checkpoint"):
-        tell(job, job.saver.poll(wait=True))
+        tell_saved(job, wait=True)
     return Ending("not finite", 3, records.failure(job, bad_update))

@@ -25,7 +25,16 @@ from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository
 from glassgpt.model.weights import with_head
 from glassgpt.paths import user_path
 from glassgpt.recipe import read_recipe
-from glassgpt.train.checkpoint import Checkpoint, Tensors, best, committed, describe, load_last, load_tensors
+from glassgpt.train.checkpoint import (
+    Checkpoint,
+    Tensors,
+    best,
+    committed,
+    describe,
+    load_last,
+    load_tensors,
+    misnamed_complaints,
+)
 from glassgpt.train.ckpt import read_ckpt
 from glassgpt.train.rundir import CKPT, CONFIG, RUNS, can_go_on, is_run, is_whole_config
 
@@ -67,7 +76,9 @@ def open_origin(spec: str, which: str = "last") -> Origin:
         return _from_gpt2(find_pretrained(spec), spec)
     for folder in (spec, name):
         if folder and (is_run(user_path(folder)) or is_run(RUNS / folder)):
-            raise UserError(f"{folder} has no checkpoint yet; `glass runs` lists the runs there are")
+            complaints = [*misnamed_complaints(user_path(folder)), *misnamed_complaints(RUNS / folder)]
+            nothing = f"{folder} has no checkpoint yet; `glass runs` lists the runs there are"
+            raise UserError([*complaints, nothing])
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS):
         return _from_gpt2(_find_repository(spec), spec)
     raise UserError(

@@ -173,7 +173,7 @@ class Ranks(Team):
         # Hosts always talk by gloo: a card need not be waited for to ask whether to go on.
         backends = f"cpu:gloo,{device.type}:{name}" if device.type != "cpu" else name
         self._rank_timeout_s = config.rank_timeout
-        self._be_patient()
+        self.be_patient()
         with self._watch.meet():
             dist.init_process_group(
                 backends,
@@ -192,7 +192,7 @@ class Ranks(Team):
             Choice("backend", name, reason),
         ]
 
-    def _be_patient(self) -> None:
+    def be_patient(self) -> None:
         """Before and after training one may have much to read or to write while the others wait."""
         self._watch.timeout_s = max(_STARTUP_TIMEOUT_S, self._rank_timeout_s)
 
@@ -307,7 +307,7 @@ class Ranks(Team):
 
     def _leave(self, error: BaseException | None) -> None:
         if error is None:
-            self._be_patient()
+            self.be_patient()
             if self._question is not None:
                 self._question[0].wait()
             self._assemble()  # the launcher ends everybody when one ends, and the first has most to finish

@@ -12,7 +12,7 @@ from glassgpt.account import flops, machine
 from glassgpt.account.journal import Record
 from glassgpt.account.meter import rates, time_to_go
 from glassgpt.account.sharing import Sharing
-from glassgpt.train.checkpoint import committed
+from glassgpt.train.checkpoint import readable
 from glassgpt.train.evaluate import Evaluation
 from glassgpt.train.job import Job
 from glassgpt.train.schedule import learning_rate
@@ -224,7 +224,7 @@ def is_whole(job: Job, reason: str) -> bool:
 def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:
     """The end of a process, with where its time went."""
     ledger = job.ledger.seconds()
-    whole = committed(job.run_dir)
+    whole = list(readable(job.run_dir))
     wall_s = sum(ledger.values())
     return {
         "kind": "end",
@@ -233,10 +233,11 @@ def end_record(job: Job, reason: str, exit_code: int, details: Record | None) ->
         "exit_code": exit_code,
         "best_val_loss": job.progress.best_val_loss,
         "best_iter": job.progress.best_iter,
-        "last_checkpoint": str(whole[-1]) if whole else None,
+        "last_checkpoint": str(whole[-1].path) if whole else None,
         "ledger": ledger,
         "wall_s": wall_s,
         "forecast": job.outcome.as_dict(wall_s, is_whole(job, reason)),
+        **({"out_dir": str(job.run_dir)} if job.sink.has_moved else {}),
         **_sharing(job),
         **(details or {}),
     }

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +68,13 @@ def make_run_dir(asked: str, name: str) -> Path:
         check_new(asked)
         _make(user_path(asked), exist_ok=True)
         return user_path(asked)
+    return _make_numbered(RUNS, name)
+
+
+def _make_numbered(parent: Path, name: str) -> Path:
     number = 1
     while True:
-        directory = RUNS / (name if number == 1 else f"{name}-{number}")
+        directory = parent / (name if number == 1 else f"{name}-{number}")
         number += 1
         if not directory.exists():
             try:
@@ -138,6 +144,7 @@ class Site:
 
     directory: Path
     process: int  # starts of the run before this one
+    start: str  # a random name of this one
     was_finished: bool
 
     def close(self) -> None:
@@ -155,20 +162,29 @@ def _starts_so_far(path: Path) -> tuple[int, Record]:
     return starts, last
 
 
+def lock(directory: Path, write: bool = True) -> ExitStack | None:
+    """Locks a run's folder until it is closed, or the process ends; None if another process holds it.
+
+    The folder itself is locked, which nobody can delete from under a lock, and a file in it: network drives
+    lock only what is open for writing, and older versions look at the file alone. `write`: make that file.
+    """
+    with ExitStack() as held:
+        descriptors = []
+        with suppress(PermissionError):  # Windows opens no folders
+            descriptors.append(os.open(directory, os.O_RDONLY))
+            held.callback(os.close, descriptors[-1])
+        if write or (directory / LOCK).exists():
+            file = held.enter_context((directory / LOCK).open("a" if write else "r"))
+            descriptors.append(file.fileno())
+        return held.pop_all() if all(map(try_lock, descriptors)) else None
+
+
 class Place:
     """A run's folder while a process trains in it. Nobody else does: it holds a lock that dies with it."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        try:
-            self._lock = (directory / LOCK).open("a")
-        except OSError as error:
-            raise UserError(
-                f"{directory} cannot be written to: {error.strerror}; choose another --out_dir"
-            ) from None
-        if not try_lock(self._lock.fileno()):
-            self._lock.close()
-            raise UserError(f"another process is training in {directory} right now; let it end first")
+        self.start = secrets.token_hex(4)
+        self._enter(directory)
         path = directory / journal.NAME
         if path.exists() and not path.is_file():  # a pipe would be waited for, maybe for ever
             self._lock.close()
@@ -180,6 +196,27 @@ class Place:
         self.process, last = _starts_so_far(path)
         # Otherwise the last process died, maybe between its last checkpoint and its end.
         self.was_finished = last.get("reason") in ("finished", "stopped early")
+
+    def _enter(self, directory: Path) -> None:
+        try:
+            held = lock(directory)
+        except OSError as error:
+            raise UserError(
+                f"{directory} cannot be written to: {error.strerror}; choose another --out_dir"
+            ) from None
+        if held is None:
+            raise UserError(f"another process is training in {directory} right now; let it end first")
+        self.directory, self._lock = directory, held
+
+    def leave_for_rescue(self) -> None:
+        """Goes on in a new folder: the old one is not this run's any more. Beside it, or in the current
+        folder if it was on a drive that is gone."""
+        name, parent = f"{self.directory.name or 'run'}-rescued", self.directory.parent
+        self._lock.close()
+        try:
+            self._enter(_make_numbered(parent, name))
+        except UserError:
+            self._enter(_make_numbered(Path(), name))
 
     def write_config(self, config: TrainConfig) -> None:
         text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_LAST_LINE}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from glassgpt.account.journal import Record
 from glassgpt.data.staging import sync_to_disk
 from glassgpt.errors import UserError
 from glassgpt.train import checkpoint
-from glassgpt.train.checkpoint import FOLDER, Rows, Tensors, bests, committed, entries, free_place, state_text
+from glassgpt.train.checkpoint import FOLDER, Rows, Tensors, bests, entries, free_place, readable, state_text
 from glassgpt.train.team import Team
 from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
 
@@ -67,13 +67,18 @@ class Saver:
         try:
             return pending.result()
         except OSError as error:
-            before = committed(self._run_dir)
-            rest = f"the last whole one is {before[-1]}" if before else "there is none before it"
+            before = list(readable(self._run_dir))
+            rest = f"the last whole one is {before[-1].path}" if before else "there is none before it"
             raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
 
     def abandon(self) -> None:
-        """Closing shall wait for nothing: what is being written will be whole, or not be there."""
+        """Closing shall wait for nothing: what is being written will be whole, or not be there. Nothing is
+        removed any more."""
         self._patient = False
+
+    def move(self, run_dir: Path) -> None:
+        """Where the next save goes; one that still runs must have been waited for."""
+        self._run_dir = run_dir
 
     def close(self) -> None:
         self._thread.shutdown(wait=self._patient, cancel_futures=not self._patient)
@@ -100,11 +105,25 @@ class Saver:
     def _write(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
         started = time.perf_counter()
         place = self._commit(snapshot, state)
+        try:
+            checkpoint.verify(place)
+        except UserError as error:
+            checkpoint.set_aside([place])
+            raise OSError(str(error)) from error
         record["bytes"] = sum(file.stat().st_size for file in place.iterdir())
-        best_ones = [point.path for point in bests(self._run_dir)]
+        points = list(readable(self._run_dir))
+        paths = [point.path for point in points]
+        if place not in paths:
+            raise FileNotFoundError(f"{place} is gone")
+        # This process wrote nothing newer: newer ones are not its own to count or to remove.
+        end = paths.index(place) + 1
+        ignored = [point.path for point in checkpoint.misnamed(self._run_dir)] + paths[end:]
+        if ignored:
+            record["ignored"] = [path.name for path in ignored]
+        best_ones = [point.path for point in bests(points[:end])]
         record["best"] = best_ones[-1:] == [place]
         try:
-            self._prune(best_ones)
+            self._remove(path for path in paths[:end][: -self._keep] if path not in best_ones)
         except OSError as error:  # this checkpoint is committed; that an old one stays is no reason to end
             record["not_removed"] = str(error)
         record["background_ms"] = (time.perf_counter() - started) * 1000
@@ -114,12 +133,12 @@ class Saver:
         """Writes a checkpoint aside and renames it to its place, or leaves nothing."""
         folder = self._run_dir / FOLDER
         if not folder.is_dir():
-            folder.mkdir(parents=True)
+            folder.mkdir()  # not its parents: a run's folder that is gone is not made again
             sync_to_disk(self._run_dir)  # or a power cut could take the folder with all that is synced in it
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
         try:
             temporary.mkdir()
-            self._team.post(f"save/{self._saves}", temporary.name)
+            self._team.post(f"save/{self._saves}", str(temporary))
             state["version"], state["sha256"] = checkpoint.VERSION, self._write_files(temporary, snapshot)
             self._add_contributions(state)
             (temporary / "state.json").write_text(state_text(state))
@@ -154,7 +173,7 @@ class Saver:
 
     def _contribute(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
         """Writes this process's part, for the first one to commit."""
-        folder = self._run_dir / FOLDER / self._team.collect(f"save/{self._saves}")
+        folder = Path(self._team.collect(f"save/{self._saves}"))
         name = f"save/{self._saves}/{self._team.rank}"
         try:
             digests = self._write_files(folder, snapshot)
@@ -166,12 +185,10 @@ class Saver:
         self._team.post(name, {"sha256": digests, "index": state["index"]})
         return record
 
-    def _prune(self, best_ones: list[Path]) -> None:
-        """Removes what is neither a best nor among the last ones."""
-        for path in committed(self._run_dir)[: -self._keep]:
-            if path not in best_ones:
-                # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
-                shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths if self._patient else ():
+            # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
+            shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
 
 
 class NoSaver(Saver):

@@ -18,7 +18,7 @@ import torch
 
 from glassgpt.account import journal
 from glassgpt.account.clock import Ledger
-from glassgpt.account.journal import Record
+from glassgpt.account.journal import Record, TakenOver
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
@@ -243,6 +243,8 @@ def _see_through(job: Job) -> Ending:
         cause = job.team.blame(error)
         if isinstance(cause, RankLost):
             job.saver.abandon()  # who is lost saves nothing
+        if isinstance(cause, TakenOver):
+            job.saver.abandon()  # the checkpoints are another process's now
         name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
         what = {"error": f"{name}{cause}"[:2000]}
         if is_memory(cause):
@@ -256,6 +258,8 @@ def _see_through(job: Job) -> Ending:
             raise cause from error
         raise
     _record_end(job, ending.reason, ending.exit_code, ending.details)
+    if job.sink.lost:  # after all that had to be saved
+        raise UserError(f"{job.run_dir} was moved, removed or replaced as the run ended: {job.sink.lost}")
     return ending
 
 

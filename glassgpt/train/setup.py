@@ -249,10 +249,10 @@ def _take_place(task: Task, team: Team) -> Place | Site:
 
     def take() -> list[Any]:
         held.append(Place(task.run_dir or make_run_dir(task.config.out_dir, task.name)))
-        return [str(held[0].directory), held[0].process, held[0].was_finished]
+        return [str(held[0].directory), held[0].process, held[0].start, held[0].was_finished]
 
-    directory, process, was_finished = team.from_first(take)
-    return held[0] if held else Site(Path(directory), process, was_finished)
+    directory, process, start, was_finished = team.from_first(take)
+    return held[0] if held else Site(Path(directory), process, start, was_finished)
 
 
 def _make_saver(run_dir: Path, config: TrainConfig, team: Team, spread: bool) -> Saver:
@@ -269,4 +269,4 @@ def _make_sink(place: Place | Site, config: TrainConfig, team: Team, listeners: 
     if not team.is_first:
         return Silence()
     telling = followers(config, place.directory)
-    return Sink(place.directory / journal.NAME, place.process, listeners, telling)
+    return Sink(place.directory / journal.NAME, place.process, listeners, telling, place.start)

@@ -76,6 +76,7 @@ def state_of(job: Job) -> dict[str, Any]:
     """What is saved beside the tensors."""
     return {
         "iter": job.progress.iter,
+        "start": job.place.start,
         "val_loss": job.progress.val_loss,
         "progress": dataclasses.asdict(job.progress),
         "scaler": job.learner.scaler.state_dict(),

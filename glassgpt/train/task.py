@@ -14,7 +14,7 @@ from glassgpt.config import Choice, TrainConfig, data_dir
 from glassgpt.errors import UserError
 from glassgpt.paths import user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
-from glassgpt.train.checkpoint import committed, readable
+from glassgpt.train.checkpoint import committed, misnamed_complaints, readable
 from glassgpt.train.device import choose_device
 from glassgpt.train.origin import Origin, of_ckpt, open_origin, settings_of
 from glassgpt.train.rundir import (
@@ -166,6 +166,8 @@ def _begin_again(run_dir: Path) -> tuple[Origin | None, tuple[Choice, ...]]:
     """What a run without a checkpoint of its own begins from: nanoGPT's, or what it began from before."""
     if committed(run_dir):
         return None, ()
+    if complaints := misnamed_complaints(run_dir):  # one of them may be all that is left of the run
+        raise UserError(complaints)
     if (run_dir / CKPT).is_file():
         return of_ckpt(run_dir / CKPT), ()
     if not is_whole_config(run_dir / CONFIG):

@@ -82,6 +82,9 @@ class Team:
         """Around what waits for the others without asking here."""
         return nullcontext()
 
+    def be_patient(self) -> None:
+        """Training is over: from here on one may have much to write while the others wait."""
+
     def heed(self, stop: Stop) -> None:
         """What any process was told, all act on, at the same update."""
 

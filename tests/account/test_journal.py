@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.account import journal
-from glassgpt.account.journal import Journal, Record, current, encode, read, read_backwards
+from glassgpt.account.journal import Journal, Record, TakenOver, current, encode, read, read_backwards
 
 few = settings(max_examples=60, deadline=None)
 
@@ -314,3 +314,105 @@ def test_an_endless_line_is_passed_over_backwards_too(
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode(step(1)) + encode(step(2)).rstrip() + b" " * 5000 + b"\n" + encode(step(3)))
     assert [record["iter"] for record in read_backwards(path)] == [3, 1]
+
+
+# --- a file that is no longer this writer's alone ---
+
+
+def by(start: str, iteration: int, process: int = 0, kind: str = "step") -> Record:
+    return step(iteration) | {"kind": kind, "process": process, "start": start}
+
+
+def iters(path: Path) -> list[int]:
+    return [record["iter"] for record in read(path)]
+
+
+def write(journal: Journal, record: Record) -> None:
+    journal.check()
+    journal.write(record)
+
+
+def begun(path: Path, start: str = "aa", process: int = 0, count: int = 3) -> Journal:
+    journal = Journal(path)
+    for iteration in range(count):
+        write(journal, by(start, iteration, process))
+    return journal
+
+
+def test_of_two_writers_the_later_start_stays(tmp_path: Path) -> None:
+    for number, (older, later) in enumerate(
+        ((("bb", 0), ("aa", 1)), (("aa", 1), ("bb", 1)), (("", 0), ("aa", 1)))
+    ):
+        path = tmp_path / str(number)
+        one, other = begun(path, *older), begun(path, *later)
+        before = path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(TakenOver):
+                write(one, by(older[0], 9, older[1]))
+        assert path.read_bytes() == before
+        one._file.write(encode(by(older[0], 8, older[1])))  # which had looked a moment too early
+        write(other, by(later[0], 3, later[1]))
+        assert iters(path) == [0, 1, 2, 0, 1, 2, 8, 3]
+
+
+def test_what_is_no_record_disturbs_nobody(tmp_path: Path) -> None:
+    journal = begun(tmp_path / "j")
+    for note in ("a note of mine\n", "{", "\n\n"):
+        with (tmp_path / "j").open("a") as file:
+            file.write(note)
+        write(journal, by("aa", 3))
+    assert (iters(tmp_path / "j"), journal.lost) == ([0, 1, 2, 3, 3, 3], "")
+
+
+def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_path: Path) -> None:
+    def replace(path: Path) -> None:
+        path.rename(path.with_suffix(".moved"))
+        begun(path, "ff", 5, count=9).close()
+
+    def overwrite(path: Path) -> None:
+        path.write_bytes(encode(by("ff", 7)) * 9)
+
+    changes: dict[str, Any] = {
+        "deleted": Path.unlink,
+        "moved": lambda path: path.rename(path.with_suffix(".moved")),
+        "replaced": replace,
+        "emptied": lambda path: path.write_bytes(b""),
+        "overwritten": overwrite,
+    }
+    for name, change in changes.items():
+        path = tmp_path / name
+        begun(path, "00", 0, count=2).close()
+        journal = begun(path, "aa", 1)
+        change(path)
+        after = path.read_bytes() if path.exists() else None
+        write(journal, by("aa", 3, 1))
+        assert journal.lost, name
+        write(journal, by("aa", 4, 1))
+        assert (path.read_bytes() if path.exists() else None) == after, name
+        journal.move(tmp_path / f"{name}-rescued")
+        write(journal, by("aa", 5, 1))
+        assert not journal.lost
+        # Where the file itself was emptied, only what this process remembers is left.
+        complete = [0, 1, 0, 1, 2, 3, 4, 5]
+        expected = [0, 2, 3, 4, 5] if name in ("emptied", "overwritten") else complete
+        assert iters(tmp_path / f"{name}-rescued") == expected, name
+
+
+def test_a_file_that_an_editor_saved_goes_on(tmp_path: Path) -> None:
+    """By a rename, so that the open file is not the one with the name any more; with or without changes."""
+    for number, lines in enumerate((slice(None), slice(0, 3), slice(2, None), slice(0, -1))):
+        path = tmp_path / str(number)
+        journal = begun(path, count=5)
+        (tmp_path / "edited").write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[lines]))
+        (tmp_path / "edited").replace(path)
+        for iteration in (5, 6, 7):
+            write(journal, by("aa", iteration))
+        assert iters(path) == ([2, 3, 4, 5, 6, 7] if number == 2 else list(range(8)))
+        assert not journal.lost
+
+
+def test_what_an_earlier_start_wrote_after_the_next_one_does_not_count() -> None:
+    told = [by("aa", 0, 0, "run"), by("aa", 5), by("bb", 4, 1, "run"), by("aa", 6), by("bb", 5, 1)]
+    assert current(told) == [told[0], told[1], told[2], told[4]]
+    without = [{name: value for name, value in record.items() if name != "start"} for record in told]
+    assert current(without) == without, "older versions did not say"

@@ -29,7 +29,7 @@ def test_every_record_gets_its_time_and_process(tmp_path: Path) -> None:
     sink.close()
     (record,) = read(tmp_path / "j")
     assert record == heard[0]
-    assert list(record) == ["kind", "time", "process", "iter", "loss"]
+    assert list(record) == ["kind", "time", "process", "start", "iter", "loss"]
     assert record["process"] == 3
     assert before <= record["time"] <= time.time()
 

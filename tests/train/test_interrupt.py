@@ -59,8 +59,8 @@ def test_a_request_to_save_stops_nothing() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
     with Stop() as stop:
         assert (stop.save_requested, stop.requested, stop.hung_up) == (True, False, False)
-        assert stop.hear() == (0, 0, 1)
-        assert stop.hear() == (0, 0, 0)
+        assert stop.hear() == (0, 0, 1, 0)
+        assert stop.hear() == (0, 0, 0, 0)
     with Stop() as stop:
         stop.in_team = True
         os.kill(os.getpid(), signal.SIGUSR1)

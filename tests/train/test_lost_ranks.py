@@ -201,3 +201,15 @@ def test_a_launcher_that_is_gone_is_named_before_and_after_training_too(when: st
     said, errors = member.communicate("\n", timeout=60)
     assert said.startswith("the launcher is gone"), errors
     assert "Traceback" not in errors
+
+
+def test_a_folder_that_the_first_rank_loses_is_rescued_by_all(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Each has a part of the weights to save."""
+    members = start(tiny(**SHARED, shard=True), tmp_path, sabotage={0: "move_the_folder"})
+    assert [member.wait() for member in members] == [2, 2], members[0].said
+    assert [path.name for path in committed(tmp_path / "elsewhere")] == ["00000005"]
+    rescued = tmp_path / "run-rescued"
+    assert str(rescued) in members[0].said
+    (last,) = committed(rescued)
+    assert 7 < int(last.name) < 12
+    assert last_tensors(rescued)["model"]

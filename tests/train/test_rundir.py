@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from tiny import DECIDED, MakeConfig, do, records, resume
 from glassgpt.account import journal
 from glassgpt.account.journal import NAME
 from glassgpt.errors import UserError
+from glassgpt.insight.runs import is_running
 from glassgpt.recipe import Recipe, combine, read_recipe
+from glassgpt.train.checkpoint import load_last
 from glassgpt.train.rundir import Place, existing_run_dir, make_run_dir
 from glassgpt.train.session import train
 from glassgpt.train.task import resolve
@@ -83,6 +86,31 @@ def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
     assert (Path(config.out_dir) / NAME).read_bytes() == journal_before
     first.close()
     assert resume(config, max_iters=3).iter == 3
+
+
+def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2)
+    run_dir = train(config).out_dir
+    assert not is_running(run_dir)
+    first = Place(run_dir)
+    (run_dir / "lock").unlink()
+    assert is_running(run_dir)
+    with pytest.raises(UserError, match="another process is training"):
+        resume(config)
+    first.close()
+    assert not is_running(run_dir)
+    assert resume(config, max_iters=3).iter == 3
+
+
+def test_every_start_has_a_name(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=2)
+    run_dir = train(config).out_dir
+    resume(config, max_iters=4)
+    starts = [record["start"] for record in records(run_dir, "run")]
+    assert len(set(starts)) == 2
+    assert all(re.fullmatch("[0-9a-f]{8}", start) for start in starts)
+    assert all(record["start"] == starts[record["process"]] for record in records(run_dir))
+    assert load_last(run_dir)[0].state["start"] == starts[1]
 
 
 def test_nothing_to_resume_is_an_error(here: Path, tiny: MakeConfig) -> None:

@@ -259,3 +259,54 @@ def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
     assert save(Saver(saved, keep=1), 40)["iter"] == 40
     point, _, damaged, _ = load_last(saved)
     assert (point.path.name, damaged) == ("00000040", [])
+
+
+# --- folders that somebody else put there ---
+
+
+def test_a_dated_copy_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    """By its name it would be the newest for ever, and everything after it would be pruned."""
+    saver = Saver(tmp_path, keep=1)
+    save(saver, 16, 2.0)
+    shutil.copytree(tmp_path / FOLDER / "00000016", tmp_path / FOLDER / "20261116")
+    shutil.copytree(tmp_path / FOLDER / "00000016", tmp_path / FOLDER / "0000000016")
+    for iteration in (20, 24, 28):
+        record = save(saver, iteration, 3.0)
+        assert record["ignored"] == ["0000000016", "20261116"]
+        assert [path.name for path in committed(tmp_path)] == ["00000016", f"{iteration:08d}"]
+        point, _, damaged, complaints = load_last(tmp_path)
+        assert (point.iter, damaged, len(complaints)) == (iteration, [], 2)
+    assert (tmp_path / FOLDER / "20261116" / "state.json").exists()
+
+
+def test_what_cannot_be_identified_does_not_make_others_go(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, keep=1)
+    for name in ("99999999", "00000001"):  # a folder of somebody's own, without a state.json
+        (tmp_path / FOLDER / name).mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    with_checkpoints(tmp_path / "other")
+    (tmp_path / "other" / FOLDER / "00000030").rename(tmp_path / FOLDER / "00000030")
+    for iteration in (4, 8):
+        assert save(saver, iteration, 9.0)["ignored"] == ["00000030"], "it was not this run that got there"
+    names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
+    assert names == ["00000001", "00000004", "00000008", "00000030", "99999999"], "4 is this run's best"
+
+
+def test_nothing_is_removed_before_the_new_one_was_read_back(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(path: Path, *content: Any) -> str:
+        digest = write_packed(path, *content)
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")  # what the disk made of it
+        return digest
+
+    saver = Saver(saved, keep=1)
+    monkeypatch.setattr(saving, "write_packed", damage)
+    saver.save(tensors(40), {"iter": 40, "val_loss": 1.0})
+    with pytest.raises(UserError, match=r"SHA-256.*the last whole one is .*/00000030$"):
+        saver.poll(wait=True)
+    assert [path.name for path in committed(saved)] == ["00000010", "00000020", "00000030"]
+    assert (saved / FOLDER / "damaged-00000040").is_dir()
+    monkeypatch.undo()
+    save(saver, 50, 1.0)
+    assert [path.name for path in committed(saved)] == ["00000050"]

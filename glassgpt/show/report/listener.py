@@ -39,7 +39,8 @@ class ReportAtEnd:
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
-        elif record["kind"] == "end":
+        elif record["kind"] == "end" and self._run_dir is not None:
+            self._run_dir = Path(record.get("out_dir", self._run_dir))  # another one, if it lost its folder
             self._has_ended = True
 
     def finish(self) -> None:

@@ -6,6 +6,9 @@ import sys
 
 def run() -> None:
     """Ctrl-C may come while the program is still loading; that too ends without a traceback."""
+    # Python processes that we or our libraries start import nothing from the current folder, either:
+    # `python -c` and `-m` would look there first, and a random.py there may be anybody's.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         from glassgpt.cli import run as run_command
     except KeyboardInterrupt:

@@ -10,12 +10,16 @@ strings "nan", "inf", "-inf", and come back as numbers. docs/journal.md describe
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from glassgpt.errors import UserError
+from glassgpt.paths import regular_unlinked
 
 Record = dict[str, Any]
 
@@ -38,7 +42,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         torn = path.exists() and not _ends_with_newline(path)
-        self._file = path.open("ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=regular_unlinked)  # noqa: SIM115 - until `close`
         if torn:
             self._file.write(b"\n")
 
@@ -87,7 +91,7 @@ def _special(value: Any) -> Any:
 
 
 def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_unlinked) as file:
         if file.seek(0, os.SEEK_END) == 0:
             return True
         file.seek(-1, os.SEEK_END)
@@ -96,7 +100,13 @@ def _ends_with_newline(path: Path) -> bool:
 
 def read(path: Path) -> Iterator[Record]:
     """Every whole record. Torn lines (a crash, or a line being written just now) are passed over."""
-    with path.open("rb") as file:
+    try:
+        file = open(path, "rb", opener=regular_unlinked)  # noqa: SIM115 - closed below
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTSUP):
+            raise
+        raise UserError(f"{path} is not read: {error.strerror}") from None
+    with file:
         yield from read_stream(iter(lambda: file.readline(LONGEST_LINE), b""))
 
 

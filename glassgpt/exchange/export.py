@@ -23,7 +23,7 @@ from glassgpt.exchange.options import ExportOptions
 from glassgpt.exchange.parcel import Parcel, open_parcel
 from glassgpt.exchange.proof import Proof
 from glassgpt.flags import field_types
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, user_path
 from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 
@@ -168,7 +168,7 @@ def _mark(work: Path, parcel: Parcel, to: str) -> None:
 def _written(out: Path) -> dict[str, str] | None:
     """What the marker says; None if there is none of ours."""
     try:
-        content: Any = json.loads((out / MARKER).read_bytes())
+        content: Any = json.loads(read_document(out / MARKER))
         files = content["sha256"] if str(content["written_by"]).startswith("glass export") else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

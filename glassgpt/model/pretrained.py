@@ -28,7 +28,7 @@ from torch import Tensor
 from glassgpt.errors import UserError, first_line
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.weights import from_transformers, with_head
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, regular, user_path
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -187,6 +187,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
+            open(path, "rb", opener=regular).close()  # a pipe would be waited for
             state |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): download it again") from None
@@ -208,7 +209,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_document(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): download it again") from None
     if not isinstance(content, dict):

@@ -18,7 +18,7 @@ from glassgpt.account import journal
 from glassgpt.config import TrainConfig
 from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, regular_unlinked, user_path
 from glassgpt.recipe import to_toml
 
 RUNS = Path("runs")
@@ -33,7 +33,7 @@ _LAST_LINE = "# That was all."
 
 def is_whole_config(path: Path) -> bool:
     """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
-    return path.is_file() and _LAST_LINE in path.read_text(encoding="utf-8", errors="replace")
+    return path.is_file() and _LAST_LINE.encode() in read_document(path)
 
 
 def is_run(directory: Path) -> bool:
@@ -149,16 +149,16 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
-            self._lock = (directory / LOCK).open("a")
+            self._lock = open(directory / LOCK, "a", opener=regular_unlinked)  # noqa: SIM115 - until `close`
         except OSError as error:
             raise UserError(
-                f"{directory} cannot be written to: {error.strerror}; choose another --out_dir"
+                f"{directory / LOCK} cannot be written: {error.strerror}; choose another --out_dir"
             ) from None
         if not try_lock(self._lock.fileno()):
             self._lock.close()
             raise UserError(f"another process is training in {directory} right now; let it end first")
         path = directory / journal.NAME
-        if path.exists() and not path.is_file():  # a pipe would be waited for, maybe for ever
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             self._lock.close()
             raise UserError(f"{path} is no file to write into: move it away")
         checkpoints = directory / CHECKPOINTS

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, field_types
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, user_path
 from glassgpt.problems import find_problems
 from glassgpt.pyconfig import Problem, read_python_settings
 
@@ -80,12 +80,14 @@ _NANOGPT_FILES = {
 
 # --- reading a file ---
 
+_LARGEST_FILE = 1_000_000  # bytes; config.toml of a run has 3,000
+
 
 def read_recipe(path: Path, name: str | None = None) -> Recipe:
     """A preset or config file: flat TOML settings, `about`, and optional [cpu], [cuda], [mps] tables."""
     where = f" in {path}"
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_document(path, _LARGEST_FILE).decode())
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except (ValueError, RecursionError, OSError) as error:  # also bad UTF-8 and absurd numbers

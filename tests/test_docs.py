@@ -119,6 +119,7 @@ TORCHRUNS = {
     "nproc_per_node",
     "nnodes",
     "max_restarts",
+    "no_python",
     "rdzv_backend",
     "rdzv_id",
     "rdzv_endpoint",

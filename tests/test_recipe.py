@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -310,3 +311,13 @@ def test_a_comment_of_several_lines_stays_a_comment() -> None:
 def test_names_with_characters_that_json_and_toml_escape_differently(tmp_path: Path) -> None:
     config = TrainConfig(out_dir="runs/\N{GRINNING FACE}")
     assert combine(read_recipe(written(tmp_path, to_toml(config))), {}) == config
+
+
+def test_a_file_that_is_too_large_for_settings_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "# " + "x" * 1_000_000)
+    with pytest.raises(UserError, match="1,000,002 bytes"):
+        read_recipe(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="pipe"):
+        read_recipe(path)

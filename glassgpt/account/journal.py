@@ -15,6 +15,7 @@ network drives they change.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glassgpt.errors import UserError
-from glassgpt.paths import with_tilde
+from glassgpt.paths import regular_unlinked, with_tilde
 
 Record = dict[str, Any]
 
@@ -64,7 +65,7 @@ class Journal:
 
     def _open(self) -> None:
         torn = self.path.exists() and not _ends_with_newline(self.path)
-        self._file = self.path.open("a+b", buffering=0)
+        self._file = open(self.path, "a+b", buffering=0, opener=regular_unlinked)  # noqa: SIM115 - until `close`
         if torn:
             self._file.write(b"\n")
 
@@ -88,7 +89,7 @@ class Journal:
         if self.lost or not self._last:
             return
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0, opener=regular_unlinked) as file:
                 file.seek(self._end - len(self._last))
                 is_there = file.read(len(self._last)) == self._last
                 if is_there and os.fstat(file.fileno()).st_size > self._end:
@@ -113,7 +114,7 @@ class Journal:
         """If the last record is still one of ours, somebody edited the file: then what it lacks is appended
         again, as far as the old file has it. Else it is not ours."""
         last = b""
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=regular_unlinked) as file:
             for line in iter(lambda: file.readline(LONGEST_LINE), b""):
                 last = line.strip() if line.startswith(b"{") else last
         if [_writer(record) for record in read_stream([last])] != [_writer(loads(self._last))]:
@@ -201,22 +202,31 @@ def _special(value: Any) -> Any:
 
 
 def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_unlinked) as file:
         if file.seek(0, os.SEEK_END) == 0:
             return True
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
 
 
+def _open_to_read(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", opener=regular_unlinked)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTSUP):
+            raise
+        raise UserError(f"{path} is not read: {error.strerror}") from None
+
+
 def read(path: Path) -> Iterator[Record]:
     """Every whole record. Torn lines (a crash, or a line being written just now) are passed over."""
-    with path.open("rb") as file:
+    with _open_to_read(path) as file:
         yield from read_stream(iter(lambda: file.readline(LONGEST_LINE), b""))
 
 
 def read_backwards(path: Path) -> Iterator[Record]:
     """Every whole record, the last one first. Keeps one block and one line of the file in memory."""
-    with path.open("rb") as file:
+    with _open_to_read(path) as file:
         yield from read_stream(_lines_backwards(file))
 
 

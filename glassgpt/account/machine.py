@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.cgroup import ROOT, memory_limit, own_groups, read_text, usable_cores
+from glassgpt.cgroup import ROOT, memory_limit, memory_room, own_groups, read_text, usable_cores
 from glassgpt.version import VERSION
 
 
@@ -81,6 +81,13 @@ def usable_memory() -> tuple[int, bool]:
     total = int(psutil.virtual_memory().total)
     limit = memory_limit(own_groups(), ROOT)
     return (total, False) if limit is None or limit >= total else (limit, True)
+
+
+def available_memory() -> int:
+    """Bytes of main memory that this process could still use."""
+    available = int(psutil.virtual_memory().available)
+    room = memory_room(own_groups(), ROOT)
+    return available if room is None else min(available, room[1])
 
 
 def unified_memory() -> int:

@@ -200,6 +200,8 @@ def _follow(name: str, watch: Watch, echo: Callable[[str], None] | None) -> Iter
         with path.open("rb", buffering=0) as pipe:
             yield from follow(pipe, watch)
         return
+    if path.is_dir() and file.is_symlink():
+        raise UserError(f"{file} is not read: it is a symbolic link, which is not followed")
     if not file.is_file():
         raise UserError(f"{name} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs")
     with file.open("rb") as stream:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
+from glassgpt.paths import read_document, regular
 
 MARKER = "glassgpt.json"
 PIECE_BYTES = 2**23  # of a checkpoint's files, see train/tensorfile.py
@@ -37,7 +38,7 @@ def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None
 def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
     """The digest of a file of a checkpoint: the SHA-256 of its pieces' SHA-256. The header is one."""
     size, pieces = path.stat().st_size, hashlib.sha256()
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         header = min(size, 8 + int.from_bytes(file.read(8), "little"))
@@ -59,7 +60,7 @@ def recorded_digests(folder: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_document(path))
         digest = content.pop("digest", None)  # older exports have none
         files = content["sha256"]
         if not content["written_by"].startswith("glass export") or digest not in (None, json_sha256(content)):
@@ -108,7 +109,7 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def _all_blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while block := file.read(2**22):
             yield block
 
@@ -116,7 +117,7 @@ def _all_blocks(path: Path) -> Iterator[bytes]:
 def _spread_blocks(path: Path) -> Iterator[bytes]:
     """Blocks from the first to the last of a file, evenly spread and at even places."""
     last = max(0, path.stat().st_size - _BLOCK_BYTES)
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for i in range(_BLOCKS):
             file.seek(last * i // (_BLOCKS - 1) // 2 * 2)
             yield file.read(_BLOCK_BYTES)

@@ -20,6 +20,7 @@ import numpy as np
 from glassgpt.data.fingerprint import json_sha256
 from glassgpt.data.staging import replace_file
 from glassgpt.errors import UserError
+from glassgpt.paths import read_document
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -101,7 +102,7 @@ def stored_manifest(directory: Path) -> Manifest | None:
     """Read and check `manifest.json`; None if there is no such file."""
     path = directory / MANIFEST
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_document(path))
     except FileNotFoundError:
         return None
     except OSError as error:

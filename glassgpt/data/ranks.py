@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, user_path
 
 RANKS_FILE = "gpt2.tiktoken"
 END_OF_TEXT = "<|endoftext|>"
@@ -53,12 +53,12 @@ def read_ranks(folder: Path, flag: str = "--tokenizer_files") -> Ranks:
     try:
         for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             if (folder / vocab).is_file() and (folder / merges).is_file():
-                return _from_vocab(json.loads((folder / vocab).read_bytes()), _merge_lines(folder / merges))
+                return _from_vocab(json.loads(read_document(folder / vocab)), _merge_lines(folder / merges))
         if (folder / "tokenizer.json").is_file():
-            return parse_tokenizer_json((folder / "tokenizer.json").read_bytes())
+            return parse_tokenizer_json(read_document(folder / "tokenizer.json"))
         if (folder / RANKS_FILE).is_file():
-            return parse_ranks((folder / RANKS_FILE).read_bytes())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return parse_ranks(read_document(folder / RANKS_FILE))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{flag} {folder} is not a GPT-2 tokenizer ({type(error).__name__}: {error}): "
             f"bring GPT-2's own {_LAYOUTS}"
@@ -96,7 +96,7 @@ def parse_ranks(content: bytes) -> Ranks:
 
 
 def _merge_lines(path: Path) -> Iterable[list[str]]:
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = read_document(path).decode().split("\n")
     if lines[0].startswith("#version"):
         del lines[0]
     return (line.rstrip("\r").split(" ") for line in lines if line.strip())

@@ -27,6 +27,7 @@ from glassgpt.data.tokenizers import (
     Tokenizer,
     gpt2_tokenizer,
 )
+from glassgpt.paths import read_document
 
 _ANY_CHARACTER = r"[\s\S]"
 
@@ -159,11 +160,11 @@ def tokenizer_beside(folder: Path, flag: str) -> Tokenizer:
     check_recorded(path)
     if path.is_file():
         with contextlib.suppress(*_NOT_OURS):
-            return parse_tokenizer(path.read_bytes())
+            return parse_tokenizer(read_document(path))
     return gpt2_tokenizer(read_ranks(folder, flag))  # which says what is wrong
 
 
-_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:

@@ -42,6 +42,7 @@ from glassgpt.data.ranks import (
 from glassgpt.data.seams import has_long_blanks, without_long_blanks
 from glassgpt.data.staging import replace_file, sync_to_disk
 from glassgpt.errors import UserError, a_few
+from glassgpt.paths import read_document
 
 if TYPE_CHECKING:
     import tiktoken
@@ -351,7 +352,7 @@ def _vouched_for(dataset: Dataset, name: str) -> bytes:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_document(path)
     except OSError as error:
         raise UserError(_damaged(path)) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
+from glassgpt.errors import UserError
 from glassgpt.train.rundir import lock
 
 
@@ -37,14 +38,17 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 
 def summarize(run_dir: Path) -> RunSummary:
-    records = journal.current(journal.read(run_dir / journal.NAME))
+    try:
+        records, refused = journal.current(journal.read(run_dir / journal.NAME)), False
+    except UserError:  # one strange run must not hide the others
+        records, refused = [], True
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
     best = next((old for old in reversed(records) if old["kind"] == "eval" and old.get("best")), None)
     best_loss, best_iter = (best.get("loss"), best["iter"]) if best else _best_at_the_end(last.get("end", {}))
     return RunSummary(
         path=run_dir,
-        state=_state(run_dir, records),
+        state="refused: its journal is a link" if refused else _state(run_dir, records),
         # A checkpoint is recorded when it is written, which is later than its iteration.
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
         max_iters=_number(start.get("config"), "max_iters"),

@@ -21,7 +21,7 @@ from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.fingerprint import MARKER, SAMPLED, file_sha256, has_fingerprint, recorded_digests
 from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, Manifest, stored_manifest
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, regular_unlinked, user_path
 from glassgpt.recipe import read_recipe
 from glassgpt.train.checkpoint import DIGESTS, FOLDER, committed, describe
 from glassgpt.train.rundir import CONFIG, RUNS, TOKENIZER, is_run, is_whole_config
@@ -180,7 +180,7 @@ def _journal(path: Path, advance: Advance) -> Part:
             journal.NAME, "damaged", "missing: what happened in the run is lost, its checkpoints are not"
         )
     records = torn = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_unlinked) as file:
         for line in iter(lambda: file.readline(journal.LONGEST_LINE), b""):
             whole = len(list(journal.read_stream([line])))
             records, torn = records + whole, torn + (not whole and bool(line.strip()))
@@ -215,7 +215,7 @@ def _export(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
     parts = [Part(MARKER, "good", "names the others"), *_compared(folder, recorded, advance)]
     others = {path.name for path in folder.iterdir()} - recorded.keys() - {MARKER}
     parts += [Part(name, "no digest", "not written by `glass export`") for name in sorted(others)]
-    content = journal.loads((folder / MARKER).read_bytes())
+    content = journal.loads(read_document(folder / MARKER))
     model, to = str(content.get("model")), str(content["written_by"]).partition("--to=")[2]
     is_here = is_run(RUNS / (model.rpartition("@")[0] or model))
     source = shlex.quote(str(RUNS / model)) if is_here else "RUN"

@@ -33,7 +33,7 @@ from glassgpt.errors import UserError, first_line
 from glassgpt.model.fused import EPSILON
 from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
 from glassgpt.model.weights import from_nanochat, from_transformers, with_head
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, user_path
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -262,7 +262,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         check_recorded(path)
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_document(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): download it again") from None
     if not isinstance(content, dict):

@@ -18,6 +18,7 @@ from pathlib import Path
 from glassgpt.account import journal
 from glassgpt.account.journal import Record
 from glassgpt.config import trackers_in
+from glassgpt.paths import read_document
 from glassgpt.track.tracker import Series, Told, TrackedRun, Tracker, series_of
 
 PROJECT = "glassgpt"  # where the settings name none
@@ -117,7 +118,7 @@ class Follower:
     def _noted(self) -> dict[Series, int] | None:
         """None if there is no such file, as of a run from before there was one."""
         try:
-            return {series_of(last): int(last["iter"]) for last in json.loads(self._note_path.read_bytes())}
+            return {series_of(last): int(last["iter"]) for last in json.loads(read_document(self._note_path))}
         except (OSError, ValueError, LookupError, TypeError):
             return None
 

@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from safetensors import SafetensorError
 
 from glassgpt.account import journal
+from glassgpt.account.machine import available_memory
 from glassgpt.data.fingerprint import file_sha256, sha256_in_pieces
 from glassgpt.errors import UserError
+from glassgpt.paths import read_document
 from glassgpt.train.rundir import CHECKPOINTS, COMMITTED
 
 if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` does without
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` 
 
 FOLDER = CHECKPOINTS
 VERSION = 2
+_FILE = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
 # How files are hashed, by version: the first took the SHA-256 of a file as a whole.
 DIGESTS: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {1: file_sha256, 2: sha256_in_pieces}
 
@@ -102,13 +105,17 @@ def entries(folder: Path) -> list[Path]:
 def describe(path: Path) -> Checkpoint:
     """The checkpoint's state without its tensors."""
     try:
-        document = journal.loads((path / "state.json").read_bytes())
+        document = journal.loads(read_document(path / "state.json"))
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
         if state["version"] not in DIGESTS:
             raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
         int(state["iter"])  # without it there is no telling which checkpoint it is
+        if strange := [name for name in state["sha256"] if not _FILE.fullmatch(name)]:
+            raise UserError(
+                f"{path} is refused: its state.json names {strange[0]!r}, no file of a checkpoint"
+            )
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error!r}") from None
@@ -154,7 +161,7 @@ def load_tensors(point: Checkpoint) -> Tensors:
         path = point.path / name
         try:
             # Not mapped: what was checked is what is used, whatever happens to the file meanwhile.
-            content = path.read_bytes()
+            content = read_document(path, available_memory())
             if digest_of(content) != recorded:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)

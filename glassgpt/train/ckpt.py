@@ -8,6 +8,7 @@ whatever else does not fit is an error.
 from __future__ import annotations
 
 import errno
+import mmap
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassgpt.account.machine import available_memory
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError, complaint
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASKS, with_head
+from glassgpt.paths import regular
 
 _SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
@@ -30,6 +33,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 # Decided for the machine and the moment it was trained on; here they are open again.
 _NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
+_INFLATION = 10  # torch does not compress; whoever did gains a few times at most
 
 # What torch.load raises on files that are none of its own, or that want something executed.
 _UNREADABLE = (
@@ -68,7 +72,7 @@ def _load(path: Path) -> Any:
     try:
         if not _looks_like_torch(path):
             raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
-        _check_sums(path)
+        _check_parts(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         if error.errno == errno.EINVAL:  # places before the file's beginning were asked for
@@ -101,16 +105,35 @@ def _understood(path: Path, content: dict[str, Any]) -> Ckpt:
 
 def _looks_like_torch(path: Path) -> bool:
     """A zip archive, or in old files a pickle."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return file.read(2) in (b"PK", b"\x80\x02")
 
 
-def _check_sums(path: Path) -> None:
-    """torch writes a checksum of every part, and does not look at it when it reads."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if (part := archive.testzip()) is not None:
-                raise UserError(f"{path} is damaged: the checksum of {part} is wrong")
+def _check_parts(path: Path) -> None:
+    """What has to be known before torch reads it: how much memory it asks for, and that it is not damaged."""
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            _check_pickle(content)
+        return
+    with zipfile.ZipFile(path) as archive:
+        size = sum(part.file_size for part in archive.infolist())
+        most = min(_INFLATION * path.stat().st_size, available_memory())
+        if size > most:
+            raise UserError(
+                f"{path} is refused: it unpacks to {size:,} bytes, and at most {most:,} are allowed"
+            )
+        # torch writes a checksum of every part, and does not look at it when it reads.
+        if (part := archive.testzip()) is not None:
+            raise UserError(f"{path} is damaged: the checksum of {part} is wrong")
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                _check_pickle(archive.read(name))
+
+
+def _check_pickle(content: bytes | mmap.mmap) -> None:
+    """torch would make a bytearray, as large as the file says. No checkpoint has one."""
+    if content.find(b"bytearray") >= 0:
+        raise pickle.UnpicklingError("it asks for a bytearray")
 
 
 def _shape(arguments: Mapping[str, Any]) -> GPTConfig:

@@ -19,6 +19,7 @@ from types import FrameType
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.cgroup import usable_cores
+from glassgpt.paths import python_path
 
 # A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
 _ENDS = "SIGTERM,SIGINT,SIGQUIT"
@@ -39,6 +40,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     if processes > 1:  # or each would take all cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_S))  # older versions know none
+    os.environ["PYTHONPATH"] = python_path()
     passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
     config = LaunchConfig(
         min_nodes=1,
@@ -53,7 +55,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
         config.signals_to_handle = _ENDS
     try:
         with _passed_on(with_hangup=passes_on):
-            elastic_launch(config, sys.executable)("-m", "glassgpt", *words)
+            # -P: a glassgpt.py or numpy.py in the current folder is not what shall run.
+            elastic_launch(config, sys.executable)("-P", "-m", "glassgpt", *words)
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:

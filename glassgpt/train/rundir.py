@@ -21,7 +21,7 @@ from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
 from glassgpt.data.staging import replace_file, sync_to_disk, try_lock
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import read_document, regular_unlinked, user_path
 from glassgpt.recipe import to_toml
 
 RUNS = Path("runs")
@@ -36,7 +36,7 @@ _LAST_LINE = "# That was all."
 
 def is_whole_config(path: Path) -> bool:
     """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
-    return path.is_file() and _LAST_LINE in path.read_text(encoding="utf-8", errors="replace")
+    return path.is_file() and _LAST_LINE.encode() in read_document(path)
 
 
 def is_run(directory: Path) -> bool:
@@ -174,7 +174,8 @@ def lock(directory: Path, write: bool = True) -> ExitStack | None:
             descriptors.append(os.open(directory, os.O_RDONLY))
             held.callback(os.close, descriptors[-1])
         if write or (directory / LOCK).exists():
-            file = held.enter_context((directory / LOCK).open("a" if write else "r"))
+            mode = "a" if write else "r"
+            file = held.enter_context(open(directory / LOCK, mode, opener=regular_unlinked))
             descriptors.append(file.fileno())
         return held.pop_all() if all(map(try_lock, descriptors)) else None
 
@@ -186,7 +187,7 @@ class Place:
         self.start = secrets.token_hex(4)
         self._enter(directory)
         path = directory / journal.NAME
-        if path.exists() and not path.is_file():  # a pipe would be waited for, maybe for ever
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             self._lock.close()
             raise UserError(f"{path} is no file to write into: move it away")
         checkpoints = directory / CHECKPOINTS

@@ -213,11 +213,11 @@ def begun_by(team: Team, out_dir: str, overrides: Mapping[str, Any]) -> Task | N
 
 def _find_launched(folder: Path, launch: str) -> str:
     """The run in `folder` that this launch began; empty if it came to none."""
-    runs = [path for path in (folder.iterdir() if folder.is_dir() else ()) if (path / journal.NAME).is_file()]
-    for run in sorted(runs, key=lambda path: (path / journal.NAME).stat().st_mtime, reverse=True):
-        for record in journal.read(run / journal.NAME):
+    journals = [path for path in folder.glob(f"*/{journal.NAME}") if path.is_file() and not path.is_symlink()]
+    for path in sorted(journals, key=lambda path: path.stat().st_mtime, reverse=True):
+        for record in journal.read(path):
             if record["kind"] == "run" and record.get("team", {}).get("launch") == launch:
-                return str(run)
+                return str(path.parent)
     return ""
 
 

@@ -3,6 +3,9 @@
 Every process says twice a second, in the launcher's store, in which phase it is, after how many updates, and
 whether it waits for the others. Whoever waits for long looks who does not. A process that is gone is noticed
 at once on its own machine; by its goodbye, if it could still say one; else by its silence.
+
+The first process to find one lost writes the verdict to the store, and all others adopt it. They end one
+after the other, so a second verdict would name a survivor.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _GRACE_S = 6.0  # for the main thread to end by itself once somebody is known to
 _ALL_WAIT_S = 15.0  # longer than for one that hangs: everybody may wait for a moment
 LOST_EXIT_CODE = 1
 NOBODY = -1  # is lost, but it does not go on
+_VERDICT = "verdict"  # its key in the store
 
 
 class Board(Protocol):
@@ -36,6 +40,7 @@ class Board(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
     def get(self, key: str) -> bytes: ...
+    def compare_set(self, key: str, expected: str, value: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,10 @@ def judge(
 ) -> tuple[int, str] | None:
     """Which process is lost, and how to say it; None if all is well, as far as can be seen."""
     for rank, seen in sorted(others.items()):
+        if seen.beat.goodbye:
+            return rank, f"rank {rank} has ended: {seen.beat.goodbye} ({seen.beat.where})"
+    for rank, seen in sorted(others.items()):
         beat = seen.beat
-        if beat.goodbye:
-            return rank, f"rank {rank} has ended: {beat.goodbye} ({beat.where})"
         is_here = (beat.machine, beat.numbering) == (own.machine, own.numbering)
         if beat.goodbye is None and is_here and not is_alive(beat.pid):
             return rank, f"rank {rank} has died ({beat.where})"
@@ -144,6 +150,7 @@ class Watch:
         self._closed = threading.Event()
         self._told = self._speaker = self._is_urgent = self._is_known = False
         self._looked_at = -math.inf
+        self._tick_s = _TICK_S * max(1.0, size / _MANY)
         self._thread = threading.Thread(target=self._keep, name="watch", daemon=True)
         self._thread.start()
 
@@ -172,27 +179,22 @@ class Watch:
         self._closed.set()
         self._thread.join(_TICK_S + 5)
 
-    def speaks(self, lost: int) -> bool:
-        """Whether it is up to this process to say that `lost` is."""
-        return self._rank == min(rank for rank in range(self._size) if rank != lost)
-
     # --- the thread ---
 
     def _keep(self) -> None:
         found_at = None
-        tick_s = _TICK_S * max(1.0, self._size / _MANY)
         try:
-            while not self._closed.wait(tick_s if self._number else 0):
+            while not self._closed.wait(self._tick_s if self._number else 0):
                 self._say()
-                if found_at is None and self._is_time_to_look() and (found := self._look()):
+                if found_at is None and self._is_time_to_look() and (verdict := self._look()):
                     found_at = time.monotonic()
-                    self._speaker = self.speaks(found[0])
-                    self.lost = found[1]
+                    speaker, self.lost = verdict
+                    self._speaker = speaker == self._rank
                     self._found.set()
                 # One that waits for somebody stuck is not told, and would wait on.
                 if found_at is not None and (self._waits_in_vain or time.monotonic() - found_at > _GRACE_S):
-                    self._end_process()
-            self._say()
+                    self._end_process(self._say_goodbye)
+            self._say_goodbye()
         except RuntimeError as error:  # torch's for a store that is gone, and with it whoever holds it
             if self._closed.is_set():
                 return
@@ -222,8 +224,17 @@ class Watch:
         machine, pid = platform.node(), os.getpid()
         return Beat(self._number, phase, done, waits, machine, pid, self._goodbye, self._numbering)
 
+    def _say_goodbye(self) -> None:
+        self._goodbye = self._goodbye or ""
+        self._say()
+        if self.lost and self._rank == 0:  # it may hold the store, where the others still read the verdict
+            time.sleep(2 * self._tick_s)
+
     def _look(self) -> tuple[int, str] | None:
+        """The verdict: which rank reports it, and the text."""
         self._looked_at = now = time.monotonic()
+        if self._board.check([_VERDICT]):
+            return self._agreed(self._board.get(_VERDICT))
         for rank in range(self._size):
             key = f"beat/{rank}"
             if rank == self._rank or not self._board.check([key]):
@@ -233,9 +244,23 @@ class Watch:
             if seen is None or beat.number != seen.beat.number:
                 self._others[rank] = Seen(beat, now)
         since = self._waits_since
-        return judge(
-            self._others, self._own(), 0.0 if since is None else now - since, now, self.timeout_s, is_alive
+        waiting_s = 0.0 if since is None else now - since
+        found = judge(self._others, self._own(), waiting_s, now, self.timeout_s, is_alive)
+        if found is None:
+            return None
+        lost, text = found
+        heard = (
+            rank
+            for rank, seen in self._others.items()
+            if rank != lost and seen.beat.goodbye is None and now - seen.since < 4 * self._tick_s
         )
+        verdict = json.dumps([min([self._rank, *heard]), text])
+        return self._agreed(self._board.compare_set(_VERDICT, "", verdict))
+
+    @staticmethod
+    def _agreed(verdict: bytes) -> tuple[int, str]:
+        speaker, text = json.loads(verdict)
+        return speaker, text
 
     def say_lost(self) -> bool:
         """True once, on the one process that shall say it. Whoever asks ends the process."""
@@ -243,7 +268,7 @@ class Watch:
         speaks, self._told = self._speaker and not self._told, True
         return speaks
 
-    def _end_process(self) -> None:
+    def _end_process(self, say_goodbye: Callable[[], None] = lambda: None) -> None:
         """Unless it ends already: the main thread waits in a place that no exception reaches."""
         if self._is_known:
             return
@@ -251,5 +276,6 @@ class Watch:
             self._record_loss(str(self.lost))
             if self.say_lost():
                 print(f"error: {self.lost}", file=sys.stderr, flush=True)
+            say_goodbye()
         finally:
             os._exit(LOST_EXIT_CODE)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from workplace import TINY, WORDS, Capture, contents, records, refused
 
+from glassgpt.__main__ import run
 from glassgpt.account import journal
 from glassgpt.cli import commands, main
 from glassgpt.data import bulk
@@ -35,6 +36,20 @@ runpy.run_module("glassgpt", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (130, "stopped at once")
+
+
+def test_python_processes_that_it_starts_import_nothing_from_the_current_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`glass prepare` starts workers, and torch's compiler asks `python -c` what the processor can do."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr("glassgpt.cli.run", lambda: None)
+    (here / "json.py").write_text("print('planted')")
+    run()
+    done = subprocess.run(
+        [sys.executable, "-c", "import json; print(json.__name__)"], capture_output=True, text=True
+    )
+    assert done.stdout == "json\n"
 
 
 # --- answers at once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def edit(folder: Path, **changes: Any) -> None:
     fields = json.loads(path.read_text())
     fields.pop("digest", None)  # as in manifests from before there was one
     path.write_text(json.dumps({**fields, **changes}))
+
+
+def test_a_manifest_that_is_a_pipe_or_endless_is_not_read(folder: Path) -> None:
+    path = folder / "manifest.json"
+    os.truncate(path, 1 << 40)  # takes no room on the disk
+    with pytest.raises(UserError, match="1,099,511,627,776 bytes"):
+        open_dataset(folder)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="pipe"):
+        open_dataset(folder)
 
 
 def test_round_trip(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,15 @@ def test_a_run_whose_lock_is_held_is_running(tmp_path: Path) -> None:
         assert summarize(run_dir).state == "running"
         assert summarize(run_dir).state == "running"  # looking does not take it away
     assert summarize(run_dir).state == "finished"
+
+
+def test_pipes_and_links_in_a_run_do_not_hide_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "whole", STORY)
+    os.mkfifo(write(tmp_path / "pipe", STORY) / "lock")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / NAME).symlink_to(tmp_path / "whole" / NAME)
+    states = {run.path.name: run.state for run in find_runs(tmp_path)}
+    assert states == {"whole": "finished", "pipe": "finished", "link": "refused: its journal is a link"}
 
 
 def test_losses_that_are_not_finite_are_no_best(tmp_path: Path) -> None:

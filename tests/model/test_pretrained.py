@@ -313,6 +313,8 @@ def test_a_file_that_is_missing_of_several_is_named(sharded: Path) -> None:
     path = sorted(sharded.glob("model-*.safetensors"))[1]
     path.unlink()
     assert problems(sharded)[0].startswith(f"{path.name} cannot be read (")
+    os.mkfifo(path)  # which is not waited for
+    assert problems(sharded)[0].startswith(f"{path.name} cannot be read (")
 
 
 @pytest.mark.parametrize(

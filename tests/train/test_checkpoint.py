@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, rec
 from glassgpt.account import journal
 from glassgpt.errors import UserError
 from glassgpt.train import checkpoint
-from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last
+from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last, load_tensors
 from glassgpt.train.saver import Saver
 from glassgpt.train.session import train
 
@@ -65,6 +67,40 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
         "100000000",
         "100000000.1",
     ]
+
+
+# --- made by somebody else ---
+
+
+def test_a_checkpoint_names_files_in_its_folder_and_no_others(saved: Path) -> None:
+    path = committed(saved)[-1]
+    state = dict(describe(path).state)
+    (path.parent / "up.safetensors").write_bytes(b"")
+    for name in (
+        "/dev/zero",
+        "../up.safetensors",
+        "model.safetensors/../../up.safetensors",
+        "state.json",
+        "",
+    ):
+        (path / "state.json").write_text(checkpoint.state_text(state | {"sha256": {name: ""}}))
+        with pytest.raises(UserError, match=re.escape(repr(name))):
+            describe(path)
+        assert load_last(saved)[0].iter == 20
+
+
+def test_a_file_of_a_checkpoint_that_is_a_pipe_or_too_large_is_not_read(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, middle, first = reversed(committed(saved))
+    for path in (last / "state.json", middle / "model.safetensors"):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises((UserError, OSError), match="pipe"):
+            load_tensors(describe(path.parent))
+    monkeypatch.setattr(checkpoint, "available_memory", lambda: 100)
+    with pytest.raises((UserError, OSError), match="at most 100"):
+        load_tensors(describe(first))
 
 
 # --- damage ---

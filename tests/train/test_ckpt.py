@@ -213,6 +213,35 @@ def test_half_a_file_is_called_damaged(tmp_path: Path, whole: str) -> None:
         read_ckpt(path)
 
 
+def test_what_would_unpack_to_far_more_than_the_file_is_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/99", bytes(10 * path.stat().st_size))
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "testzip", lambda archive: pytest.fail("it was unpacked"))
+        with pytest.raises(UserError, match="is refused: it unpacks to"):
+            read_ckpt(path)
+    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    monkeypatch.setattr("glassgpt.train.ckpt.available_memory", lambda: path.stat().st_size // 2)
+    with pytest.raises(UserError, match="is refused: it unpacks to"):
+        read_ckpt(path)
+
+
+def test_a_bytearray_as_large_as_the_file_says_is_refused(tmp_path: Path) -> None:
+    """Twenty bytes that ask for a gigabyte: torch takes bytearrays for harmless."""
+    path = tmp_path / "ckpt.pt"
+    asks = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (("data.pkl", asks), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"archive/{name}", content)
+    for content in (path.read_bytes(), asks):  # as newer and as older versions of torch write files
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="more than tensors and plain values"):
+            read_ckpt(path)
+
+
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path = ckpt.write(tmp_path / "ckpt.pt", 21)
     content = bytearray(path.read_bytes())

@@ -20,7 +20,7 @@ from glassgpt.train.launch import _exit_code, launch
 from glassgpt.train.session import train
 from glassgpt.train.team import join
 
-GLASS = [sys.executable, "-m", "glassgpt"]
+GLASS = [sys.executable, "-P", "-m", "glassgpt"]
 SHARED = {"batch_size": 2, "gradient_accumulation_steps": 4, "max_iters": 10, "eval_interval": 5}
 
 
@@ -34,7 +34,10 @@ def wait_for_losses(process: subprocess.Popen[str], out_dir: str) -> None:
         assert process.poll() is None
 
 
-def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeConfig) -> None:
+def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeConfig, here: Path) -> None:
+    """From a folder whose Python files are named like modules that are needed, and are not run."""
+    for name in ("glassgpt", "numpy", "torch", "json"):
+        (here / f"{name}.py").write_text("open('was_run', 'a').close(); raise SystemExit(0)")
     train(tiny("one", **SHARED))
     config = tiny("two", **SHARED)
     forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
@@ -42,6 +45,7 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     second = run([*GLASS, *teams.command(forever), "--nproc=2"])
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 0, said
+    assert not (here / "was_run").exists()
     assert said.count("end           finished after 10 updates") == 1
     assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
     wait_for_losses(second, forever.out_dir)
@@ -79,6 +83,7 @@ def test_processes_that_are_told_to_stop_have_the_time_to_save(monkeypatch: pyte
         pytest.skip("this version of torch always waits 30 s")
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # so that it is as before afterwards
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", "")
     waits = []
 
     def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
@@ -102,6 +107,7 @@ def test_the_launcher_itself_says_nothing(
 
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", "")
 
     def elastic_launch(config: api.LaunchConfig, program: str) -> Callable[..., None]:
         return lambda *words: agent.logger.warning("Received 2 death signal")

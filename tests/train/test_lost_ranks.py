@@ -67,11 +67,13 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
 
 
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp_path: Path) -> None:
-    config = tiny(**SHARED, rank_timeout=2)
-    first, second = start(config, tmp_path, sabotage={1: "hang_in_data"})
+    """Of three: the first survivor that ends must not be named by the other."""
+    config = tiny(**SHARED | {"gradient_accumulation_steps": 6}, rank_timeout=2)
+    first, second, third = teams.start(3, tmp_path, teams.command(config), sabotage={1: "hang_in_data"})
     began = time.monotonic()
-    assert first.wait() == 1
+    assert (first.wait(), third.wait()) == (1, 1)
     assert time.monotonic() - began < 30
+    assert third.said == ""
     (said,) = re.findall("^error: (.*)$", first.said, re.M)
     assert said.startswith("rank 1 is stuck (pid ")
     assert "in phase `data` after 4 updates); the others have waited " in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tiny import DECIDED, MakeConfig, do, records, resume
 
 from glassgpt.account import journal
-from glassgpt.account.journal import NAME
+from glassgpt.account.journal import NAME, Journal
 from glassgpt.errors import UserError
 from glassgpt.insight.runs import is_running
 from glassgpt.recipe import Recipe, combine, read_recipe
@@ -169,6 +170,23 @@ def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     for _ in range(2):  # and the folder is not held on to
         with pytest.raises(UserError, match=r"journal\.jsonl is no file to write into: move it away"):
             Place(run.out_dir)
+
+
+def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here: Path) -> None:
+    (here / "mine.txt").write_text("mine")
+    for name in ("lock", NAME):
+        (here / name).symlink_to("mine.txt")
+        for _ in range(2):  # and the folder is not held on to
+            with pytest.raises(UserError, match=name):
+                Place(here)
+        with pytest.raises(OSError, match="symbolic link"):
+            Journal(here / name)
+        (here / name).unlink()
+    assert (here / "mine.txt").read_text() == "mine"
+    (here / "lock").unlink()
+    os.mkfifo(here / "lock")
+    with pytest.raises(UserError, match="pipe"):
+        Place(here)
 
 
 def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> None:

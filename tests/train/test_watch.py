@@ -74,6 +74,13 @@ def test_where_all_wait_it_is_the_network() -> None:
     )
 
 
+def test_a_process_that_said_why_it_ended_is_named_before_one_that_is_only_gone() -> None:
+    others = {1: Seen(OTHER, 100.0), 2: Seen(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0)}
+    found = judge(others, ME, 0.0, 100.0, 10.0, lambda pid: False)
+    assert found is not None
+    assert found[0] == 2
+
+
 def test_a_goodbye_says_why() -> None:
     assert str(judged(goodbye="ValueError: odd")).startswith("rank 1 has ended: ValueError: odd (pid 2")
 
@@ -97,6 +104,10 @@ class Board(dict[str, bytes]):
     def get(self, key: str) -> bytes:  # type: ignore[override]
         return self[key]
 
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        assert expected == ""
+        return self.setdefault(key, value.encode())
+
 
 def test_a_watch_sees_the_other_end() -> None:
     board = Board()
@@ -108,8 +119,29 @@ def test_a_watch_sees_the_other_end() -> None:
     assert "in phase `eval` after 3 updates" in str(one.lost)
     assert one.say_lost()
     assert not one.say_lost()  # once
-    assert not one.speaks(0)
     one.close("")
+
+
+def test_the_first_verdict_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 hangs. Rank 1 finds that and ends; rank 0, which looks later, must not name rank 1."""
+    monkeypatch.setattr(Watch, "_keep", lambda watch: None)  # no thread: the test looks
+    board = Board()
+    zero, one, two = watches = [Watch(board, rank, 3, 10.0) for rank in range(3)]
+    for watch in watches:
+        watch._waits_since = None if watch is two else time.monotonic() - 11.0
+        watch._say()
+    verdict = one._look()
+    assert verdict is not None
+    speaker, one.lost = verdict
+    assert one.lost.startswith("rank 2 is stuck")
+    assert speaker == 0  # the lowest rank that was heard of
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    one._end_process(one._say_goodbye)
+    assert codes == [1]
+    assert Beat.read(board["beat/1"]).goodbye == ""  # it left in order
+    monkeypatch.setattr("glassgpt.train.watch.is_alive", lambda pid: False)
+    assert zero._look() == verdict
 
 
 def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:

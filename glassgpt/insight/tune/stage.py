@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from glassgpt import config as settings
 from glassgpt.account import flops
-from glassgpt.account.machine import cpu_model, load, memory_now
+from glassgpt.account.machine import available_memory, cpu_model, load, memory_now
 from glassgpt.account.peak import find_peak
-from glassgpt.cgroup import ROOT, memory_room, own_groups, read_text, usable_cores
+from glassgpt.cgroup import read_text, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
@@ -132,10 +131,7 @@ def _memory(device: torch.device) -> tuple[int, int | None]:
     free, total = devices.memory_bytes(device)
     if free is not None:
         return free, total
-    room = memory_room(own_groups(), ROOT)
-    available = int(psutil.virtual_memory().available)
-    available = available if room is None else min(available, room[1])
-    return available + memory_now("cpu")["rss"], None
+    return available_memory() + memory_now("cpu")["rss"], None
 
 
 def _decided(

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,11 +22,11 @@ from glassgpt.insight.tune.ground import Ground, from_document
 from glassgpt.insight.tune.search import too_short
 from glassgpt.insight.tune.setting import Setting
 from glassgpt.insight.tune.trial import Trial
+from glassgpt.paths import python_path
 
 Document = dict[str, Any]
 _SIGKILL = 9  # which Windows has no name for
 _KILLED = "killed"
-_SOURCES = Path(__file__).resolve().parents[3]
 
 
 class Died(Exception):
@@ -109,8 +108,7 @@ class Worker:
 
 def _environment(threads: int | None) -> dict[str, str]:
     """As ours; with so many threads from the first moment on, as OpenMP wants to be told."""
-    paths = [str(_SOURCES), os.environ.get("PYTHONPATH", "")]
-    own = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    own = {"PYTHONPATH": python_path()}
     if threads is not None:
         own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, **own}

@@ -65,8 +65,12 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """What `dumps` wrote."""
-    return json.loads(text, object_hook=_revive)
+    """What `dumps` wrote. An integer that no float can hold is infinite: arithmetic with it would raise."""
+    return json.loads(text, object_hook=_revive, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.account.journal import Journal, Record, current, encode, read
+from glassgpt.account.journal import Journal, Record, current, encode, loads, read
 
 few = settings(max_examples=60, deadline=None)
 
@@ -283,3 +283,11 @@ def test_steps_that_count_never_run_backwards(story: list[int | tuple[int]]) -> 
             records.append(of("step", done))
     steps = [record["iter"] for record in current(records) if record["kind"] == "step"]
     assert steps == list(range(1, done + 1))
+
+
+def test_an_integer_that_no_float_holds_is_infinite() -> None:
+    assert loads('{"a": 1, "b": [-%s], "c": %s}' % ("9" * 400, "9" * 200)) == {  # noqa: UP031
+        "a": 1,
+        "b": [-math.inf],
+        "c": 10**200 - 1,
+    }

@@ -14,7 +14,7 @@ import difflib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,7 +59,7 @@ class Document:
     path: Path
     size_bytes: int
 
-    def text(self, encoding: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
+    def text(self, encoding: str, chunk_bytes: int = CHUNK_BYTES) -> Generator[str, None, None]:
         """The text in chunks, newlines untouched; "latin-1" gives one character per raw byte."""
         decoder = codecs.getincrementaldecoder(encoding)()
         read_bytes = 0

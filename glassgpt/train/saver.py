@@ -15,9 +15,19 @@ from torch import Tensor
 
 from glassgpt.account.journal import Record
 from glassgpt.data.staging import sync_to_disk
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, disk_complaint
 from glassgpt.train import checkpoint
-from glassgpt.train.checkpoint import FOLDER, Rows, Tensors, bests, committed, entries, free_place, state_text
+from glassgpt.train.checkpoint import (
+    FOLDER,
+    Rows,
+    Tensors,
+    bests,
+    committed,
+    entries,
+    free_place,
+    readable,
+    state_text,
+)
 from glassgpt.train.team import Team
 from glassgpt.train.tensorfile import Packed, Staging, pack, write_packed
 
@@ -37,7 +47,8 @@ class Saver:
         self._staging: dict[str, Staging] = {}  # by file: all are written at once
         for leftover in entries(run_dir / FOLDER) if self._team.is_first else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
-                shutil.rmtree(leftover)
+                # rmtree refuses a link; what that leads to is not ours.
+                shutil.rmtree(leftover) if _is_real_folder(leftover) else leftover.unlink()
 
     def save(
         self,
@@ -69,7 +80,8 @@ class Saver:
         except OSError as error:
             before = committed(self._run_dir)
             rest = f"the last whole one is {before[-1]}" if before else "there is none before it"
-            raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
+            why = disk_complaint(error)
+            raise UserError(f"the checkpoint could not be written ({why}); {rest}") from error
 
     def abandon(self) -> None:
         """Closing shall wait for nothing: what is being written will be whole, or not be there."""
@@ -99,19 +111,19 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
         started = time.perf_counter()
-        place = self._commit(snapshot, state)
-        record["bytes"] = sum(file.stat().st_size for file in place.iterdir())
-        best_ones = [point.path for point in bests(self._run_dir)]
-        record["best"] = best_ones[-1:] == [place]
+        place, record["bytes"] = self._commit(snapshot, state)
+        record["best"] = None  # not known
         try:
+            best_ones = [point.path for point in bests(self._run_dir)]
+            record["best"] = best_ones[-1:] == [place]
             self._prune(best_ones)
         except OSError as error:  # this checkpoint is committed; that an old one stays is no reason to end
             record["not_removed"] = str(error)
         record["background_ms"] = (time.perf_counter() - started) * 1000
         return record
 
-    def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> Path:
-        """Writes a checkpoint aside and renames it to its place, or leaves nothing."""
+    def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> tuple[Path, int]:
+        """Writes a checkpoint aside and renames it to its place, or leaves nothing. Its place and bytes."""
         folder = self._run_dir / FOLDER
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -125,13 +137,14 @@ class Saver:
             (temporary / "state.json").write_text(state_text(state))
             sync_to_disk(temporary / "state.json")
             sync_to_disk(temporary)
+            size = sum(file.stat().st_size for file in temporary.iterdir())
             place = free_place(folder, f"{state['iter']:08d}")
             temporary.rename(place)  # the commit
             sync_to_disk(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        return place
+        return place, size
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
         """Digests by file."""
@@ -167,8 +180,9 @@ class Saver:
         return record
 
     def _prune(self, best_ones: list[Path]) -> None:
-        """Removes what is neither a best nor among the last ones."""
-        for path in committed(self._run_dir)[: -self._keep]:
+        """Removes what is neither a best nor among the last ones. What cannot be read stays: it may be the
+        best."""
+        for path in [point.path for point in readable(self._run_dir)][: -self._keep]:
             if path not in best_ones:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
@@ -191,6 +205,10 @@ class NoSaver(Saver):
 
     def close(self) -> None:
         pass
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:

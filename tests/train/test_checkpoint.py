@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,8 @@ from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, rec
 from glassgpt.account import journal
 from glassgpt.errors import UserError
 from glassgpt.train import checkpoint
-from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last
+from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last, state_text
+from glassgpt.train.origin import of_checkpoint
 from glassgpt.train.saver import Saver
 from glassgpt.train.session import train
 
@@ -219,3 +222,56 @@ def test_a_folder_with_nothing_but_checkpoints_is_a_run(tiny: MakeConfig) -> Non
     with pytest.raises(UserError, match="holds a run already"):
         train(config)
     assert resume(config, max_iters=6).iter == 6
+
+
+# --- what is wrong in it, and what only seems to be ---
+
+
+def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
+    newest = committed(saved)[-1]
+    state = dict(describe(newest).state) | {"progress": {"iter": 30}, "scaler": {}, "model": {}, "config": {}}
+    tables = ("progress", "scaler", "model", "config", "sha256")
+    counts = ("iter", "sequences", "best_iter")
+    wrongs: list[Any] = [[], None, "x"]
+    changes: list[dict[str, Any]] = [
+        *({name: wrong} for name in tables for wrong in wrongs),
+        *({name: wrong} for name in ("iter", "val_loss") for wrong in (*wrongs[::2], {}, True)),
+        *({"progress": {name: wrong}} for name in counts for wrong in ("x", -1, 1.5)),
+        *({"progress": {name: wrong}} for name in ("losses", "norms") for wrong in ("x", [None], [[1]])),
+        {"iter": None},
+        {"iter": 10**400},
+        {"measured_on": 7},
+        {"index": {"model": {"weight": [0, 1]}}},
+    ]
+    unnoticed = []
+    for change in changes:
+        (newest / "state.json").write_text(state_text(state | change))
+        point, _, damaged, _ = load_last(saved)
+        if (point.iter, damaged) != (20, [newest]):
+            unnoticed.append(change)
+    assert unnoticed == []
+    (newest / "state.json").write_text(state_text(state))
+    assert load_last(saved)[0].iter == 30
+    with pytest.raises(UserError, match="data_hash"):
+        of_checkpoint(describe(newest), load_last(saved)[1])
+
+
+def test_what_cannot_be_opened_now_is_not_called_damaged(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.read_bytes
+    for file in ("state.json", "model.safetensors"):
+        for number in (errno.EMFILE, errno.EACCES, errno.ESTALE, errno.ENOMEM, errno.EIO):
+
+            def read(path: Path, file: str = file, number: int = number) -> bytes:
+                if path == saved / FOLDER / "00000030" / file:
+                    raise OSError(number, os.strerror(number))
+                return original(path)
+
+            monkeypatch.setattr(Path, "read_bytes", read)
+            if number == errno.EIO:  # a sector that is gone
+                assert load_last(saved)[0].iter == 20
+                continue
+            with pytest.raises(OSError, match=file) as caught:
+                load_last(saved)
+            assert caught.value.errno == number

@@ -259,3 +259,36 @@ def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
     assert save(Saver(saved, keep=1), 40)["iter"] == 40
     point, _, damaged, _ = load_last(saved)
     assert (point.path.name, damaged) == ("00000040", [])
+
+
+def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the best: here it is."""
+    original = Path.read_bytes
+    for number in (errno.EIO, errno.EMFILE):
+
+        def read(path: Path, number: int = number) -> bytes:
+            if path == saved / FOLDER / "00000030" / "state.json":
+                raise OSError(number, os.strerror(number))
+            return original(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", read)
+            saver = Saver(saved, keep=1)
+            save(saver, 40 + number, 9.0)
+            saver.close()
+        top = best(saved)
+        assert top is not None
+        assert top.iter == 30
+
+
+def test_a_link_or_file_named_as_a_leftover_is_removed_and_what_it_leads_to_is_not(saved: Path) -> None:
+    theirs = saved / "theirs"
+    theirs.mkdir()
+    (theirs / "file").touch()
+    (saved / FOLDER / ".tmp-link").symlink_to(theirs)
+    (saved / FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
+    (saved / FOLDER / ".tmp-file").touch()
+    (saved / FOLDER / ".tmp-folder").mkdir()
+    Saver(saved, keep=3).close()
+    assert sorted((saved / FOLDER).iterdir()) == sorted(committed(saved))
+    assert (theirs / "file").exists()

@@ -35,9 +35,10 @@ bench: .venv/ready
 	$(BIN)/python -m bench cpu-speed cpu-to-loss --again \
 		--nanogpt $(NANOGPT) --shakespeare $(SHAKESPEARE) --out runs/bench.jsonl
 
-# kill -9 at 240 random instants of training, evaluating and saving; must lose nothing.
+# kill -9 at 1000 instants of training, evaluating and saving, half of them at system calls; then every file
+# system call fails in turn, once and for good. Must lose nothing.
 faults: .venv/ready
-	$(BIN)/python tests/faults/campaign.py --kills=240
+	$(BIN)/python tests/faults/campaign.py --kills=1000 --jobs=2 --io-errors=all
 
 # The catalogues of the other languages: new sentences in, gone ones out, then compiled.
 words: .venv/ready

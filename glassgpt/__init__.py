@@ -8,22 +8,29 @@ run = glassgpt.train(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
 from glassgpt.version import VERSION as __version__
 
+TYPE_CHECKING = False  # typing's own takes longer to load than all that the command needs to hear Ctrl-C
 if TYPE_CHECKING:
+    from glassgpt.config import TrainConfig
+    from glassgpt.errors import UserError
     from glassgpt.train.session import Run, resume, train
 
 __all__ = ["Run", "TrainConfig", "UserError", "__version__", "resume", "train"]
 
+_HOMES = {
+    "Run": "train.session",
+    "resume": "train.session",
+    "TrainConfig": "config",
+    "UserError": "errors",
+}
 
-def __getattr__(name: str) -> Any:
-    """These need torch, which takes seconds to import; so only when they are asked for."""
+
+def __getattr__(name: str) -> object:
+    """Loaded when they are asked for: torch takes seconds to import."""
     if name == "train":
         return importlib.import_module("glassgpt.train")  # a module that can be called
-    if name in ("Run", "resume"):
-        return getattr(importlib.import_module("glassgpt.train.session"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"glassgpt.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'glassgpt' has no attribute {name!r}")

@@ -7,6 +7,7 @@ them one per line and exits with code 2; nothing has been written by then. Bugs 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -41,6 +42,16 @@ def tells_of_memory(error: str) -> bool:
 def lacks_threads(error: BaseException) -> bool:
     """Whether the system refused a thread; Python has only words for it."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+def disk_complaint(error: OSError) -> str:
+    """What the system refused, and of which file. It names none when reading, writing or closing fails: then
+    that is the path which the innermost function on the way there works with."""
+    what, where, trace = error.strerror or complaint(error), error.filename, error.__traceback__
+    while error.errno is not None and error.filename is None and trace is not None:
+        paths = [value for value in trace.tb_frame.f_locals.values() if isinstance(value, Path)]
+        where, trace = paths[-1] if paths else where, trace.tb_next
+    return what if where is None else f"{what}: {str(where)[:200]}"
 
 
 NO_THREAD = (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
-from glassgpt.errors import complaint, first_line
+from glassgpt.errors import complaint, disk_complaint, first_line
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,16 @@ def test_a_long_line_is_cut() -> None:
     endless = ValueError("x" * 10_000)
     assert len(complaint(endless)) == len(first_line(endless)) == 300
     assert first_line(endless).startswith("ValueError: xxx")
+
+
+def test_a_refusal_of_the_system_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        (tmp_path / "nothing").read_bytes()
+    assert disk_complaint(caught.value) == f"No such file or directory: {tmp_path / 'nothing'}"
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")  # as read and write do, which know no name
+
+    with pytest.raises(OSError, match="Input") as caught:
+        fail(tmp_path / "file")
+    assert disk_complaint(caught.value) == f"Input/output error: {tmp_path / 'file'}"

@@ -180,8 +180,12 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """What `dumps` wrote."""
+    """What `dumps` wrote. An integer that no float can hold is infinite: arithmetic with it would raise."""
     return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def plain(value: Any) -> Any:
@@ -266,7 +270,8 @@ def _revive(record: Record) -> Record:
     return record
 
 
-_DECODER = json.JSONDecoder(object_hook=_revive)  # once: making one takes as long as decoding a line
+# Once: making one takes as long as decoding a line.
+_DECODER = json.JSONDecoder(object_hook=_revive, parse_int=_integer)
 
 
 def current(records: Iterable[Record]) -> list[Record]:

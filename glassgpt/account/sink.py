@@ -141,7 +141,11 @@ class Sink:
         if missed := sum(mailbox.missed for mailbox in self._listening):
             _say(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
-            self._journal.close()
+            try:
+                self._journal.close()
+            except OSError as error:
+                why = error.strerror or error
+                _say(f"warning: {self._path} may not be whole on the disk: {why}; the checkpoints are")
         for listener in self._listeners:
             if finish := getattr(listener, "finish", None):
                 finish()  # in this thread: it may take its time, and Ctrl-C reaches it

@@ -27,7 +27,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import difflib
-import errno
 import io
 import os
 import sys
@@ -45,12 +44,9 @@ from glassgpt.cli.track import track
 from glassgpt.cli.train import prepare, train
 from glassgpt.cli.tune import tune
 from glassgpt.cli.verify import verify
-from glassgpt.errors import NO_THREAD, UserError, complaint, is_memory, lacks_threads
+from glassgpt.errors import NO_THREAD, UserError, complaint, disk_complaint, is_memory, lacks_threads
 from glassgpt.harmless import harmless, in_ascii
 from glassgpt.version import VERSION
-
-# What is wrong with a path or a disk, not with the program.
-_USERS_ERRNO = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.ENOSPC)
 
 HELP = """\
 glass: train a small GPT, and see through the run.
@@ -124,11 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fix = "fewer --num_samples, or --device=cpu" if words[:1] == ["sample"] else "end what else uses it"
         print(f"error: out of memory ({harmless(complaint(error))}): try {fix}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in _USERS_ERRNO:
-            raise
-        where = "" if error.filename is None else f": {harmless(str(error.filename))[:200]}"
-        print(f"error: {error.strerror}{where}", file=sys.stderr)
+    except OSError as error:  # of a path, a disk or the system, not of the program
+        print(f"error: {harmless(disk_complaint(error))}", file=sys.stderr)
         return 2
 
 

@@ -27,7 +27,7 @@ from glassgpt.data.fingerprint import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
 from glassgpt.data.nanogpt import adopt
 from glassgpt.data.shards import MappedFiles, Shards
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, complaint
 
 __all__ = [
     "BUILT_IN",
@@ -65,9 +65,14 @@ class Dataset:
         """
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
         paths = [self.directory / name for name in names]
-        if len(paths) == 1:
-            return np.memmap(paths[0], dtype=dtype, mode="r")
-        return cast("NDArray[Any]", Shards(MappedFiles(paths, dtype)))
+        try:
+            tokens: Any = np.memmap(paths[0], dtype=dtype, mode="r") if len(paths) == 1 else None
+            tokens = Shards(MappedFiles(paths, dtype)) if tokens is None else tokens
+        except (OSError, ValueError) as error:  # numpy maps no empty file
+            raise UserError(f"{paths[0]} cannot be read: {complaint(error)}") from error
+        if len(tokens) != self.manifest.tokens[split]:  # reading beyond its end would end the process
+            raise UserError(f"{paths[0]} was changed since it was opened: {_AGAIN}")
+        return cast("NDArray[Any]", tokens)
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)

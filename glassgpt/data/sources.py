@@ -15,7 +15,7 @@ import io
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -63,7 +63,7 @@ class Document:
 
     def text(
         self, encoding: str, chunk_bytes: int = CHUNK_BYTES, changes: list[str] | None = None
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """The text in chunks, see decoding.py; "latin-1" gives one character per raw byte.
 
         `changes` gets what was done to a text that was not plain UTF-8.

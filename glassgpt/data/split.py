@@ -7,6 +7,7 @@ of one document never land on both sides.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,13 +45,14 @@ class Span:
 
     def text(self, encoding: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
         position = 0
-        for chunk in self.document.text(encoding, chunk_bytes):
-            wanted = chunk[max(0, self.start - position) : max(0, self.stop - position)]
-            if wanted:
-                yield wanted
-            position += len(chunk)
-            if position >= self.stop:
-                return
+        with contextlib.closing(self.document.text(encoding, chunk_bytes)) as chunks:
+            for chunk in chunks:
+                wanted = chunk[max(0, self.start - position) : max(0, self.stop - position)]
+                if wanted:
+                    yield wanted
+                position += len(chunk)
+                if position >= self.stop:
+                    return
         raise UserError(f"{self.document.path} became shorter while it was read: run the command again")
 
 

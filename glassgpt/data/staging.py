@@ -25,6 +25,9 @@ def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
+        named = Path(error.filename or work)
+        if not (named.is_relative_to(work) or named.is_relative_to(out) or named in work.parents):
+            raise  # of what was read
         raise UserError(f"{out} could not be written ({error}): choose another {flag}") from error
 
 

@@ -129,7 +129,13 @@ def model_of(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT
 
 
 def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
-    """Copies `state` into the model; every difference in names or shapes is reported at once."""
+    """Copies `state` into the model."""
+    check_fit(model, state, origin)
+    model.load_state_dict(dict(state))
+
+
+def check_fit(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
+    """Every difference in names or shapes is reported at once."""
     own = model.state_dict()
     problems = [f"{origin} lacks {name}" for name in own if name not in state]
     problems += [f"{origin} has {name}, which this model does not" for name in state if name not in own]
@@ -140,4 +146,3 @@ def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
     ]
     if problems:
         raise UserError(problems[:5] + ([f"... and {len(problems) - 5} more"] if len(problems) > 5 else []))
-    model.load_state_dict(dict(state))

@@ -208,7 +208,8 @@ class RunConsole:
             f"save {record['iter']:>6}",
             f"{figures.size(record['bytes'])}  blocked {figures.milliseconds(record['blocking_ms'])}, "
             f"{figures.milliseconds(record['background_ms'])} in the background"
-            + ("  best" if record["best"] else ""),
+            + ("  best" if record["best"] else "")
+            + (f"  older ones could not be removed: {why}" if (why := record.get("not_removed")) else ""),
             "dim",
         )
 

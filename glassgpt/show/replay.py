@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from glassgpt.account import journal
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, first_line
+from glassgpt.harmless import harmless
 from glassgpt.show.console import RunConsole
 
 
@@ -24,7 +25,12 @@ def replay(run_dir: Path, out: Console) -> None:
         raise UserError(f"{run_dir} has no records of a run in it yet")
     show = RunConsole(out)
     for record in records:
-        show(record)
+        try:
+            show(record)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            # A journal is a file like any other: in this record something is of another kind than we write.
+            what = harmless(f"the {record['kind']} record of iter {record['iter']}: {first_line(error)}")
+            out.print(f"{'warning':<13} not shown: {what}", soft_wrap=True, markup=False)
 
 
 def replay_svg(run_dir: Path, svg: Path, width: int) -> None:

@@ -16,6 +16,7 @@ there: the highest iteration, and the lowest validation loss. Nothing is pickled
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import re
@@ -42,6 +43,33 @@ VERSION = 2
 _FILE = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
 # How files are hashed, by version: the first took the SHA-256 of a file as a whole.
 DIGESTS: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {1: file_sha256, 2: sha256_in_pieces}
+
+# Of a file that is gone or that the disk has lost. Any other error (no rights, no descriptors, a network
+# drive that is away) says nothing against the checkpoint: it is raised, and nothing is set aside.
+_LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.EIO)
+
+# What is in state.json, by name: of what kind, and what is in it.
+_NUMBER = int | float
+_KINDS: dict[str, Any] = {
+    "iter": int,
+    "val_loss": _NUMBER | None,
+    "progress": {
+        "iter": int,
+        "sequences": int,
+        "val_loss": _NUMBER | None,
+        "best_val_loss": _NUMBER,
+        "best_iter": int | None,
+        "evaluations_without_gain": int,
+        "losses": list,
+        "norms": list,
+    },
+    "scaler": {},
+    "model": {},
+    "config": {},
+    "data_hash": str,
+    "measured_on": str,
+    "sha256": {},
+}
 
 # By file ("model", "optimizer", "evaluation"), then by name.
 Tensors: TypeAlias = "dict[str, dict[str, Tensor]]"
@@ -111,13 +139,15 @@ def describe(path: Path) -> Checkpoint:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
         if state["version"] not in DIGESTS:
             raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
-        int(state["iter"])  # without it there is no telling which checkpoint it is
+        if wrong := [*({"iter", "val_loss", "sha256"} - state.keys()), *_of_another_kind(state, _KINDS)]:
+            raise UserError(f"{path} is damaged: its state.json is wrong in {', '.join(wrong)}")
         if strange := [name for name in state["sha256"] if not _FILE.fullmatch(name)]:
             raise UserError(
                 f"{path} is refused: its state.json names {strange[0]!r}, no file of a checkpoint"
             )
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        _raise_if_well(error, path / "state.json")
         raise UserError(f"{path} is damaged: {error!r}") from None
 
 
@@ -144,7 +174,7 @@ def bests(points: Iterable[Checkpoint]) -> list[Checkpoint]:
 def readable(run_dir: Path) -> Iterator[Checkpoint]:
     """Damaged ones are nobody's best; whoever resumes is told of them."""
     for path in committed(run_dir):
-        with suppress(UserError):
+        with suppress(UserError, OSError):
             yield describe(path)
 
 
@@ -166,8 +196,12 @@ def load_tensors(point: Checkpoint) -> Tensors:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
+            _raise_if_well(error, path)
             raise UserError(f"{path} is damaged: {error!r}") from None
-    return _put_together(tensors, point.state["index"]) if "index" in point.state else tensors
+    try:
+        return _put_together(tensors, point.state["index"]) if "index" in point.state else tensors
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{point.path} is damaged: its index does not fit its files: {error!r}") from None
 
 
 def verify(path: Path) -> None:
@@ -179,7 +213,8 @@ def verify(path: Path) -> None:
             if digest_of(path / name, lambda size: None) != recorded:
                 raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
         except OSError as error:
-            raise UserError(f"{path / name} cannot be read back: {error!r}") from None
+            _raise_if_well(error, path / name)
+            raise UserError(f"{path / name} is damaged: {error!r}") from None
 
 
 def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
@@ -193,6 +228,31 @@ def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
                 place[name] = part.new_empty((count, *part.shape[1:]))
             place[name][start:end] = part
     return whole
+
+
+def _of_another_kind(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
+    """Names of values that are not what is written under these names."""
+    wrong = []
+    for name in kinds.keys() & values.keys():
+        kind, value = kinds[name], values[name]
+        if isinstance(kind, dict) and isinstance(value, dict):
+            wrong += [f"{name}.{inner}" for inner in _of_another_kind(value, kind)]
+            continue
+        numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        if (
+            isinstance(kind, dict)
+            or not isinstance(value, kind)
+            or any(not isinstance(one, int | float) or isinstance(one, bool) for one in numbers)
+            or (isinstance(value, int) and value < 0)
+        ):
+            wrong.append(name)
+    return sorted(wrong)
+
+
+def _raise_if_well(error: Exception, path: Path) -> None:
+    """Raises an error that is not the checkpoint's, with the file's name, which errors of reading lack."""
+    if isinstance(error, OSError) and error.errno not in _LOST:
+        raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
 
 
 def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]]:

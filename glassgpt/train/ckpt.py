@@ -14,8 +14,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +25,10 @@ from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError, complaint
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import CAUSAL_MASKS, with_head
+from glassgpt.model.weights import CAUSAL_MASKS, check_fit, with_head
 from glassgpt.paths import regular
 
-_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
@@ -61,7 +62,7 @@ def read_ckpt(path: Path) -> Ckpt:
         raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
     try:
         return _understood(path, content)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
     except UserError as error:
         raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
@@ -73,7 +74,8 @@ def _load(path: Path) -> Any:
         if not _looks_like_torch(path):
             raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
         _check_parts(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_NUMPY):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         if error.errno == errno.EINVAL:  # places before the file's beginning were asked for
             raise UserError(f"{path} is damaged: a part of it is missing") from None
@@ -87,16 +89,44 @@ def _load(path: Path) -> Any:
         raise UserError(f"{path} is damaged: {complaint(error)}") from None
 
 
+class _Dtype:
+    """Stands in for numpy.dtype while a file is read: numpy's own takes much more than the name of a type."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.name, self.order = name, "<"
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.order = state[1] if state[1] in ("<", ">") else "<"
+
+
+def _numpy_number(dtype: _Dtype, content: bytes) -> int | float:
+    """Stands in for what makes numpy's scalars: a loss may have been saved as one."""
+    if dtype.name not in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"):
+        raise ValueError(f"a numpy scalar of type {dtype.name!r}")
+    (number,) = np.frombuffer(content, dtype.order + dtype.name).tolist()
+    return cast("int | float", number)
+
+
+_NUMPY: list[Any] = [
+    (_Dtype, "numpy.dtype"),
+    (_numpy_number, "numpy.core.multiarray.scalar"),
+    (_numpy_number, "numpy._core.multiarray.scalar"),
+]
+
+
 def _understood(path: Path, content: dict[str, Any]) -> Ckpt:
     shape = _shape(content["model_args"])
     weights = _weights(content["model"])
     _check_sizes(shape, weights)
+    with torch.device("meta"):
+        model = GPT(shape)
+    check_fit(model, weights, "it")
     best = content.get("best_val_loss")
     return Ckpt(
         path,
         shape,
         weights,
-        _optimizer(content["optimizer"], shape) if "optimizer" in content else {},
+        _optimizer(content["optimizer"], model) if "optimizer" in content else {},
         max(0, int(content.get("iter_num", 0))),
         None if best is None else float(best),
         _settings(content.get("config", {})),
@@ -137,10 +167,9 @@ def _check_pickle(content: bytes | mmap.mmap) -> None:
 
 
 def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
-    sizes = {name: int(arguments[name]) for name in _SIZES}
-    wrong = [f"it has {name}={size}" for name, size in sizes.items() if not 0 < size < 10**6]
-    if wrong or sizes["n_embd"] % sizes["n_head"]:
-        raise UserError(wrong or f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}")
+    sizes = {name: int(arguments[name]) for name in SIZES}
+    if problems := size_problems(sizes):
+        raise UserError(problems)
     dropout = float(arguments.get("dropout", 0.0))
     if not 0 <= dropout < 1:
         raise UserError(f"it has dropout={dropout}")
@@ -153,6 +182,14 @@ def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
         dropout=dropout,
         bias=bool(arguments.get("bias", True)),  # before there was a choice there were biases
     )
+
+
+def size_problems(sizes: Mapping[str, int]) -> list[str]:
+    """Why no model is of these sizes."""
+    wrong = [f"it has {name}={size}" for name, size in sizes.items() if not 0 < size < 10**6]
+    if wrong or sizes["n_embd"] % sizes["n_head"] == 0:
+        return wrong
+    return [f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}"]
 
 
 def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -179,6 +216,8 @@ def _tensor_problem(tensor: Any) -> str | None:
     if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
         kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
         return f"is of {kind}; only float32, bfloat16 and float16 are read"
+    if tensor.is_meta:
+        return "has a shape and no numbers: it was saved from the meta device"
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
         return f"says that it is {tuple(tensor.shape)}, and the file has fewer numbers than that"
     return None
@@ -204,10 +243,9 @@ def _without_prefixes(key: str) -> str:
     return key
 
 
-def _optimizer(state: Mapping[str, Any], shape: GPTConfig) -> dict[str, Tensor]:
+def _optimizer(state: Mapping[str, Any], model: GPT) -> dict[str, Tensor]:
     """AdamW's state, which nanoGPT keeps by position: matrices, then vectors, as the model lists them."""
-    with torch.device("meta"):
-        parameters = dict(GPT(shape).named_parameters())
+    parameters = dict(model.named_parameters())
     matrices = [name for name, parameter in parameters.items() if parameter.dim() >= 2]
     names = matrices + [name for name in parameters if name not in matrices]
     positions = _positions(state["param_groups"])
@@ -220,6 +258,8 @@ def _optimizer(state: Mapping[str, Any], shape: GPTConfig) -> dict[str, Tensor]:
             raise UserError(f"its optimizer has {sorted(kept)} for {name}, not {sorted(_ADAMW)}")
         for key, value in kept.items():
             tensor = torch.as_tensor(value, dtype=torch.float32)
+            if problem := _tensor_problem(tensor):
+                raise UserError(f"its optimizer state {position} {problem}")
             if key != "step" and tensor.shape != parameters[name].shape:
                 raise UserError(
                     f"its optimizer state {position} is {tuple(tensor.shape)}, but {name} is "

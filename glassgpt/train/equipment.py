@@ -24,6 +24,7 @@ from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
 from glassgpt.train.checkpoint import readable
 from glassgpt.train.device import Placement
+from glassgpt.train.origin import shape_in
 from glassgpt.train.speedups import Load, choose_speedups
 from glassgpt.train.task import Task
 from glassgpt.train.team import Team
@@ -165,5 +166,5 @@ def _given_vocabulary(task: Task) -> int | None:
         return task.origin.shape.vocab_size
     if task.run_dir is not None:
         for point in reversed(list(readable(task.run_dir))):
-            return int(point.state["model"]["vocab_size"])
+            return shape_in(point).vocab_size
     return None

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from glassgpt.config import TrainConfig, Value
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, disk_complaint
 from glassgpt.flags import check_settings
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
@@ -35,7 +35,7 @@ from glassgpt.train.checkpoint import (
     load_tensors,
     misnamed_complaints,
 )
-from glassgpt.train.ckpt import read_ckpt
+from glassgpt.train.ckpt import SIZES, read_ckpt, size_problems
 from glassgpt.train.rundir import CKPT, CONFIG, RUNS, can_go_on, is_run, is_whole_config
 
 
@@ -57,6 +57,8 @@ class Origin:
     complaints: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
+# What state.json has to have beside `iter` and `val_loss`, for a run to go on from it.
+_NEEDED = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
 _TRIES = 5  # to read a run that keeps replacing its checkpoints
 
 
@@ -107,10 +109,14 @@ def find_run(text: str) -> Path | None:
 
 
 def of_checkpoint(point: Checkpoint, tensors: Tensors, complaints: Sequence[str] = ()) -> Origin:
+    lacking = [f"{name} in state.json" for name in _NEEDED if name not in point.state]
+    lacking += ["model.safetensors"] if "model" not in tensors else []
+    if lacking:
+        raise UserError(f"{point.path} is damaged: it lacks {', '.join(lacking)}")
     settings, more = settings_of(point)
     return Origin(
         what=str(point.path),
-        shape=GPTConfig(**point.state["model"]),
+        shape=shape_in(point),
         weights=with_head(tensors["model"]),
         folder=point.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
@@ -121,6 +127,17 @@ def of_checkpoint(point: Checkpoint, tensors: Tensors, complaints: Sequence[str]
         settings=settings,
         complaints=(*complaints, *more),
     )
+
+
+def shape_in(point: Checkpoint) -> GPTConfig:
+    values, problems = check_settings(point.state.get("model", {}), GPTConfig, " in its state.json")
+    missing = [name for name in SIZES if name not in values]
+    sizes = {name: size for name in SIZES if isinstance(size := values.get(name), int)}
+    problems += [f"{name} is missing" for name in missing] or size_problems(sizes)
+    problems += [] if 0 <= float(values.get("dropout") or 0) < 1 else ["its dropout is not below 1"]
+    if problems:
+        raise UserError([f"{point.path} is damaged: {problem}" for problem in problems])
+    return GPTConfig(**values)  # type: ignore[arg-type]
 
 
 def settings_of(point: Checkpoint) -> tuple[Mapping[str, Value], list[str]]:
@@ -179,6 +196,8 @@ def _unreadable(run_dir: Path) -> list[str]:
             describe(path)
         except UserError as error:
             complaints += error.problems
+        except OSError as error:
+            complaints.append(f"{path} cannot be read: {disk_complaint(error)}")
     return complaints
 
 

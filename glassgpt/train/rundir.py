@@ -9,6 +9,7 @@ runs/quickstart/
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -228,4 +229,5 @@ class Place:
             raise UserError(f"{self.directory / CONFIG} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
-        self._lock.close()
+        with contextlib.suppress(OSError):  # nothing was written to it
+            self._lock.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from glassgpt.account.journal import Record
 from glassgpt.data.staging import sync_to_disk
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, disk_complaint
 from glassgpt.train import checkpoint
 from glassgpt.train.checkpoint import FOLDER, Rows, Tensors, bests, entries, free_place, readable, state_text
 from glassgpt.train.team import Team
@@ -37,7 +38,8 @@ class Saver:
         self._staging: dict[str, Staging] = {}  # by file: all are written at once
         for leftover in entries(run_dir / FOLDER) if self._team.is_first else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
-                shutil.rmtree(leftover)
+                # rmtree refuses a link; what that leads to is not ours.
+                shutil.rmtree(leftover) if _is_real_folder(leftover) else leftover.unlink()
 
     def save(
         self,
@@ -67,9 +69,13 @@ class Saver:
         try:
             return pending.result()
         except OSError as error:
-            before = list(readable(self._run_dir))
+            before = []
+            with suppress(OSError):  # of a disk that fails more than once
+                before = list(readable(self._run_dir))
             rest = f"the last whole one is {before[-1].path}" if before else "there is none before it"
-            raise UserError(f"the checkpoint could not be written ({error}); {rest}") from error
+            raise UserError(
+                f"the checkpoint could not be written ({disk_complaint(error)}); {rest}"
+            ) from error
 
     def abandon(self) -> None:
         """Closing shall wait for nothing: what is being written will be whole, or not be there. Nothing is
@@ -104,33 +110,23 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
         started = time.perf_counter()
-        place = self._commit(snapshot, state)
+        place, record["bytes"] = self._commit(snapshot, state)
+        record["best"] = None  # not known
         try:
             checkpoint.verify(place)
-        except UserError as error:
+            self._prune(place, record)
+        except UserError as error:  # what the disk has is not what was written
             checkpoint.set_aside([place])
             raise OSError(str(error)) from error
-        record["bytes"] = sum(file.stat().st_size for file in place.iterdir())
-        points = list(readable(self._run_dir))
-        paths = [point.path for point in points]
-        if place not in paths:
-            raise FileNotFoundError(f"{place} is gone")
-        # This process wrote nothing newer: newer ones are not its own to count or to remove.
-        end = paths.index(place) + 1
-        ignored = [point.path for point in checkpoint.misnamed(self._run_dir)] + paths[end:]
-        if ignored:
-            record["ignored"] = [path.name for path in ignored]
-        best_ones = [point.path for point in bests(points[:end])]
-        record["best"] = best_ones[-1:] == [place]
-        try:
-            self._remove(path for path in paths[:end][: -self._keep] if path not in best_ones)
         except OSError as error:  # this checkpoint is committed; that an old one stays is no reason to end
+            if not place.is_dir():
+                raise
             record["not_removed"] = str(error)
         record["background_ms"] = (time.perf_counter() - started) * 1000
         return record
 
-    def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> Path:
-        """Writes a checkpoint aside and renames it to its place, or leaves nothing."""
+    def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> tuple[Path, int]:
+        """Writes a checkpoint aside and renames it to its place, or leaves nothing. Its place and bytes."""
         folder = self._run_dir / FOLDER
         if not folder.is_dir():
             folder.mkdir()  # not its parents: a run's folder that is gone is not made again
@@ -144,13 +140,14 @@ class Saver:
             (temporary / "state.json").write_text(state_text(state))
             sync_to_disk(temporary / "state.json")
             sync_to_disk(temporary)
+            size = sum(file.stat().st_size for file in temporary.iterdir())
             place = free_place(folder, f"{state['iter']:08d}")
             temporary.rename(place)  # the commit
             sync_to_disk(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        return place
+        return place, size
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
         """Digests by file."""
@@ -185,10 +182,24 @@ class Saver:
         self._team.post(name, {"sha256": digests, "index": state["index"]})
         return record
 
-    def _remove(self, paths: Iterable[Path]) -> None:
-        for path in paths if self._patient else ():
-            # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
-            shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
+    def _prune(self, place: Path, record: Record) -> None:
+        """Removes what is neither a best nor among the last ones up to `place`, which was written just now.
+        What cannot be read stays: it may be the best."""
+        points = list(readable(self._run_dir))
+        paths = [point.path for point in points]
+        if place not in paths:
+            raise FileNotFoundError(f"{place} is gone")
+        # This process wrote nothing newer: newer ones are not its own to count or to remove.
+        end = paths.index(place) + 1
+        ignored = [point.path for point in checkpoint.misnamed(self._run_dir)] + paths[end:]
+        if ignored:
+            record["ignored"] = [path.name for path in ignored]
+        best_ones = [point.path for point in bests(points[:end])]
+        record["best"] = best_ones[-1:] == [place]
+        for path in paths[:end][: -self._keep] if self._patient else ():
+            if path not in best_ones:
+                # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
+                shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
 
 
 class NoSaver(Saver):
@@ -208,6 +219,10 @@ class NoSaver(Saver):
 
     def close(self) -> None:
         pass
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:

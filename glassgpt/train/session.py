@@ -22,7 +22,7 @@ from glassgpt.account.journal import Record, TakenOver
 from glassgpt.account.sink import Listener
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
-from glassgpt.errors import NO_THREAD, UserError, is_memory, lacks_threads
+from glassgpt.errors import NO_THREAD, UserError, disk_complaint, is_memory, lacks_threads
 from glassgpt.flags import check_settings
 from glassgpt.recipe import Recipe, combine_config, find_recipe
 from glassgpt.train import loop, records, shortage
@@ -251,6 +251,11 @@ def _see_through(job: Job) -> Ending:
             cause = shortage.ran_out(job, cause)
         elif lacks_threads(cause):
             cause = UserError(NO_THREAD)
+        elif isinstance(cause, OSError):
+            cause = UserError(
+                f"{disk_complaint(cause)}; the checkpoints are whole: when that is mended, go on with "
+                f"--init_from=resume --out_dir={job.run_dir}"
+            )
         # If it is the journal that cannot be written, this record has no place; the error says so.
         with contextlib.suppress(UserError):
             _record_end(job, "crashed", 2 if isinstance(cause, UserError) else 1, what)

@@ -10,7 +10,7 @@ import torch
 
 from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
-from glassgpt.flags import field_types
+from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights, model_of
 from glassgpt.train import findings, records
@@ -177,7 +177,7 @@ def _config_then(origin: Origin) -> TrainConfig:
     """The settings it was trained with up to now."""
     then = origin.state.get("config", origin.settings)
     known = {name: value for name, value in then.items() if name in field_types(TrainConfig)}
-    return TrainConfig(**known)
+    return TrainConfig(**check_settings(known, TrainConfig)[0])  # type: ignore[arg-type]
 
 
 def _evaluation(window_losses: torch.Tensor, window_tokens: torch.Tensor) -> Evaluation:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.account import journal
-from glassgpt.account.journal import Journal, Record, TakenOver, current, encode, read, read_backwards
+from glassgpt.account.journal import Journal, Record, TakenOver, current, encode, loads, read, read_backwards
 
 few = settings(max_examples=60, deadline=None)
 
@@ -416,3 +416,11 @@ def test_what_an_earlier_start_wrote_after_the_next_one_does_not_count() -> None
     assert current(told) == [told[0], told[1], told[2], told[4]]
     without = [{name: value for name, value in record.items() if name != "start"} for record in told]
     assert current(without) == without, "older versions did not say"
+
+
+def test_an_integer_that_no_float_holds_is_infinite() -> None:
+    assert loads('{"a": 1, "b": [-%s], "c": %s}' % ("9" * 400, "9" * 200)) == {  # noqa: UP031
+        "a": 1,
+        "b": [-math.inf],
+        "c": 10**200 - 1,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from pathlib import Path
@@ -192,3 +194,19 @@ def test_the_home_folder_is_not_named_in_what_is_shared(
     assert run["notes"] == ["in ~"]
     assert sample["text"] == "/home/someone/wrote"  # what a model writes is nobody's path
     assert heard[0]["out_dir"] == "/home/someone/runs/a"  # for whoever opens it
+
+
+def test_a_journal_that_cannot_be_flushed_at_the_end_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (errno.EIO, errno.EDQUOT, errno.ESTALE, errno.EFBIG, errno.EMFILE):
+        sink = Sink(tmp_path / "j", 0)
+        sink({"kind": "step", "iter": number})
+
+        def fail(descriptor: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        sink.close()
+        assert os.strerror(number) in capsys.readouterr().err
+        assert iters(tmp_path / "j")[-1] == number

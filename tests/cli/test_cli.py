@@ -26,16 +26,18 @@ from glassgpt.version import VERSION
 def test_stopped_before_it_has_loaded(here: Path) -> None:
     """Loading takes some tenths of a second, and an impatient person is faster."""
     code = """
-import runpy, sys
+import os, runpy, signal, sys
 class Impatient:
     def find_spec(self, name, *_):
-        if name == "glassgpt.cli.explain":
-            raise KeyboardInterrupt
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Impatient())
 runpy.run_module("glassgpt", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr.strip()) == (130, "stopped at once")
+    for module in ("glassgpt.cli", "glassgpt.config", "dataclasses", "glassgpt.cli.explain"):
+        words = [sys.executable, "-c", code, module]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert (module, done.returncode, done.stderr.strip()) == (module, 130, "stopped at once")
 
 
 def test_python_processes_that_it_starts_import_nothing_from_the_current_folder(

@@ -210,3 +210,14 @@ def test_one_flipped_bit_is_seen_by_verify(folder: Path) -> None:
     dataset = open_dataset(folder)
     with pytest.raises(UserError, match=r"train\.bin is not what was prepared"):
         verify(dataset)
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_refused_before_it_is_mapped(folder: Path) -> None:
+    """Reading beyond the end of a mapped file ends the process."""
+    for size in (100, 3, 0):
+        dataset = open_dataset(folder)
+        whole = (folder / "train.bin").read_bytes()
+        (folder / "train.bin").write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"train\.bin"):
+            dataset.tokens("train")
+        (folder / "train.bin").write_bytes(whole)

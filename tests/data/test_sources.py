@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glassgpt.cli import main
 from glassgpt.data import sources
 from glassgpt.data.corpus import is_corpus, open_corpus
 from glassgpt.data.options import PrepareOptions, check_options
@@ -245,3 +246,24 @@ def test_files_of_ids_need_no_preparing(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(100))
     with pytest.raises(UserError, match=f"which need no preparing: train with --data_dir={tmp_path}"):
         source_of(tmp_path)
+
+
+def test_a_file_that_vanishes_while_a_folder_is_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text("glass houses " * 40)
+    look = sources._looks_binary
+
+    def look_and_remove(path: Path) -> bool:
+        found = look(path)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(sources, "_looks_binary", look_and_remove)
+    assert main(["prepare", str(tmp_path / "texts"), f"--out_dir={tmp_path / 'data'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a.txt" in line
+    assert "--out_dir" not in line
+    assert not (tmp_path / "data").exists()

@@ -1,11 +1,13 @@
-"""kill -9, again and again: at random instants of training, evaluating and saving.
+"""kill -9, again and again: at random instants of training, evaluating and saving, and at system calls.
 
-    python tests/faults/campaign.py --kills=240 --seed=1      (or: make faults)
+    python tests/faults/campaign.py --kills=1000 --seed=1 --io-errors=all      (or: make faults)
 
-Real processes train in a real folder and are really killed. After every kill, each committed checkpoint is
-read through and compared with its checksums, and none that the journal has on record may be missing. Then the
-run goes on, is killed again, and when it finally ends, its weights, optimizer, losses and evaluations have to
-be, bit by bit, those of a run that nobody touched. The last line printed is the report as JSON.
+Real processes train in a real folder and are really killed: half of them at random instants, half right
+before or after a system call that changes a file (shim.c; where it cannot be loaded, all at random instants).
+After every kill, each committed checkpoint is read through and compared with its checksums, and none that the
+journal has on record may be missing. Then the run goes on, is killed again, and when it finally ends, its
+weights, optimizer, losses and evaluations have to be, bit by bit, those of a run that nobody touched.
+--io-errors=N|all: then io_errors.py fails calls instead. The last line printed is the report as JSON.
 
 The processes are forked from one that has imported everything and computed nothing, which saves three seconds
 of imports per kill and changes nothing else.
@@ -15,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,9 +29,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import shim
+
+if __name__ == "__main__" and shim.why_not() is None:  # before anything else is loaded
+    shim.restart_with_shim()
+
 import numpy as np
 import torch
 from children import MOMENTS, Child
+from shim import COUNT_CHANGES, KILL_AFTER, KILL_BEFORE, Fault, faulty
 
 from glassgpt.account import journal
 from glassgpt.config import TrainConfig
@@ -40,7 +51,8 @@ from glassgpt.train.saver import Saver
 
 @dataclass
 class Report:
-    kills: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)  # by what the process was doing
+    calls: Counter[str] = field(default_factory=Counter)  # those among them at a system call, by its name
     resumes: int = 0
     begun_again: int = 0  # killed before the first checkpoint
     runs_finished: int = 0
@@ -52,6 +64,7 @@ class Report:
             {
                 "kills": sum(self.kills.values()),
                 "by_moment": {moment: self.kills[moment] for moment in MOMENTS},
+                "by_call": dict(self.calls.most_common()),
                 "resumes": self.resumes,
                 "begun_again": self.begun_again,
                 "runs_finished_bit_exact": self.runs_finished,
@@ -64,6 +77,7 @@ class Report:
         rows = [
             *((f"killed while: {moment}", self.kills[moment]) for moment in MOMENTS),
             ("kills", sum(self.kills.values())),
+            ("of them right before or after a file system call", sum(self.calls.values())),
             ("resumed from a checkpoint", self.resumes),
             ("begun again: killed before the first checkpoint", self.begun_again),
             ("checkpoints read through after a kill", self.checkpoints_read),
@@ -123,7 +137,9 @@ def live(config: TrainConfig) -> int:
 def kill_somewhere(child: Child, draw: random.Random) -> str | None:
     """Waits for a moment of the kind drawn, and a little longer; None if the process ended before."""
     wanted, delay = draw.choice(MOMENTS), draw.random() * 0.01
-    skip = draw.randrange({"startup": 1, "eval": 6}.get(wanted, 12))  # as many such moments pass by first
+    skip = draw.randrange(
+        {"startup": 1, "compile": 1, "eval": 6}.get(wanted, 12)
+    )  # as many such moments pass by first
     inside = False
     while child.exit_code() is None:
         now_inside = child.doing() == wanted
@@ -139,6 +155,19 @@ def kill_somewhere(child: Child, draw: random.Random) -> str | None:
         inside = now_inside
         time.sleep(0.0001)
     return None
+
+
+def kill_at_call(config: TrainConfig, most: int, draw: random.Random, output: Path) -> tuple[Child, str, str]:
+    """A process that is killed right before or after a call that changes its files; the moment and the call
+    are empty if it ended before."""
+    fault = Fault(folders(config), draw.randint(1, most // 2), draw.choice((KILL_BEFORE, KILL_AFTER)))
+    child = Child(faulty(lambda: live(config), fault), output)
+    was_killed = child.wait() == -signal.SIGKILL
+    return child, (child.doing() or "startup") if was_killed else "", fault.where.partition(" ")[0]
+
+
+def folders(config: TrainConfig) -> tuple[Path, Path]:
+    return Path(config.out_dir), Path(config.data_dir)
 
 
 # --- what must hold ---
@@ -203,13 +232,15 @@ def campaign(kills: int, seed: int, folder: Path) -> Report:
     report, draw = Report(), random.Random(seed)
     make_data(folder)
     untouched = settings(folder, "untouched")
-    run_to_the_end(untouched, folder / "output.txt")
+    counted = Fault(folders(untouched), 0, COUNT_CHANGES)
+    work = faulty(lambda: live(untouched), counted) if shim.is_loaded() else lambda: live(untouched)
+    check_end(Child(work, folder / "output.txt"))
     expected = outcome(untouched)
     number = 0
     while sum(report.kills.values()) < kills:
         number += 1
         config = settings(folder, f"run-{number}")
-        _kill_until_it_ends(config, kills, report, draw, folder / "output.txt")
+        _kill_until_it_ends(config, kills, report, draw, folder / "output.txt", counted.calls)
         wrong = differences(expected, outcome(config))
         report.lost += [f"run {number}: {what}" for what in wrong]
         report.runs_finished += not wrong
@@ -220,8 +251,9 @@ def campaign(kills: int, seed: int, folder: Path) -> Report:
 
 
 def _kill_until_it_ends(
-    config: TrainConfig, kills: int, report: Report, draw: random.Random, output: Path
+    config: TrainConfig, kills: int, report: Report, draw: random.Random, output: Path, calls: int
 ) -> None:
+    """`calls`: on files, of a whole run; 0: they are not seen."""
     run_dir = Path(config.out_dir)
     first = True
     while True:
@@ -231,9 +263,13 @@ def _kill_until_it_ends(
         first = False
         if sum(report.kills.values()) >= kills:
             return run_to_the_end(config, output)
-        child = Child(lambda: live(config), output)
-        moment = kill_somewhere(child, draw)
-        if moment is None:  # it came to its end
+        if 2 * sum(report.calls.values()) < sum(report.kills.values()) and calls:
+            child, moment, call = kill_at_call(config, calls, draw, output)
+            report.calls.update([call] if moment else [])
+        else:
+            child = Child(lambda: live(config), output)
+            moment = kill_somewhere(child, draw) or ""
+        if not moment:  # it came to its end
             return check_end(child)
         report.kills[moment] += 1
         check_folder(config, report)
@@ -257,18 +293,57 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=240)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="campaigns at once, each with its share of kills")
+    parser.add_argument("--io-errors", default="0", help="how many of all calls fail afterwards, or all")
     parser.add_argument("--sabotage", action="store_true", help="save carelessly, to see that it is noticed")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # forked processes cannot share a pool of threads
-    if options.sabotage:
-        sabotage()
-    with tempfile.TemporaryDirectory() as folder:
-        report = campaign(options.kills, options.seed, Path(folder))
+    if options.jobs > 1:
+        report = _side_by_side(options.kills, options.seed, options.jobs)
+    else:
+        report = _alone(options.kills, options.seed, options.sabotage)
     print(report.table())
     for what in report.lost:
         print(f"LOST: {what}")
+    failed = shim.is_loaded() and options.io_errors != "0" and _fail_calls(options.io_errors)
     print(report.as_json())
-    return 1 if report.lost else 0
+    return 1 if report.lost or failed else 0
+
+
+def _alone(kills: int, seed: int, is_careless: bool) -> Report:
+    torch.set_num_threads(1)  # forked processes cannot share a pool of threads
+    if is_careless:
+        sabotage()
+    with tempfile.TemporaryDirectory() as folder:
+        return campaign(kills, seed, Path(folder))
+
+
+def _side_by_side(kills: int, seed: int, jobs: int) -> Report:
+    """Several campaigns, put together."""
+    each = [f"--kills={len(range(number, kills, jobs))}" for number in range(jobs)]
+    words = [[sys.executable, __file__, some, f"--seed={seed + number}"] for number, some in enumerate(each)]
+    running = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True, env=_unloaded()) for one in words]
+    whole = Report()
+    for process in running:
+        found = json.loads(process.communicate()[0].splitlines()[-1])
+        whole.kills.update(found["by_moment"])
+        whole.calls.update(found["by_call"])
+        whole.resumes += found["resumes"]
+        whole.begun_again += found["begun_again"]
+        whole.runs_finished += found["runs_finished_bit_exact"]
+        whole.checkpoints_read += found["checkpoints_read"]
+        whole.lost += found["lost"]
+    return whole
+
+
+def _unloaded() -> dict[str, str]:
+    """The environment for a script that loads the shim itself."""
+    return {name: value for name, value in os.environ.items() if name != shim.LOADED}
+
+
+def _fail_calls(sample: str) -> bool:
+    """In a process of its own. Whether something went wrong."""
+    words = [sys.executable, str(Path(__file__).with_name("io_errors.py")), f"--sample={sample}"]
+    return subprocess.run(words, env=_unloaded()).returncode != 0
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Child:
         self._shared = mmap.mmap(-1, 2)  # what it does; whether a checkpoint is being written
         self.output, self._code = output, None  # type: tuple[Path, int | None]
         sys.stdout.flush()
+        self.started = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
             self._live(work)

@@ -278,3 +278,12 @@ def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> Non
 @pytest.mark.parametrize("norms", [None, "inf", ["1", None, {}], []])
 def test_norms_that_are_none_are_no_crash(norms: Any) -> None:
     assert any(finding.id == "loss-nan" for finding in ended_not_finite(norms))
+
+
+def test_integers_of_400_digits_are_read(tmp_path: Path) -> None:
+    for name in ("learning_rate", "max_iters", "n_layer", "seed"):
+        records = whole_run()
+        records[0]["config"][name] = 10**400
+        records += [record("profile", 100, from_iter=10**400, updates=10**400, busy=10**400)]
+        (tmp_path / NAME).write_bytes(b"".join(map(encode, records)))
+        assert explain(read_run(tmp_path)).facts.steady_ms == 39

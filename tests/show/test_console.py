@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,7 +25,7 @@ from run_records import (
 )
 
 from glassgpt.account.clock import PHASES
-from glassgpt.account.journal import NAME, Journal, Record
+from glassgpt.account.journal import NAME, Journal, Record, encode
 from glassgpt.errors import UserError
 from glassgpt.show.console import RunConsole
 from glassgpt.show.replay import replay, replay_svg
@@ -412,3 +414,27 @@ def test_a_large_models_arithmetic_is_a_number_people_read() -> None:
 def test_the_time_of_a_process_goes_with_its_own_updates() -> None:
     lines = shown(run_record(iter=70), end_record(100))
     assert "end           finished after 100 updates, 30 of them by this process, in 1m 40s" in lines
+
+
+def test_a_replay_says_which_records_hold_something_else_than_we_write(tmp_path: Path) -> None:
+    """A null, a text, a huge number or a list for any value."""
+    texts, raised = [], []
+    for original in whole_run():
+        tables = [name for name in original if isinstance(original[name], dict)]
+        inside = [(name, key) for name in tables for key in original[name] if name != "config"]
+        inside += [("config", "max_iters")] if "config" in tables else []
+        for place in [*((name,) for name in original if name not in ("kind", "iter", "time")), *inside]:
+            wrongs: list[Any] = [None, "text", 10**400, []]
+            for wrong in wrongs:
+                changed = copy.deepcopy(original)
+                (changed if len(place) == 1 else changed[place[0]])[place[-1]] = wrong
+                records = [changed] if original["kind"] == "run" else [run_record(), changed]
+                (tmp_path / NAME).write_bytes(b"".join(map(encode, records)))
+                out = plain()
+                try:
+                    replay(tmp_path, out)
+                except Exception as error:  # noqa: BLE001 - each is an offender
+                    raised.append((original["kind"], place, wrong, repr(error)))
+                texts.append(text_of(out))
+    assert raised == []
+    assert any("not shown: the step record of iter" in text for text in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -18,8 +19,18 @@ from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, rec
 
 from glassgpt.account import journal
 from glassgpt.errors import UserError
+from glassgpt.paths import read_document
 from glassgpt.train import checkpoint
-from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last, load_tensors
+from glassgpt.train.checkpoint import (
+    FOLDER,
+    best,
+    committed,
+    describe,
+    load_last,
+    load_tensors,
+    state_text,
+)
+from glassgpt.train.origin import of_checkpoint
 from glassgpt.train.saver import Saver
 from glassgpt.train.session import train
 
@@ -162,7 +173,7 @@ def test_without_a_whole_checkpoint_all_complaints_are_told(saved: Path) -> None
 
 def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.train.checkpoint.VERSION", 99)
-    monkeypatch.setitem(checkpoint._DIGESTS, 99, checkpoint._DIGESTS[2])
+    monkeypatch.setitem(checkpoint.DIGESTS, 99, checkpoint.DIGESTS[2])
     saver = Saver(saved, 9)
     save(saver, 40, 1.0)
     saver.close()
@@ -256,3 +267,56 @@ def test_a_folder_with_nothing_but_checkpoints_is_a_run(tiny: MakeConfig) -> Non
     with pytest.raises(UserError, match="holds a run already"):
         train(config)
     assert resume(config, max_iters=6).iter == 6
+
+
+# --- what is wrong in it, and what only seems to be ---
+
+
+def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
+    newest = committed(saved)[-1]
+    state = dict(describe(newest).state) | {"progress": {"iter": 30}, "scaler": {}, "model": {}, "config": {}}
+    tables = ("progress", "scaler", "model", "config", "sha256")
+    counts = ("iter", "sequences", "best_iter")
+    wrongs: list[Any] = [[], None, "x"]
+    changes: list[dict[str, Any]] = [
+        *({name: wrong} for name in tables for wrong in wrongs),
+        *({name: wrong} for name in ("iter", "val_loss") for wrong in (*wrongs[::2], {}, True)),
+        *({"progress": {name: wrong}} for name in counts for wrong in ("x", -1, 1.5)),
+        *({"progress": {name: wrong}} for name in ("losses", "norms") for wrong in ("x", [None], [[1]])),
+        {"iter": None},
+        {"iter": 10**400},
+        {"measured_on": 7},
+        {"index": {"model": {"weight": [0, 1]}}},
+    ]
+    unnoticed = []
+    for change in changes:
+        (newest / "state.json").write_text(state_text(state | change))
+        point, _, damaged, _ = load_last(saved)
+        if (point.iter, damaged) != (20, [newest]):
+            unnoticed.append(change)
+    assert unnoticed == []
+    (newest / "state.json").write_text(state_text(state))
+    assert load_last(saved)[0].iter == 30
+    with pytest.raises(UserError, match="data_hash"):
+        of_checkpoint(describe(newest), load_last(saved)[1])
+
+
+def test_what_cannot_be_opened_now_is_not_called_damaged(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = read_document
+    for file in ("state.json", "model.safetensors"):
+        for number in (errno.EMFILE, errno.EACCES, errno.ESTALE, errno.ENOMEM, errno.EIO):
+
+            def read(path: Path, *most: int, file: str = file, number: int = number) -> bytes:
+                if path == saved / FOLDER / "00000030" / file:
+                    raise OSError(number, os.strerror(number))
+                return original(path, *most)
+
+            monkeypatch.setattr(checkpoint, "read_document", read)
+            if number == errno.EIO:  # a sector that is gone
+                assert load_last(saved)[0].iter == 20
+                continue
+            with pytest.raises(OSError, match=file) as caught:
+                load_last(saved)
+            assert caught.value.errno == number

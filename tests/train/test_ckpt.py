@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nanogpt_ckpt as ckpt
+import numpy as np
 import pytest
 import torch
 from tiny import MakeConfig, catch_learners, choices, records, run_evals, weights
@@ -17,6 +18,8 @@ from tiny import MakeConfig, catch_learners, choices, records, run_evals, weight
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
+from glassgpt.exchange.nanogpt_run import import_run
+from glassgpt.exchange.options import ImportOptions
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import load_weights
 from glassgpt.train.ckpt import read_ckpt
@@ -297,3 +300,38 @@ def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any
 
 def test_an_optimizer_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     assert "for transformer.wte.weight" in broken(lambda c: c["optimizer"]["state"].pop(0), tmp_path)
+
+
+def test_what_cannot_be_a_number_is_refused(tmp_path: Path) -> None:
+    for change in (
+        lambda c: c.update(iter_num=float("inf")),
+        lambda c: c.update(iter_num=float("nan")),
+        lambda c: c.update(best_val_loss=10**400),
+        lambda c: c["model"].update({LN: torch.ones(16, device="meta")}),
+        lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.ones(21, 16, device="meta")),
+    ):
+        assert "ckpt.pt" in broken(change, tmp_path)
+
+
+def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
+    for kind in (np.float64, np.float32, np.float16, np.dtype(">f8").type):
+        content = ckpt.content(21) | {"best_val_loss": kind(2.5), "iter_num": np.int64(7)}
+        content["config"]["learning_rate"] = kind(0.5)
+        torch.save(content, tmp_path / "ckpt.pt")
+        found = read_ckpt(tmp_path / "ckpt.pt")
+        assert (found.iter, found.best_val_loss, found.settings["learning_rate"]) == (7, 2.5, 0.5)
+    for other in (np.array([1.0]), np.datetime64("2020-01-01"), np.str_("text"), np.complex64(1)):
+        torch.save(ckpt.content(21) | {"best_val_loss": other}, tmp_path / "ckpt.pt")
+        with pytest.raises(UserError, match=r"ckpt\.pt"):
+            read_ckpt(tmp_path / "ckpt.pt")
+
+
+def test_a_tensor_that_the_model_lacks_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
+    content = ckpt.content(21)
+    content["model"]["transformer.h.0.extra"] = torch.ones(2)
+    torch.save(content, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match="extra"):
+        read_ckpt(tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match="extra"):
+        import_run(str(tmp_path), ImportOptions(out=str(tmp_path / "imported")))
+    assert not (tmp_path / "imported").exists()

@@ -95,7 +95,7 @@ def test_lost_while_saving_and_at_the_end(tiny: MakeConfig, tmp_path: Path) -> N
         config = tiny(name, **SETTINGS)
         with pytest.MonkeyPatch.context() as patch:
 
-            def move(saver: Saver, snapshot: Any, state: Any) -> Path:
+            def move(saver: Saver, snapshot: Any, state: Any) -> tuple[Path, int]:
                 if state["iter"] == at and not (tmp_path / f"{name}-rescued").exists():  # noqa: B023
                     if at == 20:  # noqa: B023 - after it was committed
                         place = commit(saver, snapshot, state)

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from tiny import MakeConfig, files_under, records, resume
 
 from glassgpt.errors import UserError
+from glassgpt.paths import read_document
+from glassgpt.train import checkpoint
 from glassgpt.train import saver as saving
 from glassgpt.train.checkpoint import FOLDER, best, committed, describe, load_last
 from glassgpt.train.saver import Saver
@@ -310,3 +312,36 @@ def test_nothing_is_removed_before_the_new_one_was_read_back(
     monkeypatch.undo()
     save(saver, 50, 1.0)
     assert [path.name for path in committed(saved)] == ["00000050"]
+
+
+def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the best: here it is."""
+    original = read_document
+    for number in (errno.EIO, errno.EMFILE):
+
+        def read(path: Path, *most: int, number: int = number) -> bytes:
+            if path == saved / FOLDER / "00000030" / "state.json":
+                raise OSError(number, os.strerror(number))
+            return original(path, *most)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "read_document", read)
+            saver = Saver(saved, keep=1)
+            save(saver, 40 + number, 9.0)
+            saver.close()
+        top = best(saved)
+        assert top is not None
+        assert top.iter == 30
+
+
+def test_a_link_or_file_named_as_a_leftover_is_removed_and_what_it_leads_to_is_not(saved: Path) -> None:
+    theirs = saved / "theirs"
+    theirs.mkdir()
+    (theirs / "file").touch()
+    (saved / FOLDER / ".tmp-link").symlink_to(theirs)
+    (saved / FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
+    (saved / FOLDER / ".tmp-file").touch()
+    (saved / FOLDER / ".tmp-folder").mkdir()
+    Saver(saved, keep=3).close()
+    assert sorted((saved / FOLDER).iterdir()) == sorted(committed(saved))
+    assert (theirs / "file").exists()

@@ -204,7 +204,7 @@ class Place:
             held = lock(directory)
         except OSError as error:
             raise UserError(
-                f"{directory} cannot be written to: {error.strerror}; choose another --out_dir"
+                f"{error.filename or directory} cannot be written to: {error.strerror}; choose another --out_dir"
             ) from None
         if held is None:
             raise UserError(f"another process is training in {directory} right now; let it end first")

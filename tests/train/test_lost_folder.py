@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_another_run_in_its_place_is_left_alone(tiny: MakeConfig, tmp_path: Path
         seen.append(contents(config.out_dir))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("glassgpt.train.session._alone", nullcontext)  # the other run is another process's
         before_update_13(patch, config.out_dir, replace)
         run = train(tiny(**SETTINGS, track="csv"))
     assert (run.exit_code, run.out_dir) == (2, tmp_path / "run-rescued")
@@ -121,6 +123,7 @@ def test_without_locks_the_first_of_two_ends(tiny: MakeConfig, monkeypatch: pyte
         assert resume(config).iter == 20
         seen.append(contents(config.out_dir))
 
+    monkeypatch.setattr("glassgpt.train.session._alone", nullcontext)  # the second is another process
     before_update_13(monkeypatch, config.out_dir, second)
     with pytest.raises(TakenOver):
         train(config)

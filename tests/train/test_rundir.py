@@ -97,7 +97,7 @@ def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
     (run_dir / "lock").unlink()
     assert is_running(run_dir)
     with pytest.raises(UserError, match="another process is training"):
-        resume(config)
+        resume(config, max_iters=3)
     first.close()
     assert not is_running(run_dir)
     assert resume(config, max_iters=3).iter == 3

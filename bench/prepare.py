@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.tokenizers import TOKENIZER_JSON, carried_tokenizer, train_bpe
+from glassgpt.data.tokenizers import TOKENIZER_JSON, BytePairTokenizer, carried_tokenizer, train_bpe
 
 VOCABULARY = 50_304
 VAL_FRACTION = 0.0005  # nanoGPT's
@@ -95,7 +95,9 @@ def nanogpt_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> Non
 
     out.mkdir(parents=True)
     datasets.disable_progress_bars()
-    enc = carried_tokenizer("bpe", tokenizer)._encoding
+    carried = carried_tokenizer("bpe", tokenizer)
+    assert isinstance(carried, BytePairTokenizer)
+    enc = carried._encoding
     files = sorted(map(str, parquet.glob("*.parquet")))
     dataset = datasets.load_dataset(
         "parquet", data_files=files, cache_dir=str(out / "cache"), num_proc=workers

@@ -36,11 +36,12 @@ from glassgpt.data.encoder import Encoded, Encoder
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.options import PrepareOptions, check_place, corpus_val_fraction, dataset_name, keep_scripts
 from glassgpt.data.progress import passing, tokenizing
-from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seen import BYTES_PER_KEY, Seen
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import are_validation
 from glassgpt.data.staging import move_into_place
+from glassgpt.data.tokenizer_json import given_tokenizer
+from glassgpt.data.tokenizers import ByteLevelBpe
 from glassgpt.data.unfinished import KEYS, Mark, forget_mark, mark_complete, unfinished, write_mark
 from glassgpt.data.workers import cores, encode_all
 from glassgpt.errors import UserError
@@ -75,11 +76,11 @@ def prepare_corpus(
     options: PrepareOptions, out: Path, say: Callable[[str], None], progress: bool
 ) -> Manifest:
     """Write the dataset, or finish one that was begun, and return its manifest."""
-    corpus, ranks = _find_inputs(options)
+    corpus, given = _find_inputs(options)
     order = _Order(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
     with unfinished(out, order.request, options.overwrite, say) as (work, begun):
         if begun is None or not begun.complete:
-            _write_all(order, ranks, work, out, begun, say, progress)
+            _write_all(order, given, work, out, begun, say, progress)
         else:
             say(f"{out}: all was written when it was stopped")
         manifest = read_manifest(work)
@@ -92,7 +93,7 @@ def prepare_corpus(
 
 def _write_all(
     order: _Order,
-    ranks: Ranks | None,
+    given: ByteLevelBpe | None,
     work: Path,
     out: Path,
     begun: Mark | None,
@@ -100,7 +101,7 @@ def _write_all(
     progress: bool,
 ) -> None:
     if begun is None:
-        encoder, mark = _begin(order, ranks, work, say, progress)
+        encoder, mark = _begin(order, given, work, say, progress)
         _check_room(order, encoder, out, say)
         write_mark(work, mark)
     else:
@@ -111,12 +112,12 @@ def _write_all(
     mark_complete(work, mark)  # last: who is killed before goes on from the last shard
 
 
-def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
+def _find_inputs(options: PrepareOptions) -> tuple[Corpus, ByteLevelBpe | None]:
     """The documents and, for gpt2, its table. Without a network both are asked for at once."""
     problems: list[str] = []
-    ranks: Ranks | None = None
+    given: ByteLevelBpe | None = None
     try:
-        ranks = needed_ranks(corpus_tokenizer_name(options)[0], options.tokenizer_files)
+        given = given_tokenizer(corpus_tokenizer_name(options)[0], options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     try:
@@ -125,11 +126,11 @@ def _find_inputs(options: PrepareOptions) -> tuple[Corpus, Ranks | None]:
         raise UserError([*error.problems, *problems]) from error
     if problems:
         raise UserError(problems)
-    return corpus, ranks
+    return corpus, given
 
 
 def _begin(
-    order: _Order, ranks: Ranks | None, work: Path, say: Callable[[str], None], progress: bool
+    order: _Order, given: ByteLevelBpe | None, work: Path, say: Callable[[str], None], progress: bool
 ) -> tuple[Encoder, Mark]:
     mark = Mark(order.request)
 
@@ -142,7 +143,7 @@ def _begin(
         note(line)
     share = f"{order.val_fraction:.4g} of the documents, chosen by a hash of their text"
     note(f"split: {share}, are for validation")
-    tokenizer = make_tokenizer(order.options, order.corpus, ranks, order.val_fraction, note, show)
+    tokenizer = make_tokenizer(order.options, order.corpus, given, order.val_fraction, note, show)
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
     return Encoder(tokenizer, order.options.text_column), mark

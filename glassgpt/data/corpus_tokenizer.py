@@ -12,15 +12,13 @@ import numpy as np
 from glassgpt.data.corpus import Corpus
 from glassgpt.data.encoder import texts_of
 from glassgpt.data.options import PrepareOptions, asked_tokenizer
-from glassgpt.data.ranks import Ranks
 from glassgpt.data.seams import cut_for_learning
 from glassgpt.data.split import are_validation, document_key
 from glassgpt.data.tokenizers import (
-    BytePairTokenizer,
+    ByteLevelBpe,
     ByteTokenizer,
     bpe_size,
     carried_tokenizer,
-    gpt2_tokenizer,
     train_bpe,
 )
 from glassgpt.figures import plural
@@ -46,18 +44,23 @@ def corpus_tokenizer_name(options: PrepareOptions) -> tuple[str, str]:
 def make_tokenizer(
     options: PrepareOptions,
     corpus: Corpus,
-    ranks: Ranks | None,
+    given: ByteLevelBpe | None,
     val_fraction: float,
     note: Callable[[str], None],
     show: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
-) -> BytePairTokenizer | ByteTokenizer:
-    """`ranks`: GPT-2's table, if that is asked for. `show` a pass over so many bytes, as `passing` does."""
+) -> ByteLevelBpe | ByteTokenizer:
+    """`given`: what --tokenizer=gpt2 means, if that is asked for.
+
+    `show` a pass over so many bytes, as `passing` does.
+    """
     name, reason = corpus_tokenizer_name(options)
     note(f"tokenizer {name}: {reason}")
     if name == "byte":
         return ByteTokenizer()
-    if ranks is not None:
-        return gpt2_tokenizer(ranks)
+    if given is not None:
+        if given.name != name:
+            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {given.name}")
+        return given
     size = bpe_size(name)
     assert size is not None, name
     sample = Sample(corpus, options.text_column, val_fraction)
@@ -69,10 +72,10 @@ def make_tokenizer(
     return learned
 
 
-def tokenizer_made_before(options: PrepareOptions, folder: Path) -> BytePairTokenizer | ByteTokenizer:
+def tokenizer_made_before(options: PrepareOptions, folder: Path) -> ByteLevelBpe | ByteTokenizer:
     """The one that an earlier attempt made: another BPE would not fit what is written already."""
     name, _ = corpus_tokenizer_name(options)
-    return ByteTokenizer() if name == "byte" else carried_tokenizer(name, folder)
+    return ByteTokenizer() if name == "byte" else carried_tokenizer(name if bpe_size(name) else "", folder)
 
 
 class Sample:

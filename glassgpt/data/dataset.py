@@ -78,12 +78,6 @@ class Dataset:
         return self.manifest.bytes_per_token(split)
 
     @property
-    def end_of_text(self) -> int | None:
-        """The id between documents, where the tokenizer has one: it is the last."""
-        has_one = self.manifest.tokenizer == "gpt2" or self.manifest.tokenizer.startswith("bpe:")
-        return self.manifest.vocab_size - 1 if has_one else None
-
-    @property
     def was_prepared(self) -> bool:
         """Whether its manifest is a file of its own, and not made from nanoGPT's files on opening them."""
         return (self.directory / MANIFEST).is_file()

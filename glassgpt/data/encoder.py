@@ -16,7 +16,7 @@ from glassgpt.data.decoding import plain_utf8
 from glassgpt.data.manifest import DTYPES, dtype_for
 from glassgpt.data.parcels import Parcel
 from glassgpt.data.split import document_key
-from glassgpt.data.tokenizers import BytePairTokenizer, ByteTokenizer
+from glassgpt.data.tokenizers import ByteLevelBpe, ByteTokenizer
 from glassgpt.data.unpacked import packed_as
 from glassgpt.errors import UserError, a_few
 
@@ -41,7 +41,7 @@ class Encoded:
 class Encoder:
     """What every worker has."""
 
-    tokenizer: BytePairTokenizer | ByteTokenizer
+    tokenizer: ByteLevelBpe | ByteTokenizer
     column: str
 
     @property
@@ -56,9 +56,9 @@ class Encoder:
             ids = np.frombuffer(b"".join(text + b"\n" for text in kept), dtype=np.uint8)
             lengths = text_bytes = np.array([len(text) + 1 for text in kept], dtype=np.int64)
         else:
-            ids = self.tokenizer.encode_documents([text.decode() for text in kept])
-            lengths = np.diff(np.flatnonzero(ids == self.tokenizer.eot), prepend=-1)
-            text_bytes = np.array([len(text) for text in kept], dtype=np.int64)
+            ids, lengths = self.tokenizer.encode_documents([text.decode() for text in kept])
+            newline = self.tokenizer.eot is None
+            text_bytes = np.array([len(text) + newline for text in kept], dtype=np.int64)
         return Encoded(
             ids.astype(self.dtype),
             lengths,

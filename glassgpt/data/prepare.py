@@ -36,17 +36,17 @@ from glassgpt.data.options import (
     val_fraction,
 )
 from glassgpt.data.progress import passing
-from glassgpt.data.ranks import Ranks, needed_ranks
 from glassgpt.data.seams import cut_for_learning, cut_safely
 from glassgpt.data.sources import Document, Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
 from glassgpt.data.staging import alone, move_into_place, remove_half_written, staging
+from glassgpt.data.tokenizer_json import given_tokenizer
 from glassgpt.data.tokenizers import (
+    ByteLevelBpe,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
     bpe_size,
-    gpt2_tokenizer,
     train_bpe,
 )
 from glassgpt.errors import UserError
@@ -119,7 +119,7 @@ def _prepare_text(
 
     remove_half_written(out)
     with staging(out) as work:
-        source, ranks = _find_inputs(options, work, out)
+        source, given = _find_inputs(options, work, out)
         for line in source.notes:
             note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
@@ -142,9 +142,11 @@ def _prepare_text(
         name, reason = _choose_tokenizer(options, survey)
         note(f"tokenizer {name}: {reason}")
         with show(f"making {name}") as advance:
-            tokenizer = _make_tokenizer(name, survey, split, ranks, advance)
+            tokenizer = _make_tokenizer(name, survey, split, given, advance)
         if (asked := bpe_size(name)) is not None and tokenizer.vocab_size < asked:
             note(f"the text is too small for {asked} tokens, it yields {tokenizer.vocab_size}")
+        if tokenizer.name != name:
+            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {tokenizer.name}")
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, survey, split, tokenizer, tuple(notes), advance)
@@ -159,22 +161,22 @@ def _text_encoding(tokenizer_name: str) -> str:
     return "latin-1" if tokenizer_name == "byte" else "utf-8"
 
 
-def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source, Ranks | None]:
+def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source, ByteLevelBpe | None]:
     """The text and, for gpt2, its table: both may need a network, so both are reported when it is down."""
     problems: list[str] = []
     source: Source | None = None
-    ranks: Ranks | None = None
+    given: ByteLevelBpe | None = None
     try:
         source = open_source(options.dataset, options.source, keep_in=work, kept_in=out)
     except UserError as error:
         problems += error.problems
     try:
-        ranks = needed_ranks(asked_tokenizer(options), options.tokenizer_files)
+        given = given_tokenizer(asked_tokenizer(options), options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     if source is None or problems:
         raise UserError(problems)
-    return source, ranks
+    return source, given
 
 
 def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str]:
@@ -190,7 +192,7 @@ def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str
 
 
 def _make_tokenizer(
-    name: str, survey: Survey, split: Split, ranks: Ranks | None, advance: Callable[[int], None]
+    name: str, survey: Survey, split: Split, given: ByteLevelBpe | None, advance: Callable[[int], None]
 ) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
@@ -198,8 +200,8 @@ def _make_tokenizer(
         # A newline goes between documents, whether or not one of them has any.
         separator = "\n" if len(survey.documents) > 1 else ""
         return CharTokenizer("".join(sorted(set(survey.characters + separator))))
-    if ranks is not None:
-        return gpt2_tokenizer(ranks)
+    if given is not None:
+        return given
     size = bpe_size(name)
     assert size is not None, name
     # Learned from the training text alone: a vocabulary that has seen the validation text flatters it.

@@ -3,29 +3,36 @@
 GPT-2's table exists as `encoder.json` + `vocab.bpe` (OpenAI), `vocab.json` + `merges.txt` or
 `tokenizer.json` (Hugging Face), and as base64 lines (tiktoken). All say the same: the 256 bytes, then
 one token per merge in the order of the merges, then `<|endoftext|>`. A merge's place in that order is
-its priority, so {token: id} is the whole tokenizer.
+its priority, so {token: id} is the whole tokenizer. Tables of others may be numbered in any way.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document, user_path
 
 RANKS_FILE = "gpt2.tiktoken"
 END_OF_TEXT = "<|endoftext|>"
 # How GPT-2 cuts text into words before any merging; the possessive form (++) that tiktoken uses.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+# How a BPE learned here does: combining marks (\p{M}) and zero-width joiners stay in the word of their
+# letter. GPT-2's pattern ends a word at each of them, so it cuts Hindi at every vowel sign. A mark on
+# anything but a letter, such as an emoji's variation selector, stays with that.
+MARKS_PATTERN = PATTERN.replace(r"\p{L}++", r"\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*+", 1)
+# The same in tokenizer.json, where possessive forms and $ would mean something else.
+MARKS_SPLIT = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
 
 Ranks = dict[bytes, int]
 
-_LAYOUTS = "encoder.json and vocab.bpe, or vocab.json and merges.txt, or tokenizer.json"
-_BRING_FILES = f"put {_LAYOUTS} into a folder and pass it as --tokenizer_files FOLDER"
+LAYOUTS = "encoder.json and vocab.bpe, or vocab.json and merges.txt, or tokenizer.json"
+_BRING_FILES = f"put {LAYOUTS} into a folder and pass it as --tokenizer_files FOLDER"
 
 
 def download_ranks(fix: str = _BRING_FILES) -> Ranks:
@@ -41,44 +48,95 @@ def download_ranks(fix: str = _BRING_FILES) -> Ranks:
     return ranks
 
 
-def needed_ranks(tokenizer: str, folder: str) -> Ranks | None:
-    """GPT-2's table if the tokenizer is that one, from the folder if one was given; others make their own."""
-    if tokenizer != "gpt2":
-        return None
-    return read_ranks(user_path(folder)) if folder else download_ranks()
+@dataclass(frozen=True)
+class BpeFile:
+    """What a `tokenizer.json` says, known to be a byte-level BPE that leaves the text as it is."""
+
+    pattern: str
+    ids: dict[str, int]  # in GPT-2's printable alphabet; added tokens are not among them
+    merges: list[tuple[str, str]]
+    added: dict[str, int]
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The table, if ids follow the merges as GPT-2's do; None for any other numbering.
+
+        tiktoken merges in the order of the ids, and whichever two parts make a token. A table in another
+        order, or with a merge that this does not come to, it would encode differently without any error.
+        """
+        ranks = {token_bytes(token): id for token, id in sorted(self.ids.items(), key=lambda item: item[1])}
+        merged = [self.ids.get(first + second) for first, second in self.merges]
+        if merged != list(range(256, len(ranks))) or self.added != {END_OF_TEXT: len(ranks)}:
+            return None
+        halves = {first + second: (first, second) for first, second in self.merges}
+        if _problem(ranks) or not all(_is_reached(*pair, self.ids, halves) for pair in self.merges):
+            return None
+        return ranks
 
 
-def read_ranks(folder: Path, flag: str = "--tokenizer_files") -> Ranks:
-    """The table in a folder, whichever of the four layouts it has; `flag`: how the user named the folder."""
-    try:
-        for vocab, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
-            if (folder / vocab).is_file() and (folder / merges).is_file():
-                return _from_vocab(json.loads(read_document(folder / vocab)), _merge_lines(folder / merges))
-        if (folder / "tokenizer.json").is_file():
-            return parse_tokenizer_json(read_document(folder / "tokenizer.json"))
-        if (folder / RANKS_FILE).is_file():
-            return parse_ranks(read_document(folder / RANKS_FILE))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{flag} {folder} is not a GPT-2 tokenizer ({type(error).__name__}: {error}): "
-            f"bring GPT-2's own {_LAYOUTS}"
-        ) from error
-    raise UserError(f"{flag} {folder} has no tokenizer: it needs {_LAYOUTS}")
+def _is_reached(
+    first: str, second: str, ids: Mapping[str, int], halves: Mapping[str, tuple[str, str]]
+) -> bool:
+    """Whether merging in the order of the ids leaves these two parts: nothing merges across before both are.
+
+    Undoes the merges next to the border, the latest first, and asks each time what could have been merged.
+    """
+    limit = ids[first + second]
+    while ids.get(first + second, limit) >= limit:
+        is_first = ids[first] > ids[second] if first in halves and second in halves else first in halves
+        if is_first:
+            limit, first = ids[first], halves[first][1]
+        elif second in halves:
+            limit, second = ids[second] + 1, halves[second][0]
+        else:
+            return True
+    return False
 
 
-def parse_tokenizer_json(content: bytes) -> Ranks:
-    """The table in a Hugging Face `tokenizer.json`; ValueError unless it works exactly as GPT-2's does."""
+def parse_tokenizer_json(content: bytes) -> BpeFile:
+    """ValueError, saying what is not supported, unless a text goes in and comes out as with GPT-2's file."""
     document = json.loads(content)
-    model, splitter = document["model"], document["pre_tokenizer"] or {}
-    same_split = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True)
-    if model.get("type") != "BPE" or not same_split or splitter.get("add_prefix_space"):
-        raise ValueError("tokenizer.json is not a byte-level BPE that splits words as GPT-2 does")
+    model = document["model"]
+    if model.get("type") != "BPE":
+        raise ValueError(f"its model is {model.get('type')}, not a byte-level BPE")
     if document.get("normalizer"):
-        raise ValueError("tokenizer.json changes the text before encoding it, which GPT-2 does not")
-    added = {token["content"]: token["id"] for token in document.get("added_tokens", [])}
+        raise ValueError("it changes the text before encoding it (it has a normalizer)")
+    unsupported = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if used := [name for name in unsupported if model.get(name)]:
+        raise ValueError(f"its BPE has a {', a '.join(used)}")
+    vocab = model["vocab"]
+    if any(type(id) is not int or id < 0 for id in vocab.values()) or len({*vocab.values()}) < len(vocab):
+        raise ValueError("two of its tokens have the same id, or one has none")
+    if missing := {*characters_of_bytes()} - {*vocab}:
+        raise ValueError(f"{len(missing)} of the 256 bytes are not among its tokens")
+    extra = document.get("added_tokens") or []
+    added = {token["content"]: vocab.get(token["content"], token["id"]) for token in extra}
+    ids = {token: id for token, id in vocab.items() if token not in added}
+    for token in ids:
+        token_bytes(token)
     # Older files write a merge as one string, newer ones as a pair.
-    merges = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
-    return _from_vocab({**model["vocab"], **added}, merges)
+    merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    pairs = [(first, second) for first, second in merges]
+    return BpeFile(_word_pattern(document.get("pre_tokenizer")), ids, pairs, added)
+
+
+def _word_pattern(splitter: Any) -> str:
+    parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter or {}]
+    *others, level = parts
+    if level.get("type") == "ByteLevel" and not level.get("add_prefix_space"):
+        if not others and level.get("use_regex", True):
+            return PATTERN
+        if others == [MARKS_SPLITTER] and not level.get("use_regex", True):
+            return MARKS_PATTERN
+    raise ValueError("it splits words neither as GPT-2 does nor as a BPE learned here does")
+
+
+MARKS_SPLITTER = {
+    "type": "Split",
+    "pattern": {"Regex": MARKS_SPLIT},
+    "behavior": "Isolated",
+    "invert": False,
+}
 
 
 def dump_ranks(ranks: Ranks) -> bytes:
@@ -91,41 +149,25 @@ def parse_ranks(content: bytes) -> Ranks:
     """The inverse of `dump_ranks`; ValueError when the table is not complete."""
     pairs = (line.split() for line in content.splitlines())
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-    _check(ranks)
+    if problem := _problem(ranks):
+        raise ValueError(problem)
     return ranks
 
 
-def _merge_lines(path: Path) -> Iterable[list[str]]:
-    lines = read_document(path).decode().split("\n")
-    if lines[0].startswith("#version"):
-        del lines[0]
-    return (line.rstrip("\r").split(" ") for line in lines if line.strip())
-
-
-def _from_vocab(vocab: Mapping[str, Any], merges: Iterable[Iterable[str]]) -> Ranks:
-    """Ranks from a vocabulary of printable tokens, after checking that ids follow the merges.
-
-    tiktoken merges in the order of the ids, so a table in another order would encode differently
-    without any error.
-    """
-    byte_of = {character: byte for byte, character in enumerate(characters_of_bytes())}
-    ids = dict(vocab)
-    end_of_text = ids.pop(END_OF_TEXT, len(ids))
-    ranks = {bytes(byte_of[c] for c in token): int(rank) for token, rank in ids.items()}
-    ranks = dict(sorted(ranks.items(), key=lambda item: item[1]))
-    _check(ranks)
-    if [ids[first + second] for first, second in merges] != list(range(256, len(ranks))):
-        raise ValueError("the ids do not follow the order of the merges")
-    if end_of_text != len(ranks):
-        raise ValueError(f"{END_OF_TEXT} is {end_of_text}, not the last id {len(ranks)}")
-    return ranks
-
-
-def _check(ranks: Ranks) -> None:
+def _problem(ranks: Ranks) -> str | None:
     if list(ranks.values()) != list(range(len(ranks))):
-        raise ValueError("the ids are not 0, 1, 2, ...")
+        return "the ids are not 0, 1, 2, ..."
     if {token for token, rank in ranks.items() if rank < 256} != {bytes([b]) for b in range(256)}:
-        raise ValueError("the first 256 tokens are not the 256 bytes")
+        return "the first 256 tokens are not the 256 bytes"
+    return None
+
+
+def token_bytes(token: str) -> bytes:
+    """Of a token in GPT-2's printable alphabet; ValueError if it is in another."""
+    try:
+        return token.translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(f"its token {token!r} is not written in GPT-2's alphabet of bytes") from None
 
 
 def characters_of_bytes() -> list[str]:
@@ -133,3 +175,9 @@ def characters_of_bytes() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
+
+
+# Any other character becomes one that is not a byte, or is none already.
+_BYTE_OF = dict.fromkeys(range(256), 0xFFFF) | {
+    ord(character): byte for byte, character in enumerate(characters_of_bytes())
+}

@@ -1,6 +1,6 @@
 """Our tokenizers as Hugging Face's `tokenizer.json`, and back.
 
-    gpt2, bpe:N    byte-level BPE, as GPT-2's file is
+    gpt2, bpe:N    byte-level BPE, as GPT-2's file is; a learned one has its own pattern of words in it
     char           a word is a character: WordLevel; a character that is not in it is an error, as here
     byte           byte-level BPE without a single merge: the id is the byte
     ids            a word is a number between blanks
@@ -10,24 +10,37 @@ Every one of them gives the same ids there as here, and the same text back.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 from glassgpt.data.fingerprint import check_recorded
-from glassgpt.data.ranks import END_OF_TEXT, Ranks, characters_of_bytes, parse_tokenizer_json, read_ranks
+from glassgpt.data.ranks import (
+    END_OF_TEXT,
+    LAYOUTS,
+    MARKS_SPLITTER,
+    PATTERN,
+    RANKS_FILE,
+    Ranks,
+    characters_of_bytes,
+    download_ranks,
+    parse_ranks,
+)
 from glassgpt.data.tokenizers import (
     TOKENIZER_JSON,
+    ByteLevelBpe,
     BytePairTokenizer,
     ByteTokenizer,
     CharTokenizer,
     IdsTokenizer,
     Tokenizer,
     gpt2_tokenizer,
+    parse_bpe,
+    tokenizer_digest,
 )
-from glassgpt.paths import read_document
+from glassgpt.errors import UserError
+from glassgpt.paths import read_document, user_path
 
 _ANY_CHARACTER = r"[\s\S]"
 
@@ -54,7 +67,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
 
 
 def parse_tokenizer(content: bytes) -> Tokenizer:
-    """What `dump_tokenizer` wrote, or GPT-2's own kind; ValueError (or its like) for any other."""
+    """What `dump_tokenizer` wrote, or a byte-level BPE of others; ValueError (or its like) for any other."""
     document = json.loads(content)
     model, splitter = document["model"], document.get("pre_tokenizer") or {}
     if model["type"] == "WordLevel":
@@ -71,9 +84,7 @@ def parse_tokenizer(content: bytes) -> Tokenizer:
         if model["vocab"] != {characters[byte]: byte for byte in range(256)}:
             raise ValueError("its ids are not the bytes")
         return ByteTokenizer()
-    ranks = parse_tokenizer_json(content)
-    name = "gpt2" if len(ranks) == 50256 else f"bpe:{len(ranks) + 1}"
-    return BytePairTokenizer(name, ranks, {TOKENIZER_JSON: content})
+    return parse_bpe(content)
 
 
 def _document(model: dict[str, Any], splitter: dict[str, Any] | None, decoder: Any) -> dict[str, Any]:
@@ -128,10 +139,17 @@ def _byte_pair_document(tokenizer: BytePairTokenizer) -> dict[str, Any]:
     names = {token: "".join(characters[byte] for byte in token) for token in tokenizer.ranks}
     merges = [[names[first], names[second]] for first, second in _merges(tokenizer.ranks)]
     vocabulary = {names[token]: rank for token, rank in tokenizer.ranks.items()}
-    document = _bpe_document(vocabulary, merges, regex=True)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    document["added_tokens"] = [{"id": tokenizer.eot, "content": END_OF_TEXT, **flags}]
+    document = _bpe_document(vocabulary, merges, regex=tokenizer.pattern == PATTERN)
+    if tokenizer.pattern != PATTERN:
+        level = document["pre_tokenizer"]
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [MARKS_SPLITTER, level]}
+    document["added_tokens"] = [_special(END_OF_TEXT, tokenizer.eot)]
     return document
+
+
+def _special(content: str, id: int) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": id, "content": content, **flags}
 
 
 def _merges(ranks: Ranks) -> list[tuple[bytes, bytes]]:
@@ -151,26 +169,85 @@ def _halves(token: bytes, ranks: Ranks, before: int) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-# --- the tokenizer of a model ---
+# --- tokenizers of others ---
+
+_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_TWO_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
-def tokenizer_beside(folder: Path, flag: str) -> Tokenizer:
-    """The one in a folder with a model's weights; `flag`: how the user named the folder."""
+def given_tokenizer(tokenizer: str, folder: str) -> ByteLevelBpe | None:
+    """What --tokenizer=gpt2 means: the one in the folder if one was given; others make their own."""
+    if tokenizer != "gpt2":
+        return None
+    if not folder:
+        return gpt2_tokenizer(download_ranks())
+    given = tokenizer_beside(user_path(folder), "--tokenizer_files", "use --tokenizer=bpe:8192 instead")
+    if not isinstance(given, ByteLevelBpe):
+        raise UserError(f"--tokenizer_files {folder} is not a BPE: use --tokenizer={given.name} instead")
+    if isinstance(given, BytePairTokenizer) and given.pattern == PATTERN:
+        return gpt2_tokenizer(given.ranks)
+    return given
+
+
+def tokenizer_beside(folder: Path, flag: str, fix: str) -> Tokenizer:
+    """The one in a folder; `flag`: how the user named the folder, `fix`: what else is possible."""
+    found = tokenizer_in(folder, flag, fix)
+    if found is None:
+        raise UserError(f"{flag} {folder} has no tokenizer: it needs {LAYOUTS}")
+    return found
+
+
+def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
+    """None if a folder has no file of a tokenizer; one that is there and cannot be used is an error.
+
+    tokenizer.json comes first, as in `transformers`.
+    """
     path = folder / TOKENIZER_JSON
-    check_recorded(path)
-    if path.is_file():
-        with contextlib.suppress(*_NOT_OURS):
+    try:
+        if path.is_file():
+            check_recorded(path)
+            _check_config(folder)
             return parse_tokenizer(read_document(path))
-    return gpt2_tokenizer(read_ranks(folder, flag))  # which says what is wrong
+        for vocab, merges in _TWO_FILES:
+            if (folder / vocab).is_file() and (folder / merges).is_file():
+                path = folder / vocab
+                _check_config(folder)
+                return parse_bpe(_two_files(folder, vocab, merges))
+        path = folder / RANKS_FILE
+        return gpt2_tokenizer(parse_ranks(read_document(path))) if path.is_file() else None
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: {path.name} cannot be read ({error.strerror}): {fix}") from error
+    except _NOT_OURS as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{flag} {folder}: {path.name} is no tokenizer that can be read here, a byte-level BPE of any "
+            f"numbering ({reason}): {fix}"
+        ) from error
 
 
-_NOT_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+def _check_config(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    if path.is_file() and json.loads(read_document(path)).get("add_prefix_space"):
+        raise ValueError("tokenizer_config.json puts a blank before every text: add_prefix_space")
+
+
+def _two_files(folder: Path, vocab: str, merges: str) -> bytes:
+    """As one tokenizer.json."""
+    ids = json.loads(read_document(folder / vocab))
+    lines = read_document(folder / merges).decode().split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    pairs = [line.rstrip("\r").split(" ") for line in lines if line.strip()]
+    document = _bpe_document(ids, pairs, regex=True)
+    path = folder / "added_tokens.json"
+    added = json.loads(read_document(path)) if path.is_file() else {}
+    specials = added | ({END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {})
+    document["added_tokens"] = [
+        _special(*item) for item in sorted(specials.items(), key=lambda item: item[1])
+    ]
+    return json.dumps(document).encode()
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether each id stands for the same bytes in both."""
-    if one.vocab_size != other.vocab_size:
-        return False
-    if isinstance(one, BytePairTokenizer) and isinstance(other, BytePairTokenizer):
-        return one.ranks == other.ranks
-    return all(one.token_bytes(id) == other.token_bytes(id) for id in range(one.vocab_size))
+    """Whether every text has the same ids in both."""
+    return tokenizer_digest(one) == tokenizer_digest(other)

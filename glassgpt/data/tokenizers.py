@@ -1,9 +1,10 @@
-"""Text to token ids and back: five tokenizers with one face.
+"""Text to token ids and back: six tokenizers with one face.
 
     char     one id per character of the text, in sorted order, as nanoGPT's shakespeare_char
     byte     one id per byte: any file, no vocabulary to learn
     gpt2     GPT-2's 50257 tokens
-    bpe:N    N tokens learned from the training text, e.g. --tokenizer bpe:8192
+    bpe:N    N tokens learned from the training text, e.g. --tokenizer bpe:8192; or a byte-level BPE of
+             others, numbered in any way
     ids      the ids themselves, as numbers: for nanoGPT's folders that do not say what theirs stand for
 
 A dataset folder carries its tokenizer, so `load_tokenizer(folder)` needs no network; only for nanoGPT's
@@ -15,22 +16,25 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.dataset import Dataset, read_manifest
-from glassgpt.data.manifest import TOKENIZER_FILES, write_manifest
+from glassgpt.data.manifest import TOKENIZER_FILES, stored_manifest, write_manifest
 from glassgpt.data.ranks import (
     END_OF_TEXT,
+    MARKS_PATTERN,
+    MARKS_SPLIT,
     PATTERN,
     RANKS_FILE,
     Ranks,
@@ -38,6 +42,7 @@ from glassgpt.data.ranks import (
     dump_ranks,
     parse_ranks,
     parse_tokenizer_json,
+    token_bytes,
 )
 from glassgpt.data.seams import has_long_blanks, without_long_blanks
 from glassgpt.data.staging import replace_file, sync_to_disk
@@ -46,6 +51,7 @@ from glassgpt.paths import read_document
 
 if TYPE_CHECKING:
     import tiktoken
+    from tokenizers import Tokenizer as Library
 
 TOKENIZER_JSON = "tokenizer.json"
 SMALLEST_BPE = 257  # the 256 bytes and <|endoftext|>
@@ -144,6 +150,7 @@ class BytePairTokenizer:
     name: str
     ranks: Ranks = field(repr=False)
     files: Mapping[str, bytes] = field(repr=False)
+    pattern: str = PATTERN  # of words, inside of which tokens are merged
 
     @property
     def vocab_size(self) -> int:
@@ -158,7 +165,10 @@ class BytePairTokenizer:
         import tiktoken
 
         return tiktoken.Encoding(
-            self.name, pat_str=PATTERN, mergeable_ranks=self.ranks, special_tokens={END_OF_TEXT: self.eot}
+            self.name,
+            pat_str=self.pattern,
+            mergeable_ranks=self.ranks,
+            special_tokens={END_OF_TEXT: self.eot},
         )
 
     def encode(self, text: str) -> NDArray[np.int64]:
@@ -169,25 +179,96 @@ class BytePairTokenizer:
         ]
         return np.concatenate(pieces).astype(np.int64)
 
-    def encode_documents(self, texts: Sequence[str]) -> NDArray[np.uint32]:
-        """The ids of all of them, <|endoftext|> after each, in one call: a call for each takes longer.
+    def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of all of them, <|endoftext|> after each, and how many each has.
 
-        tiktoken never merges across a special token, so each is encoded as if it were alone.
+        In one call, as a call for each takes longer. tiktoken never merges across a special token, so each is
+        encoded as if it were alone.
         """
-        if not texts:
-            return np.empty(0, dtype=np.uint32)
         joined = END_OF_TEXT.join(texts) + END_OF_TEXT
         if joined.count(END_OF_TEXT) != len(texts) or has_long_blanks(joined):
-            end = np.array([self.eot])
-            pieces = [part for text in texts for part in (self.encode(text), end)]
-            return np.concatenate(pieces).astype(np.uint32)
-        return self._encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT})
+            return _one_by_one(self, texts)
+        ids = self._encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT})
+        return ids, np.diff(np.flatnonzero(ids == self.eot), prepend=-1)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._encoding.decode([int(i) for i in ids], errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         return self._encoding.decode_single_token_bytes(int(id))
+
+
+@dataclass(frozen=True)
+class NumberedTokenizer:
+    """A byte-level BPE whose ids do not follow its merges: run by the `tokenizers` library, from its file.
+
+    So every text gets the ids that `transformers` gives it, also those of added tokens. Special ones are text
+    like any other, as with `BytePairTokenizer`.
+    """
+
+    name: str
+    files: Mapping[str, bytes] = field(repr=False)
+    pattern: str
+
+    def __reduce__(self) -> tuple[type[NumberedTokenizer], tuple[Any, ...]]:
+        return NumberedTokenizer, (self.name, self.files, self.pattern)  # the library's object loses settings
+
+    @cached_property
+    def _library(self) -> Library:
+        from tokenizers import Tokenizer as Library
+
+        library = Library.from_str(self.files[TOKENIZER_JSON].decode())
+        library.encode_special_tokens = True
+        library.no_truncation()
+        library.no_padding()
+        return library
+
+    @cached_property
+    def added(self) -> dict[int, str]:
+        """Tokens that are matched in a text before it is split into words, and special ones."""
+        return {id: token.content for id, token in self._library.get_added_tokens_decoder().items()}
+
+    @cached_property
+    def tokens(self) -> dict[int, bytes]:
+        """Of each id. The ids need not be 0, 1, 2, ..."""
+        tokens = {id: content.encode() for id, content in self.added.items()}
+        for token, id in self._library.get_vocab(with_added_tokens=False).items():
+            if id not in self.added:
+                tokens[id] = token_bytes(token)
+            elif token != self.added[id]:
+                raise ValueError(f"its added token {self.added[id]!r} has the id of {token!r}")
+        return tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self.tokens) + 1
+
+    @property
+    def eot(self) -> int | None:
+        return next((id for id, content in self.added.items() if content == END_OF_TEXT), None)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of all of them, <|endoftext|> (or a newline) after each, and how many each has."""
+        return _one_by_one(self, texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return _decoded(self, ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self.tokens.get(int(id), b"")  # a model may have rows for ids that stand for nothing
+
+
+ByteLevelBpe = BytePairTokenizer | NumberedTokenizer
+
+
+def _one_by_one(tokenizer: ByteLevelBpe, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    end = tokenizer.encode("\n") if tokenizer.eot is None else np.array([tokenizer.eot])
+    pieces = [np.concatenate([tokenizer.encode(text), end]) for text in texts]
+    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    return np.concatenate([*pieces, end[:0]]), lengths
 
 
 @dataclass(frozen=True)
@@ -245,11 +326,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
 
     The `tokenizers` library learns it, tiktoken runs it: the same ids, many times faster.
     """
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as LearnedTokenizer
 
     learned = LearnedTokenizer(models.BPE())
-    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(MARKS_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     learned.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
@@ -261,7 +347,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
     # Added after training, so that it is the last id, as in GPT-2.
     learned.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     content = learned.to_str(pretty=True).encode()
-    return BytePairTokenizer(f"bpe:{vocab_size}", parse_tokenizer_json(content), {TOKENIZER_JSON: content})
+    ranks = parse_tokenizer_json(content).ranks
+    assert ranks is not None
+    return BytePairTokenizer(f"bpe:{vocab_size}", ranks, {TOKENIZER_JSON: content}, MARKS_PATTERN)
 
 
 def _interruptibly(learn: Callable[[Iterator[str]], None], texts: Iterable[str]) -> None:
@@ -318,28 +406,53 @@ def tokenizer_of(dataset: Dataset) -> Tokenizer:
         return ByteTokenizer()
     if manifest.tokenizer == "ids":
         return IdsTokenizer(manifest.vocab_size)
-    name = _table_name(manifest.tokenizer)
-    if name == RANKS_FILE and name not in manifest.sha256:  # nanoGPT's folders do not carry the table
+    if _lacks_table(dataset):
         return gpt2_tokenizer(download_ranks(_NO_TABLE_FIX))
-    return _byte_pair_tokenizer(manifest.tokenizer, dataset.directory, _vouched_for(dataset, name))
+    table = next((name for name in TOKENIZER_FILES if name in manifest.sha256), TOKENIZER_JSON)
+    return _from_table(manifest.tokenizer, dataset.directory / table, _vouched_for(dataset, table))
 
 
-def carried_tokenizer(tokenizer: str, folder: Path) -> BytePairTokenizer:
-    """gpt2 or bpe:N, from the file that a folder carries."""
-    return _byte_pair_tokenizer(tokenizer, folder, _content(folder / _table_name(tokenizer)))
+def end_of_text(dataset: Dataset) -> int | None:
+    """The id between documents, where the tokenizer has one."""
+    return dataset.manifest.vocab_size - 1 if _lacks_table(dataset) else tokenizer_of(dataset).eot
 
 
-def _table_name(tokenizer: str) -> str:
-    return RANKS_FILE if tokenizer == "gpt2" else TOKENIZER_JSON
+def _lacks_table(dataset: Dataset) -> bool:
+    """nanoGPT's folders of GPT-2's tokens do not carry the table."""
+    manifest = dataset.manifest
+    return manifest.tokenizer == "gpt2" and not any(name in manifest.sha256 for name in TOKENIZER_FILES)
 
 
-def _byte_pair_tokenizer(tokenizer: str, folder: Path, content: bytes) -> BytePairTokenizer:
-    name = _table_name(tokenizer)
+def carried_tokenizer(tokenizer: str, folder: Path) -> ByteLevelBpe:
+    """gpt2 or bpe:N, from the file that a folder carries; `tokenizer`: its name, if it was given one."""
+    path = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), folder / RANKS_FILE)
+    return _from_table(tokenizer, path, _content(path))
+
+
+def _from_table(name: str, path: Path, content: bytes) -> ByteLevelBpe:
     try:
-        ranks = parse_ranks(content) if name == RANKS_FILE else parse_tokenizer_json(content)
+        return (
+            parse_bpe(content, name) if path.name == TOKENIZER_JSON else gpt2_tokenizer(parse_ranks(content))
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(_damaged(folder / name)) from error
-    return BytePairTokenizer(tokenizer, ranks, {name: content})
+        raise UserError(_damaged(path)) from error
+
+
+def parse_bpe(content: bytes, name: str = "") -> ByteLevelBpe:
+    """The BPE in a `tokenizer.json`, called bpe:N if no name is given; ValueError if it is none for us."""
+    bpe = parse_tokenizer_json(content)
+    files, ranks = {TOKENIZER_JSON: content}, bpe.ranks
+    if ranks is not None:
+        usual = "gpt2" if (len(ranks), bpe.pattern) == (50256, PATTERN) else f"bpe:{len(ranks) + 1}"
+        return BytePairTokenizer(name or usual, ranks, files, bpe.pattern)
+    tokenizer = NumberedTokenizer(name, files, bpe.pattern)
+    try:
+        size = tokenizer.vocab_size
+    except ValueError:
+        raise
+    except Exception as error:  # the library's own errors have no other class
+        raise ValueError(str(error)) from error
+    return replace(tokenizer, name=name or f"bpe:{size}")
 
 
 def _vouched_for(dataset: Dataset, name: str) -> bytes:
@@ -362,9 +475,19 @@ def _damaged(path: Path) -> str:
 
 
 def write_tokenizer(folder: Path, dataset: Dataset) -> None:
-    """Write what `load_tokenizer(folder)` needs, so that a run can do without its dataset."""
+    """Write what `load_tokenizer(folder)` needs, so that a run can do without its dataset.
+
+    A tokenizer that is there already is the run's own, and stays; UserError if the dataset has another.
+    """
     names = [name for name in TOKENIZER_FILES if name in dataset.manifest.sha256]
     contents = {name: _vouched_for(dataset, name) for name in names}
+    if (carried := _carried(folder)) is not None:
+        if tokenizer_identity(carried) != tokenizer_identity(dataset):
+            raise UserError(
+                f"{dataset.directory} has another tokenizer than {folder}, which is never overwritten: "
+                "use the run's own dataset, or start a new run in another --out_dir"
+            )
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -375,6 +498,51 @@ def write_tokenizer(folder: Path, dataset: Dataset) -> None:
         raise UserError(
             f"{folder} cannot be written to ({error.strerror}): choose another --out_dir"
         ) from error
+
+
+def _carried(folder: Path) -> Dataset | None:
+    """The tokenizer of a run, if it is there and undamaged."""
+    try:
+        manifest = stored_manifest(folder)
+        if manifest is None:
+            return None
+        carried = Dataset(folder, manifest)
+        for name in TOKENIZER_FILES:
+            if name in manifest.sha256:
+                _vouched_for(carried, name)
+    except UserError:  # damaged: it is written again, from the dataset
+        return None
+    return carried
+
+
+# --- identity ---
+
+# Of OpenAI's own table, which nanoGPT's folders mean and do not carry.
+GPT2_DIGEST = "e490d0134e1108be06594316d9c65ae7630e3d7ad860e775223902566defc9c0"
+
+
+def tokenizer_identity(dataset: Dataset) -> str:
+    """The digest of its tokenizer; it does not depend on whether GPT-2's table is at hand."""
+    return GPT2_DIGEST if _lacks_table(dataset) else tokenizer_digest(tokenizer_of(dataset))
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """A SHA-256 of what decides which text becomes which ids. Names and layouts of files do not."""
+    content: list[Any]
+    if isinstance(tokenizer, BytePairTokenizer):
+        content = ["bpe", tokenizer.pattern, dump_ranks(tokenizer.ranks).decode()]
+    elif isinstance(tokenizer, NumberedTokenizer):
+        document = json.loads(tokenizer.files[TOKENIZER_JSON])
+        merges = parse_tokenizer_json(tokenizer.files[TOKENIZER_JSON]).merges
+        ids = sorted((id, token.hex()) for id, token in tokenizer.tokens.items())
+        flags = [{**token, "id": None} for token in document.get("added_tokens") or []]
+        whole_words = bool(document["model"].get("ignore_merges"))
+        content = ["numbered", tokenizer.pattern, ids, merges, flags, whole_words]
+    elif isinstance(tokenizer, CharTokenizer):
+        content = ["char", tokenizer.characters]
+    else:
+        content = [type(tokenizer).__name__, tokenizer.vocab_size]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _codepoints(text: str) -> NDArray[np.uint32]:

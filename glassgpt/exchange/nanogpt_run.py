@@ -18,7 +18,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.staging import move_into_place, staging, writable_problem
-from glassgpt.data.tokenizers import write_tokenizer
+from glassgpt.data.tokenizers import tokenizer_identity, write_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange.nanogpt_journal import Told, records_of
 from glassgpt.exchange.options import ImportOptions
@@ -32,7 +32,7 @@ from glassgpt.train.job import Progress
 from glassgpt.train.origin import of_ckpt
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
 from glassgpt.train.saver import Saver
-from glassgpt.train.takeover import knows_tokens, tokenizer_identity
+from glassgpt.train.takeover import knows_tokens
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
 _ROUNDED = 6e-5  # a loss in a log has four decimals
@@ -230,5 +230,5 @@ def _state(told: Told) -> dict[str, Any]:
         "config": dataclasses.asdict(told.config),
         "data_hash": "" if data is None else data.hash,
         "measured_on": _MEASURED_ON,
-        "tokenizer": "" if data is None else tokenizer_identity(data.manifest),
+        "tokenizer": "" if data is None else tokenizer_identity(data),
     }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokens
-from glassgpt.data.tokenizers import TOKENIZER_JSON, Tokenizer
+from glassgpt.data.tokenizers import TOKENIZER_JSON, NumberedTokenizer, Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import nanogpt_ckpt
 from glassgpt.exchange.parcel import Parcel
@@ -147,7 +147,8 @@ def _check_text(
     reader: str,
 ) -> int:
     """That a text of every token, or of the first thousands, gets the same ids and comes back as it was."""
-    ids = [id for id in range(min(tokenizer.vocab_size, _MOST_IDS)) if id != tokenizer.eot]
+    special = tokenizer.added if isinstance(tokenizer, NumberedTokenizer) else (tokenizer.eot,)
+    ids = [id for id in range(min(tokenizer.vocab_size, _MOST_IDS)) if id not in special]
     text = tokenizer.decode(ids).rstrip(" " if tokenizer.name == "ids" else "")
     expected = tokenizer.encode(text).tolist()
     if list(encode(text)) != expected or decode(expected) != text:

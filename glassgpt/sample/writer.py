@@ -21,6 +21,7 @@ from glassgpt.data.tokenizers import (
     encode_prompt,
     gpt2_tokenizer,
     load_tokenizer,
+    tokenizer_digest,
 )
 from glassgpt.errors import UserError
 from glassgpt.model.draws import Draws
@@ -33,7 +34,7 @@ from glassgpt.train.checkpoint import committed
 from glassgpt.train.device import Placement, choose_device, choose_dtype
 from glassgpt.train.origin import Origin, open_origin
 from glassgpt.train.rundir import CKPT, RUNS, TOKENIZER, family, newest_of
-from glassgpt.train.takeover import knows_tokens
+from glassgpt.train.takeover import known_tokenizer, knows_tokens
 
 _CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
 
@@ -174,7 +175,7 @@ def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
     if data_dir:
         return _of_dataset(user_path(data_dir))
     if origin.kind == "gpt2":
-        return tokenizer_beside(origin.folder, "--init_from")
+        return tokenizer_beside(origin.folder, "--init_from", "sample from another model")
     if origin.kind == "run":
         try:
             return load_tokenizer(origin.folder / TOKENIZER)
@@ -207,7 +208,13 @@ def _of_dataset(folder: Path) -> Tokenizer:
 
 def _check_fit(origin: Origin, tokenizer: Tokenizer) -> None:
     """With another tokenizer a model writes nonsense, and nobody would know why."""
-    if not knows_tokens(origin, tokenizer.vocab_size):
+    known = known_tokenizer(origin)
+    if known is not None and known != tokenizer_digest(tokenizer):
+        raise UserError(
+            f"{origin.what} was trained with another tokenizer than this {tokenizer.name}: give the folder "
+            "of the dataset it was trained on by --data_dir=FOLDER"
+        )
+    if known is None and not knows_tokens(origin, tokenizer.vocab_size):
         raise UserError(
             f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has "
             f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"

@@ -69,6 +69,7 @@ class Job:
     # What it works with.
     equipment: Equipment
     dataset: Dataset
+    tokenizer_digest: str
     splits: Mapping[str, Tokens]
     stream: Stream
     model: GPT

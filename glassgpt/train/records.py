@@ -35,6 +35,7 @@ def run_record(job: Job) -> Record:
         "name": manifest.name,
         "hash": job.dataset.hash,
         "tokenizer": manifest.tokenizer,
+        "tokenizer_digest": job.tokenizer_digest,
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
         "bytes_per_token": {split: _bytes_per_token(job, split) for split in job.splits},

@@ -203,8 +203,9 @@ class Place:
         try:
             held = lock(directory)
         except OSError as error:
+            what = error.filename or directory
             raise UserError(
-                f"{error.filename or directory} cannot be written to: {error.strerror}; choose another --out_dir"
+                f"{what} cannot be written to: {error.strerror}; choose another --out_dir"
             ) from None
         if held is None:
             raise UserError(f"another process is training in {directory} right now; let it end first")

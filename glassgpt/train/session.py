@@ -199,10 +199,10 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
             opening = begin(job, task)
             team.check_same({"the update to go on from": job.progress.iter})
             if isinstance(job.place, Place):
+                write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
                 # A look at a run does not change its settings.
                 if task.run_dir is None or not job.config.eval_only:
                     job.place.write_config(job.resolved_config())
-                write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
             warning = shortage.foreseen(job)
             for record in (records.run_record(job), *opening, *([warning] if warning else [])):
                 job.sink(record)

@@ -18,7 +18,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.passages import Passages
 from glassgpt.data.shards import Tokens
-from glassgpt.data.tokenizers import tokenizer_of
+from glassgpt.data.tokenizers import end_of_text, tokenizer_identity, tokenizer_of
 from glassgpt.errors import UserError
 from glassgpt.figures import percent
 from glassgpt.model.gpt import GPT
@@ -92,6 +92,7 @@ def set_up(
         stop=stop,
         equipment=equipment,
         dataset=dataset,
+        tokenizer_digest=tokenizer_identity(dataset),
         splits=splits,
         stream=stream,
         model=model,
@@ -156,12 +157,13 @@ def _choose_passages(
 ) -> tuple[Passages | None, list[Choice]]:
     if config.documents == "joined":
         return None, []
-    if dataset.end_of_text is None:
+    separator = end_of_text(dataset)
+    if separator is None:
         raise UserError(
             f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token "
             "for that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
         )
-    passages = Passages(tokens, dataset.end_of_text, config.block_size)
+    passages = Passages(tokens, separator, config.block_size)
     share = f"{len(passages):,} sequences of one document each, {percent(passages.filled)} full"
     return passages, [Choice("documents", "apart", share)]
 

@@ -20,7 +20,7 @@ from glassgpt.train.job import Job
 from glassgpt.train.optimizers import load_optimizers, optimizer_tensors
 from glassgpt.train.origin import Origin, of_checkpoint
 from glassgpt.train.shards import cut, is_spread, own_part, put_together, rows_of
-from glassgpt.train.takeover import check_fit, check_not_done, tokenizer_identity
+from glassgpt.train.takeover import check_fit, check_not_done
 from glassgpt.train.task import Task
 
 
@@ -84,7 +84,7 @@ def state_of(job: Job) -> dict[str, Any]:
         "config": dataclasses.asdict(job.config),
         "data_hash": job.dataset.hash,
         "measured_on": measured_on(job),
-        "tokenizer": tokenizer_identity(job.dataset.manifest),
+        "tokenizer": job.tokenizer_digest,
     }
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from glassgpt.config import Choice, TrainConfig, Value, activation, data_dir, padded_vocabulary
-from glassgpt.data.dataset import Dataset, Manifest
-from glassgpt.data.ranks import RANKS_FILE
-from glassgpt.data.tokenizer_json import same_tokens, tokenizer_beside
-from glassgpt.data.tokenizers import tokenizer_of
+from glassgpt.data.dataset import Dataset, Manifest, read_manifest
+from glassgpt.data.tokenizer_json import tokenizer_in
+from glassgpt.data.tokenizers import Tokenizer, tokenizer_digest, tokenizer_identity
 from glassgpt.errors import UserError
 from glassgpt.train.origin import Origin
+from glassgpt.train.rundir import TOKENIZER
 
 # --- settings ---
 
@@ -66,45 +65,38 @@ def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: b
 
 def _token_problems(config: TrainConfig, dataset: Dataset, origin: Origin) -> list[str]:
     manifest, what = dataset.manifest, origin.what
+    known = known_tokenizer(origin)
+    if known is not None and known == tokenizer_identity(dataset):
+        return []
     if not knows_tokens(origin, manifest.vocab_size):
         return [
             f"--dataset={config.dataset} has a vocabulary of {manifest.vocab_size}, {what} of "
-            f"{origin.shape.vocab_size}; it needs the dataset it was trained on, or one prepared with its "
-            "tokenizer"
+            f"{origin.shape.vocab_size}; it needs {_its_dataset(origin)}"
         ]
-    if origin.kind == "run" and origin.state["tokenizer"] not in ("", tokenizer_identity(manifest)):
-        return [
-            f"--dataset={config.dataset} numbers its tokens differently from the dataset that {what} was "
-            "trained on; use that one"
-        ]
-    if origin.kind == "gpt2" and not _has_its_tokens(origin, dataset):
+    if known is not None or (origin.kind == "run" and not _is_named(origin, manifest)):
         return [
             f"--dataset={config.dataset} numbers its tokens differently from {what}, which needs "
             f"{_its_dataset(origin)}"
         ]
+    if origin.kind == "gpt2" and manifest.tokenizer != "gpt2":
+        return [
+            f"--dataset={config.dataset} has {manifest.tokenizer}, and {what} has no tokenizer beside its "
+            f"weights, so GPT-2's goes with them: it needs {_its_dataset(origin)}"
+        ]
     return []
 
 
-def _has_its_tokens(origin: Origin, dataset: Dataset) -> bool:
-    """Whether a dataset has the tokens that pretrained weights know; where no table is at hand, by name."""
-    manifest = dataset.manifest
-    if manifest.tokenizer == "gpt2" and RANKS_FILE not in manifest.sha256:
-        return True
-    try:
-        theirs = tokenizer_beside(origin.folder, "--init_from")
-    except UserError:  # weights alone: GPT-2's tokens go with them
-        return manifest.tokenizer == "gpt2"
-    return same_tokens(theirs, tokenizer_of(dataset))
-
-
 def _its_dataset(origin: Origin) -> str:
-    """Of a folder's tokenizers only a table of byte pairs can be given to `prepare`."""
-    with contextlib.suppress(UserError):  # weights alone: GPT-2's tokens go with them
-        theirs = tokenizer_beside(origin.folder, "--init_from")
-        if theirs.name == "byte":
-            return "a dataset prepared with --tokenizer=byte"
-        if theirs.eot is None:
-            return f"the dataset that it was trained on: its tokenizer is {theirs.name}"
+    """Of a folder's tokenizers only a BPE can be given to `prepare`."""
+    theirs = _pretrained_tokenizer(origin) if origin.kind == "gpt2" else None
+    if origin.kind != "gpt2":
+        return "the dataset it was trained on, or one prepared with its tokenizer"
+    if theirs is None:
+        return "a dataset prepared with --tokenizer=gpt2"
+    if theirs.name == "byte":
+        return "a dataset prepared with --tokenizer=byte"
+    if theirs.name in ("char", "ids"):
+        return f"the dataset that it was trained on: its tokenizer is {theirs.name}"
     return f"a dataset prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
 
 
@@ -113,14 +105,42 @@ def knows_tokens(origin: Origin, vocab_size: int) -> bool:
     return origin.shape.vocab_size in (vocab_size, padded_vocabulary(vocab_size))
 
 
-def tokenizer_identity(manifest: Manifest) -> str:
-    """What decides which token is which; the text itself does not, nor whether GPT-2's table is at hand.
+def known_tokenizer(origin: Origin) -> str | None:
+    """The digest of the tokenizer that weights were trained with; None if nobody kept it.
 
-    A checkpoint that was imported without its data has "".
+    Older checkpoints name the tokenizer and its files instead; then the digest is of the files in the run.
     """
+    if origin.kind == "gpt2":
+        theirs = _pretrained_tokenizer(origin)
+        return None if theirs is None else tokenizer_digest(theirs)
+    recorded, folder = str(origin.state.get("tokenizer", "")), origin.folder / TOKENIZER
+    if not recorded.startswith("["):
+        return recorded or None
+    try:
+        kept = Dataset(folder, read_manifest(folder))
+        return tokenizer_identity(kept) if _is_named(origin, kept.manifest) else None
+    except UserError:  # the files are gone, or damaged
+        return None
+
+
+def _pretrained_tokenizer(origin: Origin) -> Tokenizer | None:
+    """The one beside pretrained weights; None for weights alone."""
+    fix = "begin from another model, such as --init_from=gpt2, or from scratch"
+    theirs = tokenizer_in(origin.folder, "--init_from", fix)
+    if theirs is not None and theirs.vocab_size > origin.shape.vocab_size:
+        raise UserError(
+            f"--init_from {origin.folder}: its tokenizer has ids up to {theirs.vocab_size - 1}, and its "
+            f"weights have rows for {origin.shape.vocab_size}: they do not belong together; {fix}"
+        )
+    return theirs
+
+
+def _is_named(origin: Origin, manifest: Manifest) -> bool:
+    """Whether a tokenizer is the one that an older checkpoint names, or none is named."""
     files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
     files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
-    return json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+    named = json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+    return origin.state["tokenizer"] in ("", named)
 
 
 # --- iteration and optimizer ---

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from glassgpt.data.ranks import parse_tokenizer_json
+from glassgpt.data.ranks import Ranks, parse_tokenizer_json
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [
@@ -59,4 +59,10 @@ def library() -> Tokenizer:
 
 @functools.cache
 def small_bpe() -> BytePairTokenizer:
-    return gpt2_tokenizer(parse_tokenizer_json(library().to_str().encode()))
+    return gpt2_tokenizer(ranks_of(library()))
+
+
+def ranks_of(tokenizer: Tokenizer) -> Ranks:
+    ranks = parse_tokenizer_json(tokenizer.to_str().encode()).ranks
+    assert ranks is not None
+    return ranks

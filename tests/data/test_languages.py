@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpora import json_lines, made, texts_in
+from small_gpt2 import learn
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, trainers
 
-from glassgpt.data.tokenizers import load_tokenizer
+from glassgpt.data.ranks import PATTERN
+from glassgpt.data.tokenizers import BytePairTokenizer, carried_tokenizer, load_tokenizer, train_bpe
 
 HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",
@@ -68,3 +72,49 @@ def texts_of(folder: Path) -> list[str]:
     if dataset.manifest.tokenizer == "byte":
         return [np.asarray(dataset.tokens("train")).astype(np.uint8).tobytes().decode()]
     return texts_in(dataset, "train")
+
+
+def test_marks_stay_with_their_letters() -> None:
+    """A word is a word in every script: no cut before a vowel sign, a virama, a tone, a point, an accent."""
+    learned = train_bpe(TEXTS, 300)
+    library = Library.from_str(learned.files["tokenizer.json"].decode())
+    assert library.pre_tokenizer is not None
+    texts = {
+        "हिन्दी में लिखी किताबें": 4,
+        "السَّلَامُ عَلَيْكُمْ": 2,
+        "שָׁלוֹם עוֹלָם": 2,
+        "ภาษาไทยที่นี่": 1,
+        "தமிழ் மொழி": 2,
+        "ශ්\u200dරී ලංකා": 2,  # with a zero-width joiner inside
+        "می\u200cخواهم بروم": 2,  # with a zero-width non-joiner inside
+        "cafe\u0301 Việt": 2,
+        "I \u2764\ufe0f it": 3,  # an emoji keeps its variation selector
+        "it's 12 o'clock": 6,
+    }
+    for text, expected in texts.items():
+        words = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
+        assert len(words) == expected, (text, words)
+        assert learned.encode(text).tolist() == library.encode(text).ids
+
+
+def test_hindi_takes_half_the_tokens_it_took() -> None:
+    """The same vocabulary, learned from the same text, with GPT-2's words and with ours."""
+    text = (" ".join(HINDI[:3]) + "\n") * 5
+    ours = train_bpe([text], 500)
+    theirs = Library(models.BPE())
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=499, initial_alphabet=alphabet, show_progress=False)
+    theirs.train_from_iterator([text], trainer)
+    assert len(ours.encode(text)) < 0.6 * len(theirs.encode(text).ids)
+
+
+def test_a_dataset_from_before_keeps_its_words(tmp_path: Path) -> None:
+    """Its tokenizer.json has GPT-2's pattern: the ids that a model was trained with stay what they were."""
+    library = learn()
+    (tmp_path / "tokenizer.json").write_text(library.to_str(pretty=True))
+    old = carried_tokenizer("bpe:400", tmp_path)
+    assert isinstance(old, BytePairTokenizer)
+    assert old.pattern == PATTERN
+    for text in TEXTS:
+        assert old.encode(text).tolist() == library.encode(text).ids

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import learn
+from small_gpt2 import learn, ranks_of
 
 from glassgpt.data import tokenizers
 from glassgpt.data.dataset import open_dataset, read_manifest, verify
 from glassgpt.data.fingerprint import SAMPLED, WHOLE_BYTES, blocks
 from glassgpt.data.nanogpt import read_meta
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.ranks import Ranks, parse_tokenizer_json
+from glassgpt.data.ranks import Ranks
 from glassgpt.data.tokenizers import load_tokenizer, write_tokenizer
 from glassgpt.errors import UserError
 
@@ -111,7 +111,7 @@ def test_without_meta_the_ids_are_gpt2s(tmp_path: Path, monkeypatch: pytest.Monk
 
     def small_table(fix: str) -> Ranks:
         asked.append(fix)
-        return parse_tokenizer_json(learn().to_str().encode())
+        return ranks_of(learn())
 
     monkeypatch.setattr(tokenizers, "download_ranks", small_table)
     for place in (folder, run):

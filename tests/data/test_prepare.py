@@ -16,7 +16,7 @@ from corpora import documents, json_lines
 from small_gpt2 import CORPUS, learn, write_layouts
 
 from glassgpt.data import prepare as prepare_module
-from glassgpt.data import ranks, sources, staging
+from glassgpt.data import sources, staging, tokenizer_json
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer
@@ -426,7 +426,7 @@ def test_without_a_network_text_and_tokenizer_are_both_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "SHAKESPEARE_URL", (tmp_path / "nowhere").as_uri())
-    monkeypatch.setattr(ranks, "download_ranks", failing(UserError("bring --tokenizer_files")))
+    monkeypatch.setattr(tokenizer_json, "download_ranks", failing(UserError("bring --tokenizer_files")))
     with pytest.raises(UserError) as caught:
         made("shakespeare", tmp_path / "out")
     assert [("--source" in p, "--tokenizer_files" in p) for p in caught.value.problems] == [

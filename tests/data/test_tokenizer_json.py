@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS, learn, write_layouts
+from small_gpt2 import CORPUS, learn, ranks_of, write_layouts
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.ranks import parse_tokenizer_json
+from glassgpt.data.ranks import download_ranks
 from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, same_tokens, tokenizer_beside
 from glassgpt.data.tokenizers import (
+    GPT2_DIGEST,
     ByteTokenizer,
     CharTokenizer,
     IdsTokenizer,
+    NumberedTokenizer,
     Tokenizer,
     gpt2_tokenizer,
+    tokenizer_digest,
     train_bpe,
 )
 from glassgpt.errors import UserError
@@ -29,7 +36,7 @@ CHARACTERS = "".join(sorted(set(TEXT)))
 OURS: list[Tokenizer] = [
     CharTokenizer(CHARACTERS),
     ByteTokenizer(),
-    gpt2_tokenizer(parse_tokenizer_json(learn().to_str().encode())),
+    gpt2_tokenizer(ranks_of(learn())),
     train_bpe(CORPUS, 330),
 ]
 LIBRARIES = [Library.from_str(dump_tokenizer(tokenizer).decode()) for tokenizer in OURS]
@@ -108,10 +115,69 @@ def test_tokens_are_the_same_only_if_each_is() -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     document = json.loads(dump_tokenizer(OURS[0])) | change
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"--init_from .* is not a GPT-2 tokenizer"):
-        tokenizer_beside(tmp_path, "--init_from")
+    with pytest.raises(UserError, match=r"--init_from .*tokenizer\.json .*: take another"):
+        tokenizer_beside(tmp_path, "--init_from", "take another")
 
 
 def test_every_layout_of_gpt2s_files_is_found(tmp_path: Path) -> None:
     for folder in write_layouts(learn(), tmp_path):
-        assert same_tokens(tokenizer_beside(folder, "--init_from"), OURS[2])
+        assert same_tokens(tokenizer_beside(folder, "--init_from", "take another"), OURS[2])
+
+
+# --- any numbering ---
+
+
+def numbered(seed: int) -> dict[str, Any]:
+    """A file with its ids in any order and with holes, special tokens anywhere, and another added token."""
+    rng = random.Random(seed)
+    document: dict[str, Any] = json.loads(learn(330).to_str())
+    special = document["added_tokens"][0]
+    vocab = document["model"]["vocab"] | {"<|endoftext|>": 0, "<pad>": 0}
+    ids = rng.sample([id for id in range(400) if id != len(vocab)], len(vocab))
+    document["model"]["vocab"] = dict(zip(vocab, ids, strict=True))
+    tokens = [("<|endoftext|>", True), ("<pad>", True), ("dog", False)]
+    document["added_tokens"] = [special | {"content": c, "special": s} for c, s in tokens]
+    document["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    return document
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.text(st.sampled_from(CHARACTERS), max_size=60))
+def test_any_numbering_gives_the_librarys_ids(seed: int, text: str) -> None:
+    document = numbered(seed)
+    ours = parse_tokenizer(json.dumps(document).encode())
+    assert isinstance(ours, NumberedTokenizer)
+    theirs = Library.from_str(json.dumps(document | {"truncation": None}))
+    again = pickle.loads(pickle.dumps(ours))  # noqa: S301  as a worker gets it
+    for some in (text, "the dog, <pad> the dog<n>", TEXT):
+        theirs.encode_special_tokens = True
+        ids = theirs.encode(some).ids
+        assert ours.encode(some).tolist() == ids == again.encode(some).tolist()
+        assert ours.decode(ids) == some
+    assert ours.eot == theirs.token_to_id("<|endoftext|>")
+    assert ours.vocab_size == max(theirs.get_vocab().values()) + 1
+    together, lengths = ours.encode_documents([text, "", "a<|endoftext|>b"])
+    parts = np.split(together, np.cumsum(lengths)[:-1])
+    assert [ours.decode(part[:-1]) for part in parts] == [text, "", "a<|endoftext|>b"]
+    assert [part[-1] for part in parts] == [ours.eot] * 3
+    assert ours.token_bytes(next(id for id in range(400) if id not in ours.tokens)) == b""
+
+
+def test_a_numbering_is_its_content() -> None:
+    document = numbered(0)
+    one = parse_tokenizer(json.dumps(document).encode())
+    vocab = dict(reversed(document["model"]["vocab"].items()))
+    written_otherwise = document | {"model": document["model"] | {"vocab": vocab}}
+    assert same_tokens(parse_tokenizer(json.dumps(written_otherwise, indent=1).encode()), one)
+    for key, value in (("a", vocab["b"]), ("b", vocab["a"])):
+        vocab[key] = value
+    assert not same_tokens(parse_tokenizer(json.dumps(written_otherwise).encode()), one)
+    assert not same_tokens(parse_tokenizer(json.dumps(numbered(1)).encode()), one)
+
+
+def test_gpt2s_own_digest_is_of_its_table() -> None:
+    """nanoGPT's folders have no table; another one of that name is told from OpenAI's all the same."""
+    assert tokenizer_digest(OURS[2]) != GPT2_DIGEST
+    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        pytest.skip("GPT-2's table is needed: set TIKTOKEN_CACHE_DIR to a folder that tiktoken keeps it in")
+    assert tokenizer_digest(gpt2_tokenizer(download_ranks())) == GPT2_DIGEST

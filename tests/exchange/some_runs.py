@@ -11,7 +11,7 @@ import torch
 from small_runs import CONTEXT
 from torch import Tensor
 
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import gpt2_tokenizer, train_bpe
 from glassgpt.exchange.export import Exported, export
 from glassgpt.exchange.options import ExportOptions
 from glassgpt.model.gpt import GPT
@@ -29,7 +29,7 @@ def prepared(folder: Path, tokenizer: str, text: str = TEXT) -> Path:
     if tokenizer == "gpt2":
         files = str(folder / "table")
         Path(files).mkdir(parents=True)
-        for file, content in train_bpe([text], 290).files.items():
+        for file, content in gpt2_tokenizer(train_bpe([text], 290).ranks).files.items():
             (Path(files) / file).write_bytes(content)
     name = tokenizer.partition(":")[0]
     return small_runs.prepared(folder, name, tokenizer, text, tokenizer_files=files)

@@ -95,7 +95,7 @@ def test_characters_of_another_dataset_are_refused(here: Path) -> None:
     with pytest.raises(UserError, match=rf"ckpt\.pt has {len(CHARACTERS)} tokens, but the tokenizer has 3"):
         open_writer("out", SOME)
     ours = trained(here / "runs/char", prepared(here, "char", "char"))
-    with pytest.raises(UserError, match="but the tokenizer has 3: give the folder of the dataset"):
+    with pytest.raises(UserError, match="another tokenizer than this char: give the folder of the dataset"):
         open_writer(str(ours), replace(SOME, data_dir="data/theirs"))
 
 

@@ -16,6 +16,7 @@ from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.passages import Passages, passage_batch
 from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.data.tokenizers import end_of_text
 from glassgpt.errors import UserError
 from glassgpt.train.batching import BatchPlan
 from glassgpt.train.session import train
@@ -49,8 +50,9 @@ def settings(shards: Path, **changes: Any) -> dict[str, Any]:
 
 def passages_of(folder: Path) -> Passages:
     dataset = open_dataset(folder)
-    assert dataset.end_of_text is not None
-    return Passages(dataset.tokens("train"), dataset.end_of_text, 8)
+    separator = end_of_text(dataset)
+    assert separator is not None
+    return Passages(dataset.tokens("train"), separator, 8)
 
 
 def mean_loss(config: TrainConfig) -> float:

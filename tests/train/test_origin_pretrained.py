@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +24,10 @@ from tiny import (
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.ranks import characters_of_bytes
+from glassgpt.data.tokenizers import load_tokenizer, train_bpe
 from glassgpt.errors import UserError
+from glassgpt.sample.writer import find_tokenizer
 from glassgpt.train.origin import open_origin
 from glassgpt.train.session import train
 
@@ -120,3 +125,91 @@ def test_pretrained_weights_take_the_dropout_that_is_asked_for(
         )  # fmt: skip
         train(config)
         assert records(config.out_dir, "run")[0]["model"]["dropout"] == dropout
+
+
+# --- tokenizers of any numbering ---
+
+
+def new_from_iterator(folder: Path) -> Path:
+    """What `train_new_from_iterator` makes of GPT-2's tokenizer: <|endoftext|> is id 0."""
+    transformers = pytest.importorskip("transformers")
+    alphabet = {character: i for i, character in enumerate(characters_of_bytes())}
+    base = transformers.GPT2Tokenizer(vocab=alphabet | {"<|endoftext|>": 256}, merges=[])
+    new = base.train_new_from_iterator([TEXT], VOCABULARY)
+    assert new.convert_tokens_to_ids("<|endoftext|>") == 0
+    new.save_pretrained(folder)
+    return folder
+
+
+def two_files(folder: Path, one: Path) -> Path:
+    """The same as vocab.json and merges.txt."""
+    folder.mkdir()
+    model = json.loads((one / "tokenizer.json").read_bytes())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{first} {second}\n" for first, second in model["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
+    return folder
+
+
+def renumbered(folder: Path, one: Path) -> Path:
+    """The same with its ids shuffled and with holes between them, and with more added tokens."""
+    folder.mkdir()
+    document = json.loads((one / "tokenizer.json").read_bytes())
+    vocab = document["model"]["vocab"] | {"<pad>": 0}
+    # The library gives an added token that is not in the vocabulary this id, whatever the file says.
+    new_id = len(vocab)
+    ids = random.Random(1).sample([id for id in range(VOCABULARY + 40) if id != new_id], len(vocab))
+    document["model"]["vocab"] = dict(zip(vocab, ids, strict=True))
+    end = document["added_tokens"][0]
+    others = [("<pad>", vocab["<pad>"], True), ("glass", new_id, False)]
+    document["added_tokens"] += [end | {"content": c, "id": i, "special": s} for c, i, s in others]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_any_numbering_of_a_bpe_has_the_loss_that_transformers_computes(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    one = new_from_iterator(tmp_path / "new")
+    folders = [one, two_files(tmp_path / "two", one), renumbered(tmp_path / "renumbered", one)]
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    for folder in folders:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            shape = {"n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
+            config = transformers.GPT2Config(vocab_size=VOCABULARY + 50, initializer_range=0.3, **shape)
+            transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+        data = tmp_path / f"data-{folder.name}"
+        options = PrepareOptions(
+            str(tmp_path / "text.txt"), tokenizer="gpt2", tokenizer_files=str(folder), out_dir=str(data)
+        )
+        prepare(options, say=lambda line: None)
+        dataset = open_dataset(data)
+        ids = dataset.tokens("val").astype("int64")
+        if folder.name == "two":
+            theirs = transformers.GPT2Tokenizer.from_pretrained(folder)
+        else:
+            theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        assert theirs(load_tokenizer(data).decode(ids)).input_ids == ids.tolist()
+        settings = tiny(
+            folder.name + "-run", init_from=str(folder), data_dir=str(data), block_size=CONTEXT, max_iters=1
+        )
+        train(settings)
+        expected = transformers_loss(folder, torch.from_numpy(ids), CONTEXT)
+        assert run_evals(settings.out_dir)[0, "val"] == pytest.approx(expected, abs=1e-5)
+        assert find_tokenizer(open_origin(settings.out_dir)).encode(TEXT).tolist() == theirs(TEXT).input_ids
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(
+    tiny: MakeConfig, gpt2: Path, gpt2_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(gpt2, folder)
+    config = tiny(init_from=str(folder), data_dir=str(gpt2_data), block_size=CONTEXT)
+    document = json.loads((folder / "tokenizer.json").read_bytes())
+    for wrong in ({"normalizer": {"type": "NFC"}}, {"model": {"type": "Unigram", "vocab": []}}):
+        (folder / "tokenizer.json").write_text(json.dumps(document | wrong))
+        with pytest.raises(UserError, match=r"--init_from .*(normalizer|Unigram)"):
+            train(config)
+    assert not Path(config.out_dir).exists()

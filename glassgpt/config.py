@@ -161,7 +161,7 @@ class TrainConfig:
     # Where the text lies: card (batches are cut there) or memory (and are fetched ahead). auto: the card's if
     # it fits.
     data_place: Literal["auto", "card", "memory"] = "auto"
-    # CPU threads to compute with. none: as PyTorch decides, one a core.
+    # CPU threads to compute with. none: one a core, less the cores that other programs use.
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False

@@ -220,6 +220,29 @@ def refused(config: TrainConfig, on: Traits) -> dict[str, str]:
     return found
 
 
+# --- threads ---
+
+
+def choose_threads(asked: int | None, usual: int, before: int | None, busy: float) -> Choice | None:
+    """CPU threads to compute with; None: as PyTorch decides. `usual`: what that is. `before`: what a run that
+    is resumed had. `busy`: cores that other programs use. Threads wait for each other at every operation, so
+    one on a taken core slows all of them down."""
+    if asked is not None:
+        return Choice("threads", asked, "asked for")
+    free = max(1, usual - int(busy + 0.5))
+    taken = f"other programs keep {busy:.1f} cores busy"
+    if before is not None and before <= usual:
+        if before == usual and free >= usual:
+            return None
+        faster = f"; {taken}: --threads={free} may be faster" if free < before else ""
+        return Choice(
+            "threads", before, f"as the run had, since their number changes the last digits{faster}"
+        )
+    if free == usual:
+        return None
+    return Choice("threads", free, f"not {usual}: {taken}, and threads wait for each other")
+
+
 # --- the rest ---
 
 _LONG_RUN_S = 60  # measuring takes seconds, most of them cuDNN's start, and gains a few percent of the run

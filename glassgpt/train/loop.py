@@ -8,17 +8,21 @@ exactly one phase of the ledger, and everything worth knowing goes to the sink a
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 
+import torch
+
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
+from glassgpt.account.machine import cpu_times
 from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate
 from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
-from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
+from glassgpt.train.outcome import cores_finding, course_finding, miss_finding, pace_finding
 from glassgpt.train.state import parts_of, state_of, whole_model
 
 
@@ -214,7 +218,12 @@ def log_is_due(job: Job) -> bool:
 def log_step(job: Job) -> None:
     catch_up(job)
     tell_step(job)
-    tell(job, pace_finding(job.outcome, job.progress.iter))
+    threads = 1 if job.placement.device.type != "cpu" or job.team.launch else torch.get_num_threads()
+    command = f"glass train --init_from=resume --out_dir={shlex.quote(str(job.run_dir))} --threads=1"
+    one_thread = command if threads > 1 else ""
+    tell(job, pace_finding(job.outcome, job.progress.iter, one_thread))
+    if one_thread:
+        tell(job, cores_finding(job.outcome, job.progress.iter, threads, one_thread, cpu_times()))
     tell(job, job.saver.poll())
 
 

@@ -19,6 +19,7 @@ from glassgpt.account.choices import (
     choose_dtype,
     choose_graph,
     choose_kernels,
+    choose_threads,
     float8_problems,
     has_float8,
     lacking_here,
@@ -240,3 +241,17 @@ def test_a_recording_needs_room() -> None:
 
     assert chosen() == "off"
     assert chosen(graph="on") == "on"  # whoever asks for it knows better
+
+
+def test_threads_leave_busy_cores_alone() -> None:
+    def chosen(usual: int, busy: float, before: int | None = None, asked: int | None = None) -> object:
+        choice = choose_threads(asked, usual, before, busy)
+        return None if choice is None else choice.value
+
+    # None: as PyTorch decides.
+    assert [chosen(4, busy) for busy in (0.0, 0.4, 0.5, 1.4, 2.6, 4.0, 99.0)] == [None, None, 3, 3, 1, 1, 1]
+    assert chosen(1, 5.0) is None
+    assert chosen(4, 9.0, asked=3) == 3
+    # The count of a run that is resumed stays, unless this machine has fewer cores.
+    assert [chosen(4, 0.0, before) for before in (4, 2, 8)] == [None, 2, None]
+    assert [chosen(4, 3.0, before) for before in (4, 2, 8)] == [4, 2, 1]

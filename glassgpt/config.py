@@ -22,6 +22,9 @@ Value = str | int | float | bool | None
 DEVICE_TYPES = ("cpu", "cuda", "mps")
 
 
+DEFAULT_BATCH_SIZE = 12  # nanoGPT's
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run. `none` means: derived, and the run says how."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
 from glassgpt.train.outcome import cores_finding, course_finding, miss_finding, pace_finding
+from glassgpt.train.speedups import built_marker
 from glassgpt.train.state import parts_of, state_of, whole_model
 
 
@@ -96,11 +98,20 @@ def update(job: Job) -> None:
             with job.team.meeting():
                 job.placement.synchronize()
             job.team.exchanged_s()  # of no interval: it is part of warming up
+            mark_built(job)
     job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
     tell_setbacks(job)
+
+
+def mark_built(job: Job) -> None:
+    """For the next run to know that Triton has these kernels. A cache that cannot be written has none."""
+    if job.placement.kernels and "kernels" not in job.learner.setbacks:
+        place, vocab_size = job.placement, job.equipment.shape.vocab_size
+        with suppress(OSError):
+            built_marker(job.config, place.device, place.dtype, vocab_size, job.plan).touch()
 
 
 # --- looking into updates ---

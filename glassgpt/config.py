@@ -22,6 +22,9 @@ Value = str | int | float | bool | None
 DEVICE_TYPES = ("cpu", "cuda", "mps")
 
 
+DEFAULT_BATCH_SIZE = 12  # nanoGPT's
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run. `none` means: derived, and the run says how."""
@@ -161,7 +164,7 @@ class TrainConfig:
     # Where the text lies: card (batches are cut there) or memory (and are fetched ahead). auto: the card's if
     # it fits.
     data_place: Literal["auto", "card", "memory"] = "auto"
-    # CPU threads to compute with. none: as PyTorch decides, one a core.
+    # CPU threads to compute with. none: one a core, less the cores that other programs use.
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False

@@ -74,6 +74,7 @@ def _plain(name: str) -> str:
     return " ".join(word for word in words if word not in {"nvidia", "geforce", "tesla", "amd", "apple"})
 
 
+@cache
 def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     """The card of that name, or None. The whole name has to match, so `RTX 4070` is never a `RTX 4070 Ti`,
     a laptop chip or a slice of a card; where two cards report one name, the memory decides, and where that

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from glassgpt.account import costs
 from glassgpt.account.machine import find_compiler
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import pieces
 
@@ -28,6 +28,7 @@ class Traits:
     capability: tuple[int, int] | None = None  # of a CUDA card; None: nobody knows it
     tensor_cores: bool = True  # of a CUDA card
     fast_bfloat16: bool = False  # of a CPU
+    bandwidth: float | None = None  # of a card's memory, in bytes/s; None: nobody knows it
     lacks: str | None = None  # what building code would need there and does not find
 
 
@@ -104,7 +105,10 @@ def why_no_kernels(on: Traits) -> str | None:
     return "our own are for CUDA cards" if on.kind != "cuda" else _why_nothing_is_built(on)
 
 
-def choose_kernels(config: TrainConfig, on: Traits) -> Choice:
+def choose_kernels(
+    config: TrainConfig, on: Traits, vocab_size: int = 50304, ranks: int = 1, built: bool = False
+) -> Choice:
+    """`ranks`: cards that share an update. `built`: Triton has them in its cache already."""
     missing = why_no_kernels(on)
     if config.kernels == "triton" and missing:
         raise UserError(f"--kernels=triton is not possible here: {missing}; try --kernels=auto")
@@ -116,9 +120,17 @@ def choose_kernels(config: TrainConfig, on: Traits) -> Choice:
         return Choice("kernels", "plain", "the compiler makes its own")
     if config.fp8:
         return Choice("kernels", "triton", "8-bit floats need them")
-    if config.eval_only or not costs.kernels_pay(config.max_iters, config.n_layer):
-        return Choice("kernels", "plain", "the run is too short to build our own for")
-    return Choice("kernels", "triton", "each norm, activation and loss in one pass over memory")
+    if config.eval_only:
+        return Choice("kernels", "plain", "one evaluation does not pay for building our own")
+    steps = config.gradient_accumulation_steps or ranks
+    tokens = config.batch_tokens or (config.batch_size or DEFAULT_BATCH_SIZE) * steps * config.block_size
+    saved = config.max_iters * costs.kernels_save_s(
+        config.arch, config.n_layer, config.n_embd, vocab_size, tokens / ranks, on.bandwidth
+    )
+    cost = costs.LOADING_S if built else costs.BUILDING_S
+    how = "they were built before, and loading them takes" if built else "building them takes"
+    reason = f"our own save about {saved:,.1f} s of {config.max_iters:,} updates; {how} about {cost:.0f} s"
+    return Choice("kernels", "triton" if saved > cost else "plain", reason)
 
 
 def choose_compile(
@@ -218,6 +230,29 @@ def refused(config: TrainConfig, on: Traits) -> dict[str, str]:
     if config.data_place == "card" and on.kind != "cuda":
         found["data_place"] = f"{on.kind} has no memory of its own"
     return found
+
+
+# --- threads ---
+
+
+def choose_threads(asked: int | None, usual: int, before: int | None, busy: float) -> Choice | None:
+    """CPU threads to compute with; None: as PyTorch decides. `usual`: what that is. `before`: what a run that
+    is resumed had. `busy`: cores that other programs use. Threads wait for each other at every operation, so
+    one on a taken core slows all of them down."""
+    if asked is not None:
+        return Choice("threads", asked, "asked for")
+    free = max(1, usual - int(busy + 0.5))
+    taken = f"other programs keep {busy:.1f} cores busy"
+    if before is not None and before <= usual:
+        if before == usual and free >= usual:
+            return None
+        faster = f"; {taken}: --threads={free} may be faster" if free < before else ""
+        return Choice(
+            "threads", before, f"as the run had, since their number changes the last digits{faster}"
+        )
+    if free == usual:
+        return None
+    return Choice("threads", free, f"not {usual}: {taken}, and threads wait for each other")
 
 
 # --- the rest ---

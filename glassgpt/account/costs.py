@@ -15,11 +15,16 @@ _COMPILE_SAVES = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager step
 
 _ASKING_S = {"cpu": 6e-4, "cuda": 2.3e-3, "mps": 2.3e-3}  # for the kernels of a layer, there and back
 
-# Building our kernels takes about 6 s the first time; Triton keeps them, and later runs find them there.
-# They save half a millisecond per layer and update or more.
+# Building our kernels takes 3.4 to 8.4 s the first time. Triton keeps them: a later run only loads them.
 BUILDING_S = 6.0
+LOADING_S = 1.0
+# They save half a millisecond of launching per layer and update; or, where the card is busy, passes over
+# memory: bytes a token for each channel of a layer, and for each logit. An H200 (4.8 TB/s) saved 65 ms of
+# GPT-2 124M's update of 64 x 1024, 24 ms of 350M's of 16 x 1024 and 92 ms of a modern 350M's of 20 x 1024.
 KERNELS_SAVE_S = 5e-4
-_WORTH_BUILDING_S = 1.5
+_SAVED_BYTES = {"gpt2": 148, "modern": 740}
+_SAVED_BYTES_OF_LOGITS = 68
+_SOME_CARDS_BANDWIDTH = 1e12  # bytes/s, where nobody knows better
 
 WIDE_FOR_BFLOAT16 = 64  # channels; below, casting on a CPU takes longer than the products save
 DATA_SHARE = 0.05  # of a card's memory, that a text may take there
@@ -64,9 +69,12 @@ def compile_saving_s(device_type: str, step_s: float) -> float:
     return step_s * _COMPILE_SAVES[device_type]
 
 
-def kernels_pay(updates: int, n_layer: int) -> bool:
-    """Whether our kernels save more than somebody would wait for them to be built once."""
-    return updates * n_layer * KERNELS_SAVE_S >= _WORTH_BUILDING_S
+def kernels_save_s(
+    arch: str, n_layer: int, n_embd: int, vocab_size: int, tokens: float, bandwidth: float | None
+) -> float:
+    """Of an update of so many tokens on one card; `bandwidth`: of its memory, in bytes/s, if known."""
+    moved = tokens * (_SAVED_BYTES[arch] * n_layer * n_embd + _SAVED_BYTES_OF_LOGITS * vocab_size)
+    return max(KERNELS_SAVE_S * n_layer, moved / (bandwidth or _SOME_CARDS_BANDWIDTH))
 
 
 def graph_pays(computing_s: float, asking_s: float) -> bool:

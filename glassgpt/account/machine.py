@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,42 @@ def load() -> float:
         return float(psutil.getloadavg()[0])
     except OSError:  # it cannot be had everywhere
         return 0.0
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds up to now: of the clock, of all work on the cores this process may use, of its own work."""
+
+    clock: float
+    busy: float
+    own: float
+
+
+def cpu_times() -> CpuTimes:
+    cores = psutil.cpu_times(percpu=True)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    waiting = ("idle", "iowait", "guest", "guest_nice")  # guests are in `user` and `nice` already
+    busy = sum(
+        seconds
+        for number, core in enumerate(cores)
+        if number in allowed
+        for name, seconds in core._asdict().items()
+        if name not in waiting
+    )
+    return CpuTimes(time.monotonic(), busy, time.process_time())
+
+
+def others_cores(before: CpuTimes, now: CpuTimes) -> float:
+    """Cores that other programs kept busy between two readings."""
+    others = (now.busy - before.busy) - (now.own - before.own)
+    return max(0.0, others) / max(1e-9, now.clock - before.clock)
+
+
+def busy_cores(seconds: float = 0.2) -> float:
+    """Cores that other programs keep busy just now. The load average would lag by a minute."""
+    before = cpu_times()
+    time.sleep(seconds)
+    return others_cores(before, cpu_times())
 
 
 def usable_memory() -> tuple[int, bool]:

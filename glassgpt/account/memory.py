@@ -102,18 +102,27 @@ def _recording_bytes(work: Work, moments: Mapping[str, Mapping[str, int]]) -> in
 
 def largest_batch(work: Work, room: int) -> int | None:
     """Sequences of the largest micro-batch that needs no more than `room`; None if not even one does."""
-    if needed(replace(work, batch_size=1)).total > room:
+
+    def total(batch_size: int) -> int:
+        return needed(replace(work, batch_size=batch_size)).total
+
+    fits, too_many = 1, 4
+    used, over = total(fits), total(too_many)
+    if used > room:
         return None
-    fits, too_many = 1, 2
-    while needed(replace(work, batch_size=too_many)).total <= room:
-        fits, too_many = too_many, 2 * too_many
-        if fits > 2**20:
-            return fits
+    while over <= room:
+        if too_many > 2**20:
+            return too_many
+        fits, used, too_many = too_many, over, 4 * too_many
+        over = total(too_many)
     while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        fits, too_many = (
-            (middle, too_many) if needed(replace(work, batch_size=middle)).total <= room else (fits, middle)
-        )
+        # Memory grows almost linearly with the batch: try where the line between the two reaches the room.
+        crossing = fits + (room - used) * (too_many - fits) // (over - used)
+        middle = min(max(crossing, fits + 1), too_many - 1)
+        if (middle_total := total(middle)) <= room:
+            fits, used = middle, middle_total
+        else:
+            too_many, over = middle, middle_total
     return fits
 
 

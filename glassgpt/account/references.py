@@ -15,7 +15,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -35,7 +35,7 @@ class Shape:
     arch: str
     tied: bool = True
 
-    @property
+    @cached_property
     def flops_per_token(self) -> int:
         multiplied = flops.parameters(
             vocab_size=self.vocab_size, block_size=self.block_size, n_layer=self.n_layer, n_embd=self.n_embd,
@@ -71,7 +71,7 @@ class Reference:
     counts: bool = True
     caution: str = ""
 
-    @property
+    @cached_property
     def query(self) -> Query:
         """What one would have asked before that run."""
         shape = self.shape
@@ -103,11 +103,11 @@ class Reference:
         found = find_card(self.card) if self.card else None
         return found.peaks[self.dtype] if found else None
 
-    @property
+    @cached_property
     def micro_batch_s(self) -> float:
         return self.query.tokens_per_micro_batch * self.count / self.rate
 
-    @property
+    @cached_property
     def is_launching(self) -> bool:
         """Whether the launching of kernels, not their arithmetic, set the pace: then it says nothing of the
         card's arithmetic."""

@@ -50,10 +50,13 @@ def plan(words: list[str]) -> int:
 
 
 def _recommend(as_json: bool) -> int:
-    from glassgpt.insight.plan.recommended import recommendations
+    from rich.progress import track
+
+    from glassgpt.insight.plan.recommended import CARDS, recommendations
     from glassgpt.show.plan import print_recommendations
 
-    rows = recommendations()
+    err = console(stderr=True)
+    rows = recommendations(track(CARDS, "planning", console=err, transient=True, disable=not err.is_terminal))
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

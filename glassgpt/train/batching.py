@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.account import memory
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.figures import plural
-
-DEFAULT_BATCH_SIZE = 12
 
 # More tokens than this in one pass gain nothing more: the matmuls are large enough.
 _ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}

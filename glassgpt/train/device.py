@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from glassgpt.account import choices
-from glassgpt.account.cards import has_tensor_cores
+from glassgpt.account.cards import find_card, has_tensor_cores
 from glassgpt.account.choices import Traits, lacking_here
 from glassgpt.account.machine import apple_gpu_name
 from glassgpt.account.memory import CONTEXT_BYTES, Work, largest_batch, needed
@@ -123,8 +123,10 @@ def traits_of(device: torch.device) -> Traits:
     if device.type != "cuda":
         return Traits(device.type, lacks=lacking_here(device.type))
     capability = torch.cuda.get_device_capability(device)
-    tensor_cores = has_tensor_cores(torch.cuda.get_device_name(device), capability)
-    return Traits("cuda", capability, tensor_cores, lacks=lacking_here("cuda"))
+    name = torch.cuda.get_device_name(device)
+    card, tensor_cores = find_card(name), has_tensor_cores(name, capability)
+    bandwidth = None if card is None else card.bandwidth_gb_s * 1e9
+    return Traits("cuda", capability, tensor_cores, bandwidth=bandwidth, lacks=lacking_here("cuda"))
 
 
 def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
@@ -188,7 +190,7 @@ def _foreseen(config: TrainConfig, vocab_size: int, ranks: int) -> Work:
         vocab_size=vocab_size,
         batch_size=1,
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=choices.choose_kernels(config, Traits("cuda")).value == "triton",
+        kernels=choices.choose_kernels(config, Traits("cuda"), vocab_size, ranks).value == "triton",
         compiled=config.compile == "on",
         attention=config.attention,
         eval_batch_tokens=evaluation_rows(config, "cuda") * config.block_size,

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.account import flops
+from glassgpt.account import flops, journal
 from glassgpt.account.cards import Card, find_card
+from glassgpt.account.choices import choose_threads
 from glassgpt.account.cluster import Cluster, link_of
+from glassgpt.account.machine import busy_cores
 from glassgpt.account.peak import Peak, find_peak
 from glassgpt.config import ELSEWHERE, Choice, TrainConfig, Value
 from glassgpt.data.dataset import Dataset
@@ -89,16 +91,29 @@ def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Eq
 def _take_device(task: Task, dataset: Dataset, team: Team) -> tuple[torch.device, list[Choice]]:
     config, choices = task.config, []
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-        choices.append(Choice("threads", config.threads, "asked for"))
-    device, choice = devices.choose_device(config.device)
+    device, _ = devices.choose_device(config.device)
+    if (threads := _choose_threads(task, device, team)) is not None:
+        torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
+        choices.append(threads)
+    device, choice = devices.choose_device(config.device)  # with the threads in its reason
     choices += [choice, *devices.choose_allocator(device, os.environ)]
     device = devices.share_out(device, config.device, team.local_rank, team.local_size)
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
     team.check_same(_facts(task, dataset))
     return device, choices + team.connect(device, config)
+
+
+def _choose_threads(task: Task, device: torch.device, team: Team) -> Choice | None:
+    """Who sets OMP_NUM_THREADS has decided; so has a launcher, for the processes of a team."""
+    asked, usual = task.config.threads, torch.get_num_threads()
+    if asked is not None or device.type != "cpu" or team.launch or "OMP_NUM_THREADS" in os.environ:
+        return choose_threads(asked, usual, None, 0.0)
+    before = None
+    if task.run_dir is not None and (path := task.run_dir / journal.NAME).is_file():
+        runs = [record for record in journal.read(path) if record["kind"] == "run"]
+        before = runs[-1].get("machine", {}).get("cpu", {}).get("torch_threads") if runs else None
+    return choose_threads(None, usual, before, busy_cores())
 
 
 def _with_sharding(config: TrainConfig, team: Team) -> tuple[TrainConfig, list[Choice]]:

@@ -20,12 +20,12 @@ _ROOM = 0.95  # of what is free: beyond, a copy goes to main memory
 
 def expected_effort(config: TrainConfig, equipment: Equipment, data_bytes: int, tokens: Portions) -> Forecast:
     """`data_bytes`: of the training text."""
-    work = _work(config, equipment, data_bytes)
+    work = expected_work(config, equipment, data_bytes)
     on = Hardware(equipment.peak.value, equipment.card, equipment.cluster)
     return forecast(work, equipment.flops_per_token, on, tokens)
 
 
-def _work(config: TrainConfig, equipment: Equipment, data_bytes: int) -> Work:
+def expected_work(config: TrainConfig, equipment: Equipment, data_bytes: int) -> Work:
     """What decides the run's memory and speed."""
     shape, plan, placement = equipment.shape, equipment.plan, equipment.placement
     work = Work(

@@ -9,12 +9,16 @@ exactly one phase of the ledger, and everything worth knowing goes to the sink a
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from dataclasses import dataclass
+
+import torch
 
 from glassgpt.account import journal
 from glassgpt.account.clock import since
 from glassgpt.account.journal import Record
+from glassgpt.account.machine import cpu_times
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.draws import Draws
@@ -22,8 +26,9 @@ from glassgpt.model.generate import generate
 from glassgpt.train import findings, records
 from glassgpt.train.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.train.job import Job, Sampling
-from glassgpt.train.outcome import course_finding, miss_finding, pace_finding
+from glassgpt.train.outcome import cores_finding, course_finding, miss_finding, pace_finding
 from glassgpt.train.rundir import TOKENIZER, Place
+from glassgpt.train.speedups import built_marker
 from glassgpt.train.state import parts_of, state_of, whole_model
 
 
@@ -110,11 +115,20 @@ def update(job: Job) -> None:
             with job.team.meeting():
                 job.placement.synchronize()
             job.team.exchanged_s()  # of no interval: it is part of warming up
+            mark_built(job)
     job.interval.update_done(phase.seconds if first else None)
     job.progress.iter += 1
     job.progress.sequences += job.plan.sequences
     job.progress.val_loss = None
     tell_setbacks(job)
+
+
+def mark_built(job: Job) -> None:
+    """For the next run to know that Triton has these kernels. A cache that cannot be written has none."""
+    if job.placement.kernels and "kernels" not in job.learner.setbacks:
+        place, vocab_size = job.placement, job.equipment.shape.vocab_size
+        with contextlib.suppress(OSError):
+            built_marker(job.config, place.device, place.dtype, vocab_size, job.plan).touch()
 
 
 # --- looking into updates ---
@@ -277,7 +291,12 @@ def log_is_due(job: Job) -> bool:
 def log_step(job: Job) -> None:
     catch_up(job)
     tell_step(job)
-    tell(job, pace_finding(job.outcome, job.progress.iter))
+    threads = 1 if job.placement.device.type != "cpu" or job.team.launch else torch.get_num_threads()
+    command = f"glass train --init_from=resume --out_dir={shlex.quote(str(job.run_dir))} --threads=1"
+    one_thread = command if threads > 1 else ""
+    tell(job, pace_finding(job.outcome, job.progress.iter, one_thread))
+    if one_thread:
+        tell(job, cores_finding(job.outcome, job.progress.iter, threads, one_thread, cpu_times()))
     tell_saved(job)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glassgpt.account import machine
 from glassgpt.account.expected_loss import Expectation
@@ -10,6 +10,7 @@ from glassgpt.account.finding import Severity, finding_record
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.journal import Record
 from glassgpt.account.judged_loss import compare
+from glassgpt.account.machine import CpuTimes
 from glassgpt.cgroup import usable_cores
 from glassgpt.figures import count, duration, size
 
@@ -18,6 +19,22 @@ _LONG_S = 60.0  # of a run: shorter ones are mostly start-up, which differs from
 _MISS = 0.10
 _LITTLE_BYTES = 2**28  # of a card: no tensors of ours, but what cuBLAS works in
 _ENOUGH_UPDATES = 200  # for a loss to be on a course
+_LOOK_S = 5.0  # between two looks at who uses the cores
+_SLOWED = 1.5  # times: so much slower than it was is no noise
+_STARVED = (
+    0.5  # of a core for each thread; threads that wait for each other spin, so alone they use all of it
+)
+
+
+@dataclass
+class Crowding:
+    """The last look at who uses the cores, and what was measured up to then."""
+
+    times: CpuTimes
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = 0.0  # tokens/s between two looks
+    was_told: bool = False
 
 
 @dataclass
@@ -33,6 +50,7 @@ class Outcome:
     most_memory: int = 0
     was_told: bool = False  # whether the pace is normal
     tuning_s: float = 0.0  # that --tune took before: in the ledger it is start-up, but nobody forecast it
+    crowding: Crowding = field(default_factory=lambda: Crowding(machine.cpu_times()))
 
     def add(self, tokens: int, seconds: float, waited_s: float, memory: dict[str, int]) -> None:
         """An interval of updates, and the memory at its end."""
@@ -62,8 +80,9 @@ class Outcome:
         }
 
 
-def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
-    """Whether the speed is normal; said once, when updates have gone on for a while."""
+def pace_finding(outcome: Outcome, iteration: int, one_thread: str = "") -> Record | None:
+    """Whether the speed is normal; said once, when updates have gone on for a while. `one_thread`: the
+    command that resumes a run of several CPU threads with one."""
     pace, found = outcome.forecast.pace, outcome.tokens_per_s
     if outcome.was_told or pace is None or found is None or outcome.seconds < SETTLED_S:
         return None
@@ -77,14 +96,14 @@ def pace_finding(outcome: Outcome, iteration: int) -> Record | None:
         title = f"this speed is normal here: {count(found)} tokens/s"
         why = "Runs like this one on machines like this one are about as fast."
         return finding_record(iteration, "pace", "info", title, evidence=expected, explanation=why, advice="")
-    cause, advice = _likely_cause(outcome)
+    cause, advice = _likely_cause(outcome, one_thread)
     title = f"this is slower than expected: {count(found)} tokens/s"
     return finding_record(
         iteration, "pace", "advice", title, evidence=expected, explanation=cause, advice=advice
     )
 
 
-def _likely_cause(outcome: Outcome) -> tuple[str, str]:
+def _likely_cause(outcome: Outcome, one_thread: str) -> tuple[str, str]:
     """And an advice that is understood without it: the console prints only that."""
     waiting = outcome.waited_s / outcome.seconds
     if waiting > 0.1:
@@ -96,12 +115,41 @@ def _likely_cause(outcome: Outcome) -> tuple[str, str]:
     if load > 1.5 * cores:
         return (
             f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.",
-            "stop the other programs that keep this machine busy",
+            _with_less(one_thread),
         )
     return (
         "A card that is shared, hot or limited in power is slow, and so is a CPU with other work.",
         "`glass doctor` looks at the machine, `glass tune` tries settings",
     )
+
+
+def _with_less(one_thread: str) -> str:
+    stopping = "stop the other programs that keep this machine busy"
+    return f"{stopping}, or stop this run and resume with `{one_thread}`" if one_thread else stopping
+
+
+def cores_finding(
+    outcome: Outcome, iteration: int, threads: int, one_thread: str, now: CpuTimes
+) -> Record | None:
+    """If a run on several CPU threads became slow because other programs took its cores; said once."""
+    last, cores = outcome.crowding, usable_cores()
+    if last.was_told or now.clock - last.times.clock < _LOOK_S or outcome.seconds <= last.seconds:
+        return None
+    speed = (outcome.tokens - last.tokens) / (outcome.seconds - last.seconds)
+    others, best = machine.others_cores(last.times, now), max(last.best, speed)
+    got = (now.own - last.times.own) / (now.clock - last.times.clock)  # cores that this process had
+    is_slow = speed * _SLOWED < best or got < _STARVED * threads
+    is_crowded = is_slow and others + threads > cores + 0.5
+    outcome.crowding = Crowding(now, outcome.tokens, outcome.seconds, best, is_crowded)
+    if not is_crowded:
+        return None
+    return finding_record(
+        iteration, "cores-taken", "advice",
+        f"other programs take the cores: {count(speed)} tokens/s, {count(best)} at best",
+        evidence=f"they keep {others:.1f} of {cores:g} cores busy; our {threads} threads got {got:.1f}",
+        explanation="Threads wait for each other at every operation: one on a taken core holds up all.",
+        advice=_with_less(one_thread),
+    )  # fmt: skip
 
 
 def course_finding(outcome: Outcome, iteration: int, val_loss: float | None) -> Record | None:

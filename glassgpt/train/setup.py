@@ -38,7 +38,7 @@ from glassgpt.train.profile import Profiling
 from glassgpt.train.rundir import Place, Site, make_run_dir
 from glassgpt.train.saver import NoSaver, Saver
 from glassgpt.train.shards import shard
-from glassgpt.train.shortage import check_weights
+from glassgpt.train.shortage import check_memory
 from glassgpt.train.stream import Stream
 from glassgpt.train.takeover import check_fit, check_not_done, choose_takeover
 from glassgpt.train.task import Task
@@ -63,14 +63,16 @@ def set_up(
     placement, plan, device = equipment.placement, equipment.plan, equipment.device
     eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
 
+    portions = Portions(plan.tokens, eval_tokens, len(splits["val"]))
+    effort = expected_effort(config, equipment, splits["train"].nbytes, portions)
+    check_memory(config, equipment, splits["train"].nbytes, effort.memory)
+
     held_before = machine.begin_memory_peak(str(device))
     model = _build_model(task, equipment, team)
     stream = Stream(
         splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
     )
     learner = Learner(model, config, placement, plan, stream, ledger, team)
-    portions = Portions(plan.tokens, eval_tokens, len(splits["val"]))
-    effort = expected_effort(config, equipment, splits["train"].nbytes, portions)
     course = expected_course(config, equipment, dataset, stream.learned)
 
     stop.gentle = True  # from here on there is something to save
@@ -198,7 +200,6 @@ def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | 
 def _build_model(task: Task, equipment: Equipment, team: Team) -> GPT:
     """On the CPU first, so that every device starts from the same weights."""
     placement = equipment.placement
-    check_weights(equipment.shape)
     torch.manual_seed(task.config.seed)
     model = GPT(equipment.shape, empty=task.origin is not None)
     adapt(model, placement, task.config.activation_checkpointing)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from glassgpt.account import choices, costs
+from glassgpt.account.built import kernels_marker
 from glassgpt.account.choices import Recordable
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import float8, pieces
 from glassgpt.model.gpt import attend
 from glassgpt.train.batching import BatchPlan
-from glassgpt.train.device import DTYPES, Placement, traits_of
+from glassgpt.train.device import DTYPES, Placement, device_name, traits_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def choose_speedups(
     config: TrainConfig, device: torch.device, dtype: str, load: Load
 ) -> tuple[Placement, list[Choice]]:
     plan, on = load.plan, traits_of(device)
-    kernels = choices.choose_kernels(config, on)
+    built = on.kind == "cuda" and built_marker(config, device, dtype, load.vocab_size, plan).is_file()
+    kernels = choices.choose_kernels(config, on, load.vocab_size, plan.ranks, built)
     own_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, own_kernels, plan)
@@ -68,6 +71,14 @@ def choose_speedups(
     if config.fp8:
         of_cuda.append(Choice("fp8", "on", _float8_reason(load.vocab_size)))
     return placement, [compiling, attention, *of_cuda]
+
+
+def built_marker(
+    config: TrainConfig, device: torch.device, dtype: str, vocab_size: int, plan: BatchPlan
+) -> Path:
+    """The file that says that kernels for such a run were built."""
+    micro_tokens = plan.batch_size * config.block_size
+    return kernels_marker(config, device_name(device), dtype, vocab_size, micro_tokens)
 
 
 def _float8_reason(vocab_size: int) -> str:

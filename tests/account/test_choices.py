@@ -6,10 +6,12 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glassgpt.account.built import kernels_marker
 from glassgpt.account.choices import (
     Recordable,
     Traits,
@@ -19,6 +21,7 @@ from glassgpt.account.choices import (
     choose_dtype,
     choose_graph,
     choose_kernels,
+    choose_threads,
     float8_problems,
     has_float8,
     lacking_here,
@@ -100,12 +103,51 @@ def test_our_kernels_are_for_cuda() -> None:
         choose_kernels(TrainConfig(kernels="triton"), CPU)
 
 
+def test_kernels_weigh_seconds_saved_against_seconds_of_building() -> None:
+    """On an H200, where 124M for 100 updates and a modern 350M for 120 lost by plain kernels."""
+    h200 = Traits("cuda", (9, 0), bandwidth=4.8e12)
+
+    def chosen(updates: int, built: bool = False, **settings: Any) -> Any:
+        return choose_kernels(TrainConfig(max_iters=updates, **settings), h200, built=built).value
+
+    gpt2: dict[str, Any] = {"batch_size": 64}
+    modern: dict[str, Any] = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "batch_size": 20, "arch": "modern"}
+    assert chosen(100, **gpt2) == chosen(120, **modern) == "triton"
+    assert chosen(80, **gpt2) == chosen(60, **modern) == "plain"
+    # Built before, they only have to be loaded.
+    assert chosen(20, built=True, **gpt2) == chosen(15, built=True, **modern) == "triton"
+    assert chosen(10, built=True, **gpt2) == "plain"
+    # Many cards share an update: each of them saves less.
+    shared = TrainConfig(max_iters=100, batch_size=64, gradient_accumulation_steps=2)
+    assert choose_kernels(shared, h200).value == choose_kernels(shared, h200, ranks=2).value == "triton"
+    assert choose_kernels(shared, h200, ranks=4).value == "plain"
+
+
+def test_a_marker_is_of_all_that_kernels_are_specialised_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    usual: dict[str, Any] = {"card": "H200", "dtype": "bfloat16", "vocab_size": 65, "micro_tokens": 64}
+    other_runs: list[dict[str, Any]] = [{"card": "A100"}, {"dtype": "float16"}, {"vocab_size": 96}]
+    markers = [kernels_marker(TrainConfig(), **usual | other) for other in [{}, *other_runs]]
+    markers += [
+        kernels_marker(TrainConfig(n_embd=1024), **usual),
+        kernels_marker(TrainConfig(arch="modern"), **usual),
+    ]
+    assert len(set(markers)) == 6
+    assert {marker.parent for marker in markers} == {tmp_path}  # who empties Triton's cache removes them too
+    longer = TrainConfig(max_iters=9, learning_rate=1.0, n_layer=3)
+    assert kernels_marker(longer, **usual | {"micro_tokens": 128}) == markers[0]
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
+    assert kernels_marker(TrainConfig(), **usual) not in markers
+
+
 def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
     def chosen(updates: int, on: Traits = H100, **settings: Any) -> Any:
         return choose_kernels(TrainConfig(n_layer=6, max_iters=updates, **settings), on).value
 
-    assert chosen(400) == "plain"
-    assert chosen(600) == chosen(1, kernels="triton") == chosen(400, fp8=True) == "triton"
+    assert chosen(100) == "plain"
+    assert chosen(600) == chosen(1, kernels="triton") == chosen(100, fp8=True) == "triton"
     assert chosen(600, kernels="plain") == chosen(600, compile="on") == chosen(600, eval_only=True) == "plain"
     assert chosen(600, Traits("cuda", (9, 0), lacks="no C compiler was found")) == "plain"
     assert chosen(600, Traits("cuda", (6, 1))) == "plain"
@@ -240,3 +282,17 @@ def test_a_recording_needs_room() -> None:
 
     assert chosen() == "off"
     assert chosen(graph="on") == "on"  # whoever asks for it knows better
+
+
+def test_threads_leave_busy_cores_alone() -> None:
+    def chosen(usual: int, busy: float, before: int | None = None, asked: int | None = None) -> object:
+        choice = choose_threads(asked, usual, before, busy)
+        return None if choice is None else choice.value
+
+    # None: as PyTorch decides.
+    assert [chosen(4, busy) for busy in (0.0, 0.4, 0.5, 1.4, 2.6, 4.0, 99.0)] == [None, None, 3, 3, 1, 1, 1]
+    assert chosen(1, 5.0) is None
+    assert chosen(4, 9.0, asked=3) == 3
+    # The count of a run that is resumed stays, unless this machine has fewer cores.
+    assert [chosen(4, 0.0, before) for before in (4, 2, 8)] == [None, 2, None]
+    assert [chosen(4, 3.0, before) for before in (4, 2, 8)] == [4, 2, 1]

@@ -14,9 +14,12 @@ import pytest
 
 from glassgpt.account import machine
 from glassgpt.account.machine import (
+    CpuTimes,
     cpu_model,
+    cpu_times,
     describe_machine,
     memory_now,
+    others_cores,
     process_age_s,
     source_commit,
     start_since_boot_s,
@@ -177,3 +180,12 @@ def test_a_command_may_print_anything() -> None:
     told = machine.output_of(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
     assert told is not None
     assert told.endswith("A")
+
+
+def test_cores_of_others_are_what_this_process_did_not_use() -> None:
+    before = CpuTimes(clock=100.0, busy=50.0, own=7.0)
+    assert others_cores(before, CpuTimes(102.0, 54.0, 9.0)) == pytest.approx(1.0)
+    assert others_cores(before, CpuTimes(102.0, 51.9, 9.0)) == 0.0  # both are rounded
+    spent = cpu_times()
+    assert others_cores(spent, spent) == 0.0
+    assert spent.busy > spent.own > 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.plan import SHAPES
+from glassgpt.account import memory
 from glassgpt.account.memory import GIB, Work, activation_bytes, largest_batch, needed
 from glassgpt.config import TrainConfig
 from glassgpt.train.batching import evaluation_rows
@@ -124,6 +125,21 @@ def test_the_largest_batch_fits_and_the_next_does_not(settings: dict[str, Any], 
         return
     assert needed(replace(one, batch_size=largest)).total <= room
     assert needed(replace(one, batch_size=largest + 1)).total > room
+
+
+def test_the_largest_batch_is_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of cards ask for it thousands of times."""
+    counted: list[int] = []
+
+    def counting(one: Work) -> memory.Memory:
+        counted.append(one.batch_size)
+        return needed(one)
+
+    monkeypatch.setattr(memory, "needed", counting)
+    for gib in (6, 24, 80, 141):
+        counted.clear()
+        largest_batch(work(), gib * GIB)
+        assert len(counted) <= 8, (gib, counted)
 
 
 def test_recomputing_saves_most_of_the_activations() -> None:

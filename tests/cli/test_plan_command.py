@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,18 @@ def test_the_table_of_cards_leaves_this_machine_alone(
     assert "--cards is a table by itself: leave out gpt2_124m, --n_layer, other options" in said
 
 
+def test_the_table_of_cards_shows_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("glassgpt.insight.plan.recommended.CARDS", ("RTX 4090", "H200"))
+    shown = Console(file=StringIO(), force_terminal=True, width=80)
+    usual = plan.__globals__["console"]
+    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: shown if stderr else usual())
+    assert main(["plan", "--cards", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert "100%" in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e18"]) == 0
     assert "overfit" in capsys.readouterr().out
@@ -149,7 +162,7 @@ def test_a_narrow_terminal_cuts_no_figure(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=30, highlight=False)
-    monkeypatch.setitem(plan.__globals__, "console", lambda: narrow)
+    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: narrow)
     assert plan(words) == 0
     assert "…" not in capsys.readouterr().out
 

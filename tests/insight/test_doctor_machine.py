@@ -138,9 +138,16 @@ def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch
     monkeypatch.setattr(processor, "find_cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(processor, "busy_cores", lambda: 0.0)
     (line,) = look_at_threads(visit(tmp_path))
     assert line.numbers == {"threads": 8, "omp_num_threads": None, "usable_cores": 3.0}
     assert line.fix == "export OMP_NUM_THREADS=3"
+
+
+def test_on_a_busy_machine_fewer_threads_are_no_fault() -> None:
+    for busy, verdict in ((0.0, "note"), (0.4, "note"), (0.9, "ok"), (2.0, "ok")):
+        assert threads_line(1, Cores(2, 2, 2), {"OMP_NUM_THREADS": "1"}, busy).verdict == verdict
+    assert threads_line(64, Cores(8, 16, 16), {}, busy=16.0).verdict == "problem"
 
 
 # --- others ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +73,8 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
     assert late == pytest.approx(usual, rel=0.5)
 
 
-def test_a_full_card_says_what_to_do(on_gpu: MakeConfig) -> None:
+def test_a_full_card_says_what_to_do(on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.train.shortage._REFUSED_ABOVE", math.inf)  # so that it is tried
     torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(UserError) as raised:
@@ -81,7 +84,10 @@ def test_a_full_card_says_what_to_do(on_gpu: MakeConfig) -> None:
         torch.cuda.empty_cache()
     (said,) = raised.value.problems
     assert said.startswith("out of memory at update 1 (CUDA out of memory.")
-    assert said.endswith("--batch_size=32768 --gradient_accumulation_steps=2, which is the same run")
+    proposed = re.search(r"--batch_size=(\d+) --gradient_accumulation_steps=(\d+), which is the same", said)
+    assert proposed is not None
+    assert int(proposed[1]) <= 2**15
+    assert int(proposed[1]) * int(proposed[2]) == 2**16
     assert train(on_gpu("smaller", n_embd=256, max_iters=2)).exit_code == 0
 
 

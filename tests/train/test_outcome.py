@@ -10,10 +10,18 @@ import pytest
 from glassgpt.account.expected_loss import expect
 from glassgpt.account.forecast import Forecast
 from glassgpt.account.learning import Setup
+from glassgpt.account.machine import CpuTimes
 from glassgpt.account.memory import Memory
 from glassgpt.account.pace import Pace
 from glassgpt.show.forecast import outcome_line
-from glassgpt.train.outcome import Outcome, course_finding, miss_finding, pace_finding
+from glassgpt.train.outcome import (
+    Crowding,
+    Outcome,
+    cores_finding,
+    course_finding,
+    miss_finding,
+    pace_finding,
+)
 
 GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
@@ -89,8 +97,43 @@ def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
     monkeypatch.setattr("glassgpt.train.outcome.usable_cores", lambda: 2)
     advice = "stop the other programs that keep this machine busy"
     assert finding(an_outcome(100.0))["advice"] == advice
+    with_command = pace_finding(an_outcome(100.0), 7, "glass train --threads=1")
+    assert with_command is not None
+    assert "`glass train --threads=1`" in with_command["advice"]
     waiting = finding(an_outcome(100.0, waited_s=30.0))["advice"]
     assert waiting == "updates wait for data: put it on a local disk, or in memory"
+
+
+def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 tokens/s on two cores, then two other programs come."""
+    monkeypatch.setattr("glassgpt.train.outcome.usable_cores", lambda: 2)
+
+    def at(clock: float, others: float, own: float) -> CpuTimes:
+        return CpuTimes(clock, others + own, own)
+
+    def look(now: CpuTimes, threads: int = 2) -> Any:
+        return cores_finding(outcome, 9, threads, "glass train --threads=1", now)
+
+    outcome = Outcome(an_outcome(1000.0).forecast, crowding=Crowding(at(0.0, 0.0, 0.0)))
+    outcome.add(1000, 1.0, 0.0, MEMORY)
+    assert look(at(1.0, 0.0, 2.0)) is None  # too early to tell
+    outcome.add(9000, 9.0, 0.0, MEMORY)
+    assert look(at(10.0, 0.0, 20.0)) is None
+    outcome.add(5000, 10.0, 0.0, MEMORY)
+    quiet = replace(outcome, crowding=replace(outcome.crowding))
+    assert cores_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None  # slower, but not by others
+    found = look(at(20.0, 10.0, 30.0))
+    assert found["id"] == "cores-taken"
+    assert "500 tokens/s, 1k at best" in found["title"]
+    assert "1.0 of 2 cores" in found["evidence"]
+    assert "2 threads got 1.0" in found["evidence"]
+    assert "`glass train --threads=1`" in found["advice"]
+    outcome.add(5000, 10.0, 0.0, MEMORY)
+    assert look(at(30.0, 20.0, 40.0)) is None
+    # Taken from the start, there is no speed to compare with, but the process hardly runs.
+    outcome = Outcome(outcome.forecast, crowding=Crowding(at(0.0, 0.0, 0.0)))
+    outcome.add(1000, 10.0, 0.0, MEMORY)
+    assert look(at(10.0, 17.0, 3.0)) is not None
 
 
 def test_a_miss_of_more_than_a_tenth_is_told() -> None:

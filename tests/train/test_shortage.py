@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from tiny import MakeConfig, records
 
 from glassgpt import cli
+from glassgpt.account.memory import Work, needed
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.train import shortage
@@ -21,11 +24,6 @@ CARDS_WORDS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total
 CPUS_WORDS = (
     "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes"
 )
-
-
-@pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "usable_memory", lambda: (2**20, False))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +80,62 @@ def test_a_model_larger_than_memory_is_not_begun(
         train(config)
 
 
-def test_what_will_not_fit_is_said_at_the_start(tiny: MakeConfig, little_memory: None) -> None:
+def test_what_will_not_fit_is_said_at_the_start(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About 300 MiB are needed, most of them by the process itself."""
+    monkeypatch.setattr(shortage, "usable_memory", lambda: (200 * 2**20, False))
     config = tiny(max_iters=2, batch_size=4, batch_tokens=None)
     train(config)
     (said,) = [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
     assert said["severity"] == "warning"
-    assert said["title"].endswith(" of 1.0 MiB")
-    assert "--batch_size=2 --gradient_accumulation_steps=2" in said["advice"]
+    assert said["title"].endswith(" of 200 MiB")
+    assert "--batch_size=1 --gradient_accumulation_steps=4" in said["advice"]
     assert records(config.out_dir)[-1]["reason"] == "finished"
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(*_: object) -> None:
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr("glassgpt.train.setup._build_model", built)
+
+
+def test_what_cannot_fit_is_refused_before_work(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, nothing_built: None
+) -> None:
+    """With settings that do fit, for the same tokens an update."""
+    monkeypatch.setattr(shortage, "usable_memory", lambda: (24 * 2**30, False))
+    config = tiny(n_embd=256, batch_size=2**24, gradient_accumulation_steps=2)
+    with pytest.raises(UserError) as raised:
+        train(config)
+    assert raised.value.problems[0].startswith("--batch_size=16777216 needs about ")
+    assert not Path(config.out_dir).exists()
+    proposed = {name: int(value) for name, value in (flag[2:].split("=") for flag in _flags(raised.value))}
+    assert proposed["batch_size"] * proposed["gradient_accumulation_steps"] == 2**25
+    work = Work(config=config, vocab_size=64, batch_size=proposed["batch_size"], micro_steps=2,
+                device_type="cpu", dtype="float32", kernels=False, saves_beside=True)  # fmt: skip
+    assert 5 * 2**30 < needed(work).total < 24 * 2**30  # it fits, and is not far too small
+    # A card is as strict, with what is free on it.
+    monkeypatch.setattr("glassgpt.train.device.memory_bytes", lambda device: (12 * 2**30, 16 * 2**30))
+    with pytest.raises(UserError, match=r"there are 12\.\d GiB free on the card"):
+        train(config)
+
+
+def _flags(error: UserError) -> list[str]:
+    return re.findall(r"--\w+=\w+", error.problems[0].partition("; try ")[2])
+
+
+def test_a_model_of_which_no_sequence_fits_is_refused(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, nothing_built: None
+) -> None:
+    monkeypatch.setattr(shortage, "usable_memory", lambda: (2**30, False))
+    config = tiny(n_layer=64, n_embd=512, batch_size=64, block_size=2000)
+    with pytest.raises(UserError) as raised:
+        train(config)
+    assert raised.value.problems[0].startswith("this model with --batch_size=64 needs")
+    proposed = dict(flag[2:].split("=") for flag in _flags(raised.value))
+    assert int(proposed["n_layer"]) < 64
+    assert int(proposed["batch_size"]) * int(proposed["gradient_accumulation_steps"]) == 64
 
 
 def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import float8
 from glassgpt.train.batching import BatchPlan
-from glassgpt.train.device import traits_of
+from glassgpt.train.device import Placement, traits_of
+from glassgpt.train.loop import mark_built
 from glassgpt.train.speedups import Load, check_float8, choose_attention, choose_speedups
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -103,3 +106,26 @@ def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:
     assert [choice.name for choice in choices] == ["compile", "attention"]
     decided = (placement.kernels, placement.graph, placement.data_on_card, placement.compile)
     assert decided == (False, False, False, False)
+
+
+def test_kernels_that_were_built_before_are_taken_for_shorter_runs(
+    card: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card(9, 0)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    config, plan = TrainConfig(max_iters=50, graph="off"), BatchPlan(12, 1, 12, 12 * 1024)
+    load = Load(plan, 50304, flops_per_token=10**9, data_bytes=10**6)
+    assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
+    job = SimpleNamespace(
+        config=config,
+        placement=Placement(CUDA, "bfloat16", kernels=True),
+        plan=plan,
+        learner=SimpleNamespace(setbacks={"kernels": "no compiler"}),
+        equipment=SimpleNamespace(shape=SimpleNamespace(vocab_size=50304)),
+    )
+    mark_built(job)  # type: ignore[arg-type]
+    assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels  # building them failed
+    job.learner.setbacks.clear()
+    mark_built(job)  # type: ignore[arg-type]
+    assert choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
+    assert not choose_speedups(config, CUDA, "float16", load)[0].kernels

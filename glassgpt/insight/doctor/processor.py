@@ -13,7 +13,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import figures
-from glassgpt.account.machine import cpu_model, load
+from glassgpt.account.machine import busy_cores, cpu_model, load
 from glassgpt.cgroup import ROOT, cpu_quota, own_groups, read_text, usable_cores
 from glassgpt.insight.doctor.checkup import Line, Number, Visit
 
@@ -77,10 +77,11 @@ def cores_line(model: str, cores: Cores) -> Line:
 def look_at_threads(visit: Visit) -> list[Line]:
     import torch
 
-    return [threads_line(torch.get_num_threads(), find_cores(), os.environ)]
+    return [threads_line(torch.get_num_threads(), find_cores(), os.environ, busy_cores())]
 
 
-def threads_line(threads: int, cores: Cores, environment: Mapping[str, str]) -> Line:
+def threads_line(threads: int, cores: Cores, environment: Mapping[str, str], busy: float = 0.0) -> Line:
+    """`busy`: cores that other programs use just now. A run takes none of them (account/choices.py)."""
     asked = environment.get("OMP_NUM_THREADS")
     says = f"torch computes with {figures.plural(threads, 'thread')}"
     says += f" (OMP_NUM_THREADS={asked})" if asked else ""
@@ -94,7 +95,7 @@ def threads_line(threads: int, cores: Cores, environment: Mapping[str, str]) -> 
             f"export OMP_NUM_THREADS={best}",
             numbers,
         )
-    if threads < best:
+    if threads < max(1, best - int(busy + 0.5)):
         held = "unset OMP_NUM_THREADS" if asked else f"export OMP_NUM_THREADS={best}"
         return Line("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
     if asked and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", asked):

@@ -55,7 +55,7 @@ def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
         batch_size=1,
         device_type=kind,
         dtype=str(dtype.value),
-        kernels=choices.choose_kernels(possible, on).value == "triton",
+        kernels=choices.choose_kernels(possible, on, vocab_size, target.cluster.ranks).value == "triton",
         compiled=config.compile == "on",
         attention="sdpa" if attention is None else str(attention.value),
         data_bytes=_bytes_on_card(possible, text, target),

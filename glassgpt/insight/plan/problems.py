@@ -31,7 +31,8 @@ class Problem:
     fix: str
 
 
-_SHARE_FELT = 0.05  # of a run, spent evaluating
+_SHARE_FELT = 0.05  # of a run, spent evaluating …
+_SECONDS_FELT = 5.0  # … and as long as that
 _LATE_S = 1800  # for a first checkpoint
 _FEW_TOKENS = 5  # per parameter
 _FEW_AT_A_TIME = 8192  # tokens of a micro-batch
@@ -291,7 +292,7 @@ def _of_time(
     decided: Decided, target: Target, text: Text, times: Times, prospect: Prospect
 ) -> Iterator[Problem]:
     config = decided.config
-    if times.evaluation_share > _SHARE_FELT:
+    if times.evaluation_share > _SHARE_FELT and times.evaluation_s > _SECONDS_FELT:
         yield Problem(
             "warning",
             f"evaluating takes {times.evaluation_share:.0%} of the run",

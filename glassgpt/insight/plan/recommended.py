@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glassgpt.account.cards import named_card
@@ -37,8 +38,8 @@ class Recommendation:
     measured: bool
 
 
-def recommendations() -> list[Recommendation]:
-    return [recommendation(of_card(named_card(name).card, NAMED)) for name in CARDS]
+def recommendations(names: Iterable[str] = CARDS) -> list[Recommendation]:
+    return [recommendation(of_card(named_card(name).card, NAMED)) for name in names]
 
 
 def recommendation(target: Target) -> Recommendation:

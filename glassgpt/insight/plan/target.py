@@ -73,7 +73,8 @@ class Target:
         if self.card is None:
             return Traits(self.device_type, fast_bfloat16="bfloat16" in self.peaks, lacks=self.lacks)
         on_card = has_tensor_cores(self.card.name, self.card.capability)
-        return Traits(self.device_type, self.card.capability, on_card, lacks=self.lacks)
+        bandwidth = self.card.bandwidth_gb_s * 1e9
+        return Traits(self.device_type, self.card.capability, on_card, bandwidth=bandwidth, lacks=self.lacks)
 
     def peak(self, dtype: str) -> float | None:
         if dtype == "float32" and self.device_type == "cuda":

@@ -33,7 +33,7 @@ from glassgpt.errors import UserError, first_line
 from glassgpt.model.fused import EPSILON
 from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
 from glassgpt.model.weights import from_nanochat, from_transformers, with_head
-from glassgpt.paths import read_document, user_path
+from glassgpt.paths import read_document, regular, user_path
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -239,6 +239,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
+            open(path, "rb", opener=regular).close()  # a pipe would be waited for
             check_recorded(path)
             state |= load_file(path)
         except (OSError, SafetensorError) as error:

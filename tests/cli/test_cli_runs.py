@@ -158,7 +158,7 @@ def test_config_toml_asks_for_the_same_run(mine: Path, capsys: Capture) -> None:
         ),
         (
             WORDS.upper(),
-            "numbers its tokens differently from the dataset that runs/quickstart/checkpoints/00000003 was",
+            "numbers its tokens differently from runs/quickstart/checkpoints/00000003",
         ),
     ],
 )

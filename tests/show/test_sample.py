@@ -306,7 +306,7 @@ def test_compare_names_what_is_wrong_with_the_other_run(mine: TrainConfig, capsy
 
 # --- what may not come through ---
 
-EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \r over \x08\x7f \u202ereversed\u2066 \ue000 \ufffe"
+EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \x0b over \x08\x7f \u202ereversed\u2066 \ue000 \ufffe"
 
 
 @pytest.fixture

@@ -40,12 +40,12 @@ def run_until_crash(config: TrainConfig, number: int) -> None:
 
     def update(learner: Learner, at: int, first_sequence: int) -> None:
         if at == number:
-            raise OSError("on purpose")
+            raise RuntimeError("on purpose")
         original(learner, at, first_sequence)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "update", update)
-        with pytest.raises(OSError, match="on purpose"):
+        with pytest.raises(RuntimeError, match="on purpose"):
             train(config)
 
 

@@ -84,6 +84,7 @@ class CpuTimes:
     clock: float
     busy: float
     own: float
+    cores: int = 0  # so many are those; a container's quota may be smaller
 
 
 def cpu_times() -> CpuTimes:
@@ -97,13 +98,14 @@ def cpu_times() -> CpuTimes:
         for name, seconds in core._asdict().items()
         if name not in waiting
     )
-    return CpuTimes(time.monotonic(), busy, time.process_time())
+    return CpuTimes(time.monotonic(), busy, time.process_time(), len(allowed))
 
 
 def others_cores(before: CpuTimes, now: CpuTimes) -> float:
-    """Cores that other programs kept busy between two readings."""
-    others = (now.busy - before.busy) - (now.own - before.own)
-    return max(0.0, others) / max(1e-9, now.clock - before.clock)
+    """Cores that other programs kept busy between two readings, of those that this process could use. With a
+    container's quota of 4 on a host of 64, the first 60 that are busy take nothing away."""
+    others = ((now.busy - before.busy) - (now.own - before.own)) / max(1e-9, now.clock - before.clock)
+    return max(0.0, others - max(0.0, now.cores - usable_cores()))
 
 
 def busy_cores(seconds: float = 0.2) -> float:

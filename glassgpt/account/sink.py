@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import shlex
 import sys
 import threading
 import time
@@ -104,8 +105,8 @@ class Sink:
             yield
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be written any more: {error.strerror}; make room, then go on with "
-                f"--init_from=resume --out_dir={self._path.parent}"
+                f"{self._path} cannot be written any more: {error.strerror}; fix that, then resume with "
+                f"--init_from=resume --out_dir={shlex.quote(str(self._path.parent))}"
             ) from error
 
     @property
@@ -147,8 +148,12 @@ class Sink:
                 why = error.strerror or error
                 _say(f"warning: {self._path} may not be whole on the disk: {why}; the checkpoints are")
         for listener in self._listeners:
-            if finish := getattr(listener, "finish", None):
-                finish()  # in this thread: it may take its time, and Ctrl-C reaches it
+            finish = getattr(listener, "finish", None)
+            try:
+                if callable(finish):
+                    finish()  # in this thread: it may take its time, and Ctrl-C reaches it
+            except Exception as error:  # noqa: BLE001 - a listener cannot hurt a run
+                warn_of(type(listener).__name__, error)
 
 
 class Silence(Sink):

@@ -227,6 +227,7 @@ def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
 
 def _check_config(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
+    check_recorded(path)
     if path.is_file() and json.loads(read_document(path)).get("add_prefix_space"):
         raise ValueError("tokenizer_config.json puts a blank before every text: add_prefix_space")
 

@@ -40,7 +40,7 @@ def find_runs(folder: Path) -> list[RunSummary]:
 def summarize(run_dir: Path) -> RunSummary:
     try:
         records, refused = journal.current(journal.read(run_dir / journal.NAME)), False
-    except UserError:  # one strange run must not hide the others
+    except (UserError, OSError):  # one strange run must not hide the others
         records, refused = [], True
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
@@ -48,7 +48,7 @@ def summarize(run_dir: Path) -> RunSummary:
     best_loss, best_iter = (best.get("loss"), best["iter"]) if best else _best_at_the_end(last.get("end", {}))
     return RunSummary(
         path=run_dir,
-        state="refused: its journal is a link" if refused else _state(run_dir, records),
+        state="refused: its journal cannot be read, or is a link" if refused else _state(run_dir, records),
         # A checkpoint is recorded when it is written, which is later than its iteration.
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
         max_iters=_number(start.get("config"), "max_iters"),

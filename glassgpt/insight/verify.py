@@ -23,7 +23,7 @@ from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, Manifest, stored_m
 from glassgpt.errors import UserError
 from glassgpt.paths import read_document, regular_unlinked, user_path
 from glassgpt.recipe import read_recipe
-from glassgpt.train.checkpoint import DIGESTS, FOLDER, committed, describe
+from glassgpt.train.checkpoint import DIGESTS, FOLDER, committed, describe, misnamed
 from glassgpt.train.rundir import CONFIG, RUNS, TOKENIZER, is_run, is_whole_config
 
 Kind = Literal["run", "export", "dataset"]
@@ -130,7 +130,11 @@ def _run(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
     # A run that is training removes old ones meanwhile.
     points = [part for path, part in checked if part.verdict == "good" or path.exists()]
     config = _config(folder / CONFIG)
-    parts = [*points, config, _journal(folder / journal.NAME, advance)]
+    others = [
+        Part(f"{FOLDER}/{point.path.name}", "no digest", f"not used: a copy of iteration {point.iter:,}")
+        for point in misnamed(folder)
+    ]
+    parts = [*points, *others, config, _journal(folder / journal.NAME, advance)]
     parts.append(_tokenizer(folder / TOKENIZER, advance))
     if (folder / _REPORT).is_file():
         parts.append(Part(_REPORT, "no digest", "`glass report` writes it again"))
@@ -157,6 +161,8 @@ def _checkpoint(path: Path, advance: Advance) -> Part:
         point = describe(path)
     except UserError as error:
         return Part(name, "damaged", str(error).removeprefix(f"{path} is damaged: "))
+    except OSError as error:
+        return Part(name, "damaged", f"cannot be read: {error.strerror}")
     digests = point.state["sha256"]
     loss = "" if point.val_loss is None else f", validation loss {point.val_loss:.4f}"
     good = f"iter {point.iter:,}{loss}, {figures.plural(len(digests) + 1, 'file')}"
@@ -180,11 +186,14 @@ def _journal(path: Path, advance: Advance) -> Part:
             journal.NAME, "damaged", "missing: what happened in the run is lost, its checkpoints are not"
         )
     records = torn = 0
-    with open(path, "rb", opener=regular_unlinked) as file:
-        for line in iter(lambda: file.readline(journal.LONGEST_LINE), b""):
-            whole = len(list(journal.read_stream([line])))
-            records, torn = records + whole, torn + (not whole and bool(line.strip()))
-            advance(len(line))
+    try:
+        with open(path, "rb", opener=regular_unlinked) as file:
+            for line in iter(lambda: file.readline(journal.LONGEST_LINE), b""):
+                whole = len(list(journal.read_stream([line])))
+                records, torn = records + whole, torn + (not whole and bool(line.strip()))
+                advance(len(line))
+    except OSError as error:
+        return Part(journal.NAME, "damaged", f"cannot be read: {error.strerror}")
     says = f"{figures.plural(records, 'record')}, {figures.plural(torn, 'torn line')}"
     return Part(journal.NAME, "no digest", says)
 

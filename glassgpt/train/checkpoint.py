@@ -68,6 +68,7 @@ _KINDS: dict[str, Any] = {
     "config": {},
     "data_hash": str,
     "measured_on": str,
+    "threads": int,
     "sha256": {},
 }
 
@@ -104,13 +105,18 @@ def committed(run_dir: Path) -> list[Path]:
 def misnamed(run_dir: Path) -> list[Checkpoint]:
     """Checkpoints whose name is not their iteration: copies that somebody made. They are never loaded and
     never removed."""
-    found = []
+    return [point for point in _described(run_dir) if not _has_its_name(point)]
+
+
+def _described(run_dir: Path) -> Iterator[Checkpoint]:
+    """Without those that cannot be read, whether damaged or not; whoever loads one reports that."""
     for path in _numbered(run_dir):
-        with suppress(UserError):  # damaged ones count, so that whoever loads them reports the damage
-            point = describe(path)
-            if path.name.partition(".")[0] != f"{point.iter:08d}":
-                found.append(point)
-    return found
+        with suppress(UserError, OSError):
+            yield describe(path)
+
+
+def _has_its_name(point: Checkpoint) -> bool:
+    return point.path.name.partition(".")[0] == f"{point.iter:08d}"
 
 
 def misnamed_complaints(run_dir: Path) -> list[str]:
@@ -172,10 +178,8 @@ def bests(points: Iterable[Checkpoint]) -> list[Checkpoint]:
 
 
 def readable(run_dir: Path) -> Iterator[Checkpoint]:
-    """Damaged ones are nobody's best; whoever resumes is told of them."""
-    for path in committed(run_dir):
-        with suppress(UserError, OSError):
-            yield describe(path)
+    """Committed checkpoints that can be read, oldest first."""
+    return filter(_has_its_name, _described(run_dir))
 
 
 def load_tensors(point: Checkpoint) -> Tensors:

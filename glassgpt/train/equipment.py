@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.account import flops, journal
+from glassgpt.account import flops
 from glassgpt.account.cards import Card, find_card
 from glassgpt.account.choices import choose_threads
 from glassgpt.account.cluster import Cluster, link_of
@@ -109,10 +109,8 @@ def _choose_threads(task: Task, device: torch.device, team: Team) -> Choice | No
     asked, usual = task.config.threads, torch.get_num_threads()
     if asked is not None or device.type != "cpu" or team.launch or "OMP_NUM_THREADS" in os.environ:
         return choose_threads(asked, usual, None, 0.0)
-    before = None
-    if task.run_dir is not None and (path := task.run_dir / journal.NAME).is_file():
-        runs = [record for record in journal.read(path) if record["kind"] == "run"]
-        before = runs[-1].get("machine", {}).get("cpu", {}).get("torch_threads") if runs else None
+    last = None if task.run_dir is None else next(reversed(list(readable(task.run_dir))), None)
+    before = None if last is None else last.state.get("threads", usual)  # older versions took the usual
     return choose_threads(None, usual, before, busy_cores())
 
 

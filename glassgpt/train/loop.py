@@ -274,7 +274,8 @@ def rescue(job: Job) -> None:
         write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
         job.sink.move(job.run_dir / journal.NAME)
         job.saver.move(job.run_dir)
-    job.saved = None
+    if not job.team.launch:  # else all ranks do it when they have agreed: see `heed`
+        job.saved = None
     job.stop.lose_folder()
     tell(job, findings.lost_folder(job, before, reason))
 

@@ -187,15 +187,16 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.start = secrets.token_hex(4)
         self._enter(directory)
-        path = directory / journal.NAME
-        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-            self._lock.close()
-            raise UserError(f"{path} is no file to write into: move it away")
-        checkpoints = directory / CHECKPOINTS
-        if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would end the run
-            self._lock.close()
-            raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
-        self.process, last = _starts_so_far(path)
+        path, checkpoints = directory / journal.NAME, directory / CHECKPOINTS
+        try:
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                raise UserError(f"{path} is no regular file to write into: move it away")
+            if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would fail
+                raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
+            self.process, last = _starts_so_far(path)
+        except BaseException:
+            self.close()
+            raise
         # Otherwise the last process died, maybe between its last checkpoint and its end.
         self.was_finished = last.get("reason") in ("finished", "stopped early")
 
@@ -217,7 +218,7 @@ class Place:
         name, parent = f"{self.directory.name or 'run'}-rescued", self.directory.parent
         self._lock.close()
         try:
-            self._enter(_make_numbered(parent, name))
+            self._enter(_make_numbered(parent if parent.is_dir() else Path(), name))
         except UserError:
             self._enter(_make_numbered(Path(), name))
 

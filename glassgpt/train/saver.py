@@ -78,8 +78,8 @@ class Saver:
             ) from error
 
     def abandon(self) -> None:
-        """Closing shall wait for nothing: what is being written will be whole, or not be there. Nothing is
-        removed any more."""
+        """Do not wait for a checkpoint in progress. Checkpoints are committed by rename, so an abandoned one
+        leaves nothing. Old ones are no longer pruned."""
         self._patient = False
 
     def move(self, run_dir: Path) -> None:
@@ -128,13 +128,17 @@ class Saver:
     def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> tuple[Path, int]:
         """Writes a checkpoint aside and renames it to its place, or leaves nothing. Its place and bytes."""
         folder = self._run_dir / FOLDER
-        if not folder.is_dir():
-            folder.mkdir()  # not its parents: a run's folder that is gone is not made again
-            sync_to_disk(self._run_dir)  # or a power cut could take the folder with all that is synced in it
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
+        where = ""  # the others write nothing if there is no folder
         try:
+            if not folder.is_dir():
+                folder.mkdir()  # not its parents: a run's folder that is gone is not made again
+                sync_to_disk(self._run_dir)  # or a power cut could take the folder with all that is in it
             temporary.mkdir()
-            self._team.post(f"save/{self._saves}", str(temporary))
+            where = str(temporary)
+        finally:
+            self._team.post(f"save/{self._saves}", where)
+        try:
             state["version"], state["sha256"] = checkpoint.VERSION, self._write_files(temporary, snapshot)
             self._add_contributions(state)
             (temporary / "state.json").write_text(state_text(state))
@@ -169,17 +173,16 @@ class Saver:
             state["index"] |= theirs["index"]
 
     def _contribute(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
-        """Writes this process's part, for the first one to commit."""
-        folder = Path(self._team.collect(f"save/{self._saves}"))
-        name = f"save/{self._saves}/{self._team.rank}"
-        try:
-            digests = self._write_files(folder, snapshot)
-        except OSError as error:
-            self._team.post(name, {"error": str(error)})
-            if not folder.is_dir():
-                raise OSError("rank 0 could not write its part") from error  # and removed what there was
-            raise
-        self._team.post(name, {"sha256": digests, "index": state["index"]})
+        """Writes this process's part, for the first one to commit. If that fails, the first one ends the run
+        for all, or rescues it."""
+        folder = self._team.collect(f"save/{self._saves}")
+        part: dict[str, Any] = {"error": "there is no folder"}
+        if folder:
+            try:
+                part = {"sha256": self._write_files(Path(folder), snapshot), "index": state["index"]}
+            except OSError as error:
+                part = {"error": str(error)}
+        self._team.post(f"save/{self._saves}/{self._team.rank}", part)
         return record
 
     def _prune(self, place: Path, record: Record) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -26,7 +28,7 @@ from glassgpt.errors import NO_THREAD, UserError, disk_complaint, is_memory, lac
 from glassgpt.flags import check_settings
 from glassgpt.recipe import Recipe, combine_config, find_recipe
 from glassgpt.train import loop, records, shortage
-from glassgpt.train.checkpoint import load_last, readable
+from glassgpt.train.checkpoint import readable, verify
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
@@ -120,7 +122,7 @@ def _alone() -> Iterator[None]:
     """One run at a time: dropout draws from torch's default generators, which all threads share. The caller
     gets their states back as they were."""
     if not _ONE_RUN.acquire(blocking=False):
-        raise UserError("another thread of this process trains already: let it end, or use another process")
+        raise UserError("another thread of this process is training: wait for it, or use another process")
     try:
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -173,22 +175,26 @@ def _ended_before(task: Task) -> dict[str, Any] | None:
     point = next(reversed(list(readable(run_dir))), None)
     if point is None or end.get("reason") not in ("finished", "stopped early") or end["iter"] != point.iter:
         return None
-    progress, stored = point.state["progress"], settings_of(point)[0]
-    had_no_gain = config.patience and progress["evaluations_without_gain"] >= config.patience
+    progress, stored = point.state.get("progress", {}), settings_of(point)[0]
+    had_no_gain = config.patience and progress.get("evaluations_without_gain", 0) >= config.patience
     if point.iter < config.max_iters and not had_no_gain:
         return None
     for name, value in dataclasses.asdict(config).items():
-        same = (stored.get(name), point.state["config"].get(name), None, "auto")
+        same = (stored.get(name), point.state.get("config", {}).get(name), None, "auto")
         if value not in same and name not in ("out_dir", "init_from", "max_iters", "patience"):
             return None
-    if load_last(run_dir)[0].path != point.path:  # its last checkpoint is damaged: redo what is lost
+    try:
+        verify(point.path)
+    except UserError:  # its last checkpoint is damaged: redo what is lost
         return None
-    best = {name: progress[name] for name in ("best_val_loss", "best_iter")}
+    best = {"best_val_loss": progress.get("best_val_loss", math.inf), "best_iter": progress.get("best_iter")}
     return {"out_dir": str(run_dir), "reason": end["reason"], "iter": point.iter} | best
 
 
 def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:
     stop.in_team, stop.is_quiet = bool(team.launch), not team.is_first
+    if stop.in_team:  # what this process alone heard before is agreed on with the others first
+        stop.hung_up = stop.save_requested = False
     with ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with team.together(), ledger.phase("startup"):
@@ -237,14 +243,13 @@ def _see_through(job: Job) -> Ending:
         ending = loop.run(job)
     except KeyboardInterrupt as error:  # the second Ctrl-C
         job.saver.abandon()
-        _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
+        with contextlib.suppress(UserError):  # a journal that cannot be written changes no exit code
+            _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
         raise
     except BaseException as error:
         cause = job.team.blame(error)
-        if isinstance(cause, RankLost):
-            job.saver.abandon()  # who is lost saves nothing
-        if isinstance(cause, TakenOver):
-            job.saver.abandon()  # the checkpoints are another process's now
+        if isinstance(cause, RankLost | TakenOver):
+            job.saver.abandon()  # a lost rank saves nothing; after a takeover the checkpoints are another's
         name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
         what = {"error": f"{name}{cause}"[:2000]}
         if is_memory(cause):
@@ -253,8 +258,8 @@ def _see_through(job: Job) -> Ending:
             cause = UserError(NO_THREAD)
         elif isinstance(cause, OSError):
             cause = UserError(
-                f"{disk_complaint(cause)}; the checkpoints are whole: when that is mended, go on with "
-                f"--init_from=resume --out_dir={job.run_dir}"
+                f"{disk_complaint(cause)}; committed checkpoints are intact: fix the cause, then resume with "
+                f"--init_from=resume --out_dir={shlex.quote(str(job.run_dir))}"
             )
         # If it is the journal that cannot be written, this record has no place; the error says so.
         with contextlib.suppress(UserError):

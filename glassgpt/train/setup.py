@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -76,41 +77,45 @@ def set_up(
     course = expected_course(config, equipment, dataset, stream.learned)
 
     stop.gentle = True  # from here on there is something to save
-    place = _take_place(task, team)
-    return Job(
-        config=config,
-        choices=[
-            *task.notes,
-            *_without_work(config),
-            *takeover_choices,
-            *its_choices,
-            *_describe_learning(config),
-            *sample_choices,
-            *passage_choices,
-            _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
-        ],
-        takes_everything=takes_everything,
-        team=team,
-        stop=stop,
-        equipment=equipment,
-        dataset=dataset,
-        tokenizer_digest=tokenizer_identity(dataset),
-        splits=splits,
-        stream=stream,
-        model=model,
-        learner=learner,
-        eval_tokens=eval_tokens,
-        windows=_windows(config, splits, eval_tokens, device, team),
-        sampling=sampling,
-        profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
-        place=place,
-        sink=_make_sink(place, config, team, listeners),
-        saver=_make_saver(place.directory, config, team, placement.shard),
-        ledger=ledger,
-        interval=Interval(ledger),
-        outcome=Outcome(effort, course, held_before=held_before),
-        progress=Progress(),
-    )
+    with ExitStack() as undo:
+        place = _take_place(task, team)
+        undo.callback(place.close)  # its lock, if one of the following fails
+        job = Job(
+            config=config,
+            choices=[
+                *task.notes,
+                *_without_work(config),
+                *takeover_choices,
+                *its_choices,
+                *_describe_learning(config),
+                *sample_choices,
+                *passage_choices,
+                _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
+            ],
+            takes_everything=takes_everything,
+            team=team,
+            stop=stop,
+            equipment=equipment,
+            dataset=dataset,
+            tokenizer_digest=tokenizer_identity(dataset),
+            splits=splits,
+            stream=stream,
+            model=model,
+            learner=learner,
+            eval_tokens=eval_tokens,
+            windows=_windows(config, splits, eval_tokens, device, team),
+            sampling=sampling,
+            profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
+            place=place,
+            sink=_make_sink(place, config, team, listeners),
+            saver=_make_saver(place.directory, config, team, placement.shard),
+            ledger=ledger,
+            interval=Interval(ledger),
+            outcome=Outcome(effort, course, held_before=held_before),
+            progress=Progress(),
+        )
+        undo.pop_all()
+        return job
 
 
 # --- text ---

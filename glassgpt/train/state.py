@@ -85,6 +85,7 @@ def state_of(job: Job) -> dict[str, Any]:
         "data_hash": job.dataset.hash,
         "measured_on": measured_on(job),
         "tokenizer": job.tokenizer_digest,
+        "threads": torch.get_num_threads(),
     }
 
 

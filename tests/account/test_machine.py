@@ -182,10 +182,14 @@ def test_a_command_may_print_anything() -> None:
     assert told.endswith("A")
 
 
-def test_cores_of_others_are_what_this_process_did_not_use() -> None:
+def test_cores_of_others_are_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
     before = CpuTimes(clock=100.0, busy=50.0, own=7.0)
     assert others_cores(before, CpuTimes(102.0, 54.0, 9.0)) == pytest.approx(1.0)
     assert others_cores(before, CpuTimes(102.0, 51.9, 9.0)) == 0.0  # both are rounded
     spent = cpu_times()
     assert others_cores(spent, spent) == 0.0
+    # A quota of 4 cores on a host of 64, of which 30 or 62 are busy.
+    monkeypatch.setattr("glassgpt.account.machine.usable_cores", lambda: 4.0)
+    assert others_cores(before, CpuTimes(102.0, 110.0, 7.0, cores=64)) == 0.0
+    assert others_cores(before, CpuTimes(102.0, 174.0, 7.0, cores=64)) == pytest.approx(2.0)
     assert spent.busy > spent.own > 0

@@ -103,6 +103,17 @@ def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
     assert resume(config, max_iters=3).iter == 3
 
 
+def test_a_start_that_fails_lets_go_of_the_folder(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise UserError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("glassgpt.train.setup.Saver", fail)
+        with pytest.raises(UserError, match="on purpose"):
+            train(tiny(max_iters=1))
+    assert train(tiny(max_iters=1)).iter == 1
+
+
 def test_every_start_has_a_name(tiny: MakeConfig) -> None:
     config = tiny(max_iters=2)
     run_dir = train(config).out_dir
@@ -168,7 +179,7 @@ def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     (run.out_dir / NAME).unlink()
     (run.out_dir / NAME).mkdir()
     for _ in range(2):  # and the folder is not held on to
-        with pytest.raises(UserError, match=r"journal\.jsonl is no file to write into: move it away"):
+        with pytest.raises(UserError, match=r"journal\.jsonl is no regular file to write into"):
             Place(run.out_dir)
 
 

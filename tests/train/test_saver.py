@@ -222,22 +222,40 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
     assert load_last(saved)[0].iter == 40
 
 
-class SecondOfTwo(Team):
-    """The process that writes a part, into a folder that the first one has given up meanwhile."""
+class OneOfTwo(Team):
+    """`where`: the folder that rank 0 made, empty if it could not make one."""
 
-    rank, size = 1, 2
+    size = 2
+
+    def __init__(self, rank: int, where: str = "") -> None:
+        self.rank, self.where, self.posted = rank, where, dict[str, Any]()
+
+    def post(self, name: str, value: Any) -> None:
+        self.posted[name] = value
 
     def collect(self, name: str) -> Any:
-        return ".tmp-gone"
+        return self.where
 
 
-def test_a_save_that_the_first_process_gave_up_is_said_as_that(tmp_path: Path) -> None:
-    """And not as a file that is not there, which would send somebody looking for it."""
-    saver = Saver(tmp_path, 2, SecondOfTwo())
-    saver.save(tensors(1), {"iter": 1}, rows={})
-    with pytest.raises(UserError, match=r"could not be written \(rank 0 could not write its part\)"):
+def test_a_rank_that_cannot_save_leaves_it_to_rank_0_to_end_the_run(tmp_path: Path) -> None:
+    """If it ended by itself, rank 0 could not rescue a run whose folder is gone."""
+    for where in ("", str(tmp_path / ".tmp-gone")):
+        team = OneOfTwo(1, where)
+        saver = Saver(tmp_path, 2, team)
+        saver.save(tensors(1), {"iter": 1}, rows={})
+        assert saver.poll(wait=True) is not None
+        saver.close()
+        assert "error" in team.posted["save/1/1"]
+
+
+def test_rank_0_without_a_folder_lets_nobody_wait(tmp_path: Path) -> None:
+    team = OneOfTwo(0)
+    saver = Saver(tmp_path / "gone", 2, team)
+    saver.save(tensors(1), {"iter": 1, "val_loss": None}, rows={})
+    with pytest.raises(UserError):
         saver.poll(wait=True)
     saver.close()
+    assert team.posted == {"save/1": ""}
 
 
 # --- who was there before ---

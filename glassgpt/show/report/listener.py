@@ -6,6 +6,7 @@ listener's thread is waited for a few seconds, and a long journal takes longer t
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 import time
@@ -74,8 +75,9 @@ class ReportAtEnd:
         self._say(f"none: {reason}; {later}" if reason else str(self._run_dir / NAME))
 
     def _say_that_it_takes_time(self, run_dir: Path) -> None:
-        size = figures.size((run_dir / journal.NAME).stat().st_size)
-        self._say(f"being written from a journal of {size}; Ctrl-C leaves it out")
+        with contextlib.suppress(OSError):  # it is gone: whoever reads it says so
+            size = figures.size((run_dir / journal.NAME).stat().st_size)
+            self._say(f"being written from a journal of {size}; Ctrl-C leaves it out")
 
     def _say(self, text: str) -> None:
         if self.is_read:

@@ -221,8 +221,8 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
 def is_broken(text: str) -> bool:
-    """Bytes from the command line that are no UTF-8 arrive as lone surrogates."""
-    return any("\ud800" <= char <= "\udfff" for char in text)
+    """Bytes from the command line that are no UTF-8 arrive as lone surrogates. No path has a NUL."""
+    return any("\ud800" <= char <= "\udfff" or char == "\0" for char in text)
 
 
 # --- values that follow from others ---

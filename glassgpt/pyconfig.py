@@ -20,6 +20,7 @@ from typing import Any
 
 from glassgpt.config import Value
 from glassgpt.errors import UserError
+from glassgpt.paths import regular
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def read_python_settings(path: Path, before: Mapping[str, Value]) -> tuple[dict[
 
 def _read_source(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None

@@ -229,7 +229,7 @@ def test_all_problems_of_all_kinds_at_once() -> None:
 # --- writing it down
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]))  # halves of characters cannot be written
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))  # no path holds them
 positive = st.integers(1, 10**9)
 rates = st.floats(1e-9, 1.0)
 FREE = {  # fields that none of the others restrict; the ranges are those of find_problems

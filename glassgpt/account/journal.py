@@ -15,6 +15,7 @@ network drives they change.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -42,6 +43,9 @@ NUMBERS = frozenset((
     "recent_grad_norms", "loss_scale", "val_loss", "losses", "norms",
 ))
 # fmt: on
+
+# What opening a journal fails with if it was removed, or replaced by a folder, a pipe or a link.
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTSUP, errno.ELOOP)
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -96,8 +100,10 @@ class Journal:
                     self._compare_writers(file.read(_MORE))
             if not is_there:
                 self._follow_rewrite()
-        except (FileNotFoundError, NotADirectoryError):
-            self.lost = f"{self.path} is gone"
+        except OSError as error:
+            if error.errno not in _REPLACED:
+                raise
+            self.lost = f"{self.path} is gone, or no regular file any more"
 
     def _compare_writers(self, more: bytes) -> None:
         """Of two writers the one that started later stays. Lines that are no records do not matter."""
@@ -213,13 +219,21 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _open_to_read(path: Path) -> BinaryIO:
+@contextlib.contextmanager
+def _open_to_read(path: Path) -> Iterator[BinaryIO]:
+    """I/O errors in it name the file, which those of `read` and `seek` do not."""
     try:
-        return open(path, "rb", opener=regular_unlinked)
+        file = open(path, "rb", opener=regular_unlinked)  # noqa: SIM115 - closed below
+        try:
+            yield file
+        finally:
+            with contextlib.suppress(OSError):  # nothing was written to it
+                file.close()
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTSUP):
-            raise
-        raise UserError(f"{path} is not read: {error.strerror}") from None
+        if error.errno in (errno.ELOOP, errno.ENOTSUP):
+            raise UserError(f"{path} is not read: {error.strerror}") from None
+        error.filename = error.filename or str(path)
+        raise
 
 
 def read(path: Path) -> Iterator[Record]:

@@ -57,7 +57,7 @@ def json_sha256(content: Any) -> str:
 def recorded_digests(folder: Path) -> dict[str, str] | None:
     """SHA-256 by file name, as `glass export` recorded it; None if the folder is no export."""
     path = folder / MARKER
-    if not path.is_file():
+    if not os.path.lexists(path):  # one that cannot be read does not mean unverified
         return None
     try:
         content = json.loads(read_document(path))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
     """
     path = folder / TOKENIZER_JSON
     try:
-        if path.is_file():
+        if os.path.lexists(path):  # a link that leads nowhere is not "none", but cannot be read
             check_recorded(path)
             _check_config(folder)
             return parse_tokenizer(read_document(path))

@@ -10,8 +10,9 @@ A file without a digest is looked at as far as it can be read. Nothing is change
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,10 +131,10 @@ def _run(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
     # A run that is training removes old ones meanwhile.
     points = [part for path, part in checked if part.verdict == "good" or path.exists()]
     config = _config(folder / CONFIG)
-    others = [
-        Part(f"{FOLDER}/{point.path.name}", "no digest", f"not used: a copy of iteration {point.iter:,}")
-        for point in misnamed(folder)
-    ]
+    copies = [(point, _checkpoint(point.path, advance)) for point in misnamed(folder)]
+    others = [replace(part, says=f"a copy that the run does not use: {part.says}") for _, part in copies]
+    if not points and any(old["kind"] == "checkpoint" for old in _records(folder)):
+        others.append(Part(FOLDER, "damaged", "missing: the journal has checkpoints"))
     parts = [*points, *others, config, _journal(folder / journal.NAME, advance)]
     parts.append(_tokenizer(folder / TOKENIZER, advance))
     if (folder / _REPORT).is_file():
@@ -147,12 +148,21 @@ def _run(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
             f"the newest good checkpoint is {good[-1]}: resuming takes it, and sets damaged newer ones aside"
         )
         step = Step(says, f"glass train --init_from=resume --out_dir={quoted}")
+    elif whole := [point for point, part in copies if part.verdict == "good"]:
+        place = folder / FOLDER / f"{whole[-1].iter:08d}"
+        says = f"a copy is good: move {place} away if it is there, give the copy that name, and resume"
+        step = Step(says, f"mv {shlex.quote(str(whole[-1].path))} {shlex.quote(str(place))}")
     elif config.verdict != "damaged":
         settings = shlex.quote(str(folder / CONFIG))
         step = Step("no checkpoint is good: train again with the same settings", f"glass train {settings}")
     else:
         step = Step("neither a checkpoint nor the settings are good: train again", "glass train PRESET")
     return parts, [step]
+
+
+def _records(folder: Path) -> Iterator[journal.Record]:
+    with suppress(OSError, UserError):  # the journal's own part says what is wrong with it
+        yield from journal.read(folder / journal.NAME)
 
 
 def _checkpoint(path: Path, advance: Advance) -> Part:

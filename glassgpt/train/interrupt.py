@@ -84,6 +84,7 @@ class Stop:
         self._heard_save = False
         self._heard_lost_folder = False
         self._before: dict[int, Any] = {}
+        self._mask: Any = None  # signals that were blocked before
 
     @property
     def requested(self) -> bool:
@@ -128,10 +129,12 @@ class Stop:
             if _SAVE is not None and _HANGUP is not None:
                 self._before[_SAVE] = signal.signal(_SAVE, self._on_save)
                 # What was held back while the program was loading arrives now; see __main__.py, launch.py.
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE, _HANGUP})
+                self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE, _HANGUP})
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._mask is not None:  # first: a signal in the last moments must not end a finished run
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -152,15 +152,26 @@ class Site:
         """There is nothing to let go."""
 
 
-def _starts_so_far(path: Path) -> tuple[int, Record]:
-    """How often the run was started, and its last record, from the journal's end."""
-    starts, last = 0, Record()
+def _starts_so_far(path: Path) -> int:
+    """How often the run was started, from the journal's end."""
+    starts = 0
     for record in journal.read_backwards(path) if path.exists() else ():
-        last = last or record
         if isinstance(record.get("process"), int):
-            return starts + record["process"] + 1, last
+            return starts + int(record["process"]) + 1
         starts += record["kind"] == "run"  # without a number, as other programs may write it
-    return starts, last
+    return starts
+
+
+def end_of_training(path: Path) -> Record:
+    """The `end` record of a run that has finished or stopped early, from the journal's end; empty if it has
+    not. What only evaluated it later (--eval_only) does not count."""
+    evaluated = None
+    for record in journal.read_backwards(path) if path.exists() else ():
+        if record.get("reason") == "evaluated":
+            evaluated = record.get("process")
+        elif evaluated is None or record.get("process") != evaluated:
+            return record if record.get("reason") in ("finished", "stopped early") else {}
+    return {}
 
 
 def lock(directory: Path, write: bool = True) -> ExitStack | None:
@@ -193,12 +204,12 @@ class Place:
                 raise UserError(f"{path} is no regular file to write into: move it away")
             if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would fail
                 raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
-            self.process, last = _starts_so_far(path)
+            self.process = _starts_so_far(path)
+            # Otherwise the last process died, maybe between its last checkpoint and its end.
+            self.was_finished = bool(end_of_training(path))
         except BaseException:
             self.close()
             raise
-        # Otherwise the last process died, maybe between its last checkpoint and its end.
-        self.was_finished = last.get("reason") in ("finished", "stopped early")
 
     def _enter(self, directory: Path) -> None:
         try:

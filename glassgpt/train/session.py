@@ -33,7 +33,7 @@ from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
 from glassgpt.train.origin import settings_of
-from glassgpt.train.rundir import TOKENIZER, Place, existing_run_dir
+from glassgpt.train.rundir import TOKENIZER, Place, end_of_training, existing_run_dir
 from glassgpt.train.setup import set_up
 from glassgpt.train.state import begin
 from glassgpt.train.task import Task, begun_by, prepare_if_built_in, resolve, task_of, to_go_on
@@ -169,11 +169,11 @@ def _ended_before(task: Task) -> dict[str, Any] | None:
 
     A setting that is left to the program, or is as an earlier start of the run had it, is no change."""
     config, run_dir = task.config, task.run_dir
-    if run_dir is None or config.eval_only or not (run_dir / journal.NAME).is_file():
+    if run_dir is None or config.eval_only:
         return None
-    end = next(journal.read_backwards(run_dir / journal.NAME), {})
+    end = end_of_training(run_dir / journal.NAME)
     point = next(reversed(list(readable(run_dir))), None)
-    if point is None or end.get("reason") not in ("finished", "stopped early") or end["iter"] != point.iter:
+    if point is None or not end or end["iter"] != point.iter:
         return None
     progress, stored = point.state.get("progress", {}), settings_of(point)[0]
     had_no_gain = config.patience and progress.get("evaluations_without_gain", 0) >= config.patience

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -378,17 +379,18 @@ def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_pat
         "replaced": replace,
         "emptied": lambda path: path.write_bytes(b""),
         "overwritten": overwrite,
+        "pipe": lambda path: (path.rename(path.with_suffix(".moved")), os.mkfifo(path)),
     }
     for name, change in changes.items():
         path = tmp_path / name
         begun(path, "00", 0, count=2).close()
         journal = begun(path, "aa", 1)
         change(path)
-        after = path.read_bytes() if path.exists() else None
+        after = path.read_bytes() if path.is_file() else None
         write(journal, by("aa", 3, 1))
         assert journal.lost, name
         write(journal, by("aa", 4, 1))
-        assert (path.read_bytes() if path.exists() else None) == after, name
+        assert (path.read_bytes() if path.is_file() else None) == after, name
         journal.move(tmp_path / f"{name}-rescued")
         write(journal, by("aa", 5, 1))
         assert not journal.lost

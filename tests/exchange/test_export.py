@@ -338,6 +338,10 @@ def test_an_export_of_before_there_was_a_digest_of_its_marker(root: Path, tmp_pa
         (out / MARKER).write_text(json.dumps(marker | {"sha256": bad}))
         with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
             open_parcel(str(out))
+    (out / MARKER).unlink()
+    (out / MARKER).symlink_to("nowhere")  # which is not the same as none: what it said is not known
+    with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
+        open_parcel(str(out))
 
 
 # --- the place ---

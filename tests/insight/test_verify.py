@@ -147,6 +147,12 @@ def test_the_way_to_continue_depends_on_what_is_good(place: Path) -> None:
     for point in points[1:]:
         flip(point / "model.safetensors")
     assert commands("small") == [["train", "runs/small/config.toml"]]
+    flip(points[-1] / "model.safetensors")  # back
+    points[-1].rename(points[-1].with_name("20261116"))
+    (step,) = verified("small").next
+    assert step.command == f"mv runs/small/checkpoints/20261116 {points[-1]}"
+    shutil.rmtree("runs/small/checkpoints")
+    assert damaged("small").keys() == {"checkpoints"}
     flip(Path("exports/small") / MARKER)
     assert damaged("exports/small").keys() == {MARKER}
 

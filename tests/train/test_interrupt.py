@@ -67,6 +67,8 @@ def test_a_request_to_save_stops_nothing() -> None:
         assert not stop.save_requested
         stop.act(*stop.hear())
         assert stop.save_requested
+    # Blocked again, as before: one that comes in the last moments must not end a finished run.
+    assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def test_under_nohup_a_hangup_stays_ignored() -> None:

@@ -320,6 +320,11 @@ def test_a_finished_run_that_is_resumed_unchanged_is_left_alone(
         session.resume(config.out_dir, learning_rate=0.5)
     assert contents(config.out_dir) == before
     assert session.resume(config.out_dir, eval_only=True).reason == "evaluated"
+    before = contents(config.out_dir)
+    assert session.resume(config.out_dir).was_over
+    with pytest.raises(UserError, match="--max_iters=16"):
+        session.resume(config.out_dir, learning_rate=0.5)
+    assert contents(config.out_dir) == before
     longer = session.resume(config.out_dir, max_iters=10)
     assert (longer.reason, longer.iter, longer.was_over) == ("finished", 10, False)
 

@@ -373,13 +373,17 @@ def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_pat
     def overwrite(path: Path) -> None:
         path.write_bytes(encode(by("ff", 7)) * 9)
 
+    def make_pipe(path: Path) -> None:
+        path.rename(path.with_suffix(".moved"))
+        os.mkfifo(path)
+
     changes: dict[str, Any] = {
         "deleted": Path.unlink,
         "moved": lambda path: path.rename(path.with_suffix(".moved")),
         "replaced": replace,
         "emptied": lambda path: path.write_bytes(b""),
         "overwritten": overwrite,
-        "pipe": lambda path: (path.rename(path.with_suffix(".moved")), os.mkfifo(path)),
+        "pipe": make_pipe,
     }
     for name, change in changes.items():
         path = tmp_path / name

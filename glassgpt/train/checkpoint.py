@@ -182,6 +182,11 @@ def readable(run_dir: Path) -> Iterator[Checkpoint]:
     return filter(_has_its_name, _described(run_dir))
 
 
+def newest(run_dir: Path) -> Checkpoint | None:
+    """The last of those that can be read."""
+    return next(reversed(list(readable(run_dir))), None)
+
+
 def load_tensors(point: Checkpoint) -> Tensors:
     """Everything, on the CPU, each file checked against its digest."""
     from safetensors.torch import load

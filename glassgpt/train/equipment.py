@@ -24,7 +24,7 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPTConfig, shape_of
 from glassgpt.train import device as devices
 from glassgpt.train.batching import BatchPlan, plan_batch
-from glassgpt.train.checkpoint import readable
+from glassgpt.train.checkpoint import newest, readable
 from glassgpt.train.device import Placement
 from glassgpt.train.origin import shape_in
 from glassgpt.train.speedups import Load, choose_speedups
@@ -109,7 +109,7 @@ def _choose_threads(task: Task, device: torch.device, team: Team) -> Choice | No
     asked, usual = task.config.threads, torch.get_num_threads()
     if asked is not None or device.type != "cpu" or team.launch or "OMP_NUM_THREADS" in os.environ:
         return choose_threads(asked, usual, None, 0.0)
-    last = None if task.run_dir is None else next(reversed(list(readable(task.run_dir))), None)
+    last = None if task.run_dir is None else newest(task.run_dir)
     before = None if last is None else last.state.get("threads", usual)  # older versions took the usual
     return choose_threads(None, usual, before, busy_cores())
 

@@ -9,7 +9,6 @@ runs/quickstart/
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -242,5 +241,5 @@ class Place:
             raise UserError(f"{self.directory / CONFIG} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # nothing was written to it
+        with suppress(OSError):  # nothing was written to it
             self._lock.close()

@@ -28,7 +28,7 @@ from glassgpt.errors import NO_THREAD, UserError, disk_complaint, is_memory, lac
 from glassgpt.flags import check_settings
 from glassgpt.recipe import Recipe, combine_config, find_recipe
 from glassgpt.train import loop, records, shortage
-from glassgpt.train.checkpoint import readable, verify
+from glassgpt.train.checkpoint import newest, verify
 from glassgpt.train.interrupt import Stop
 from glassgpt.train.job import Job
 from glassgpt.train.loop import Ending
@@ -172,7 +172,7 @@ def _ended_before(task: Task) -> dict[str, Any] | None:
     if run_dir is None or config.eval_only:
         return None
     end = end_of_training(run_dir / journal.NAME)
-    point = next(reversed(list(readable(run_dir))), None)
+    point = newest(run_dir)
     if point is None or not end or end["iter"] != point.iter:
         return None
     progress, stored = point.state.get("progress", {}), settings_of(point)[0]

@@ -56,7 +56,7 @@ _TAKES_BACK = {
 
 # What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.
 # Device, dtype and compile are the machine's, not the file's, and stay as they are here.
-_NANOGPT_DEFAULTS: dict[str, Value] = {
+NANOGPT_DEFAULTS: dict[str, Value] = {
     "out_dir": "out",
     "dataset": "openwebtext",
     "gradient_accumulation_steps": 40,
@@ -109,7 +109,7 @@ def read_recipe(path: Path, name: str | None = None) -> Recipe:
 
 def read_python_recipe(path: Path) -> Recipe:
     """A config file of nanoGPT's, over nanoGPT's defaults, so that it means here what it means there."""
-    before = dataclasses.asdict(TrainConfig()) | _NANOGPT_DEFAULTS
+    before = dataclasses.asdict(TrainConfig()) | NANOGPT_DEFAULTS
     found, problems = read_python_settings(path, before)
     settings: dict[str, Value] = {}
     for name, setting in found.items():
@@ -122,7 +122,7 @@ def read_python_recipe(path: Path) -> Recipe:
     if texts:
         raise UserError(texts)
     name = path.stem.removeprefix("train_") or path.stem
-    return Recipe(name, f"{path}, over nanoGPT's defaults", _merge([_NANOGPT_DEFAULTS, settings]))
+    return Recipe(name, f"{path}, over nanoGPT's defaults", _merge([NANOGPT_DEFAULTS, settings]))
 
 
 # --- finding one by name ---

@@ -205,13 +205,13 @@ def read_example(name: str, lines: str) -> History:
 @pytest.mark.parametrize(("name", "lines"), example_logs(), ids=[name for name, _ in example_logs()])
 def test_the_lines_shown_of_each_format_are_read_as_such(name: str, lines: str) -> None:
     history = read_example(name, lines)
-    assert history.format.name == name
+    assert history.trainer.id == name
     assert len(history.steps) == (3 if name == "unknown" else 1)
     assert len(history.evals) == (0 if name == "unknown" else 1)
 
 
 def test_every_format_has_its_lines() -> None:
-    titles = {read_example(*example).format.title for example in example_logs()}
+    titles = {read_example(*example).trainer.name for example in example_logs()}
     assert titles == {*KNOWN.split(", "), "unknown trainer"}
 
 

@@ -20,7 +20,7 @@ from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.staging import move_into_place, staging, writable_problem
 from glassgpt.data.tokenizers import tokenizer_identity, write_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.exchange.nanogpt_journal import Told, records_of
+from glassgpt.exchange.nanogpt_journal import SOURCE, Told, records_of
 from glassgpt.exchange.options import ImportOptions
 from glassgpt.insight.history import History
 from glassgpt.insight.reading import read_history
@@ -84,8 +84,8 @@ def _read_log(name: str, ckpt: Ckpt, problems: list[str]) -> History | None:
     except UserError as error:
         problems += error.problems
         return None
-    if history.format.name != "nanogpt":
-        problems.append(f"--log={name} is a log of {history.format.title}, not of nanoGPT")
+    if history.trainer.id != SOURCE:
+        problems.append(f"--log={name} is a log of {history.trainer.name}, not of nanoGPT")
         return None
     problem = _mismatch(name, history, ckpt)
     problems += [problem] if problem else []

@@ -70,7 +70,7 @@ def continues(history: History, segment: int) -> bool:
         return False
     here = history.segments[segment]
     begin = here.first_iteration
-    counts_on = begin is not None and begin > history.format.first_iteration and history.numbered
+    counts_on = begin is not None and begin > history.trainer.first_iteration and history.numbered
     return here.resumed or counts_on
 
 
@@ -158,9 +158,9 @@ def metric_name(history: History) -> str:
     return "val loss" if history.val_metric == "loss" else "val bpb"
 
 
-def takes_nanogpt_settings(history: History) -> bool:
-    """Whether nanoGPT's train.py itself speaks, or GlassGPT. Evaluations alone, `step 500: train loss 1.9,
-    val loss 2.0`, are also what loops print that have other settings, and no schedule."""
-    if history.format.name == "nanogpt":
-        return bool(np.isfinite(history.steps.ms).any()) or history.setup.tokens_per_iteration is not None
-    return history.format.name == "glassgpt"
+def takes_known_settings(history: History) -> bool:
+    """Whether the run has the settings that advice names. Evaluations alone, `step 500: train loss 1.9, val
+    loss 2.0`, are also what loops print that have other settings, and no schedule."""
+    if not history.trainer.takes_known_settings or not history.trainer.eval_line_is_common:
+        return history.trainer.takes_known_settings
+    return bool(np.isfinite(history.steps.ms).any()) or history.setup.tokens_per_iteration is not None

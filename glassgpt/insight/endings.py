@@ -39,21 +39,20 @@ def _reached_its_end(history: History) -> bool:
 def _stops_at_evaluation(history: History, last: int) -> bool:
     """Nothing says how far it should go, but these trainers evaluate at the end.
 
-    nanoGPT's last iteration is one of its usual evaluations. Of the others the last one is mostly off the
+    Of some the last iteration is one of the usual evaluations. Of the others the last one is mostly off the
     grid, and one on the grid proves nothing.
     """
     evaluated = list(dict.fromkeys(done.iteration for done in history.evals if done.iteration is not None))
-    if last <= history.format.first_iteration or not evaluated or history.quoted:
+    if last <= history.trainer.first_iteration or not evaluated or history.quoted:
         return False
     if history.begun is not None and history.begun > last:
         return False  # it went on
-    if history.format.name == "nanogpt":
+    if history.trainer.ends_on_regular_eval:
         return last in evaluated
-    if history.format.name not in ("build-nanogpt", "llm.c") or len(evaluated) < 3:
+    if len(evaluated) < 3:
         return False
     interval = abs(evaluated[1] - evaluated[0]) or 1
-    # llm.c's is after the last update; its main.log counts that as one more.
-    ends = (last,) if history.format.name == "build-nanogpt" else (last, last + 1)
+    ends = [last + offset for offset in history.trainer.final_eval_offsets]
     return evaluated[-1] in ends and evaluated[-1] % interval != 0
 
 
@@ -64,11 +63,11 @@ def planned_last_iteration(history: History) -> int | None:
     settings = history.setup.settings
     max_iters = settings.get("max_iters")
     if (
-        history.format.name != "nanogpt"
+        not history.trainer.loop_includes_max_iters
         or not isinstance(max_iters, int | float)
         or not 0 <= max_iters < 1e15
     ):
         return None
     said = settings.get("log_interval")
     every = int(said) if isinstance(said, int | float) and said >= 1 else history.log_interval() or 1
-    return int(max_iters) // every * every  # nanoGPT's loop includes max_iters itself
+    return int(max_iters) // every * every

@@ -34,7 +34,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         told: dict[str, object] = {
-            "format": self.history.format.name,
+            "format": self.history.trainer.id,
             "facts": self.facts.as_dict(),
             "findings": [asdict(finding) for finding in self.findings],
             "verdict": self.verdict,

@@ -127,15 +127,16 @@ def _nan_step(history: History) -> int | None:
 
 
 def tokens_per_iteration(history: History) -> int | None:
-    """As the log says, or from its settings, or from its tokens per second; an iteration of litgpt is a
-    micro-batch."""
+    """As the log says, or from its settings, or from its tokens per second."""
     setup, steps = history.setup, history.steps
     if setup.tokens_per_iteration:
         return setup.tokens_per_iteration
     parts = [setup.settings.get(name) for name in ("batch_size", "block_size", "gradient_accumulation_steps")]
-    if history.format.name == "nanogpt" and all(isinstance(part, int) and part > 0 for part in parts):
+    if history.trainer.settings_give_batch_tokens and all(
+        isinstance(part, int) and part > 0 for part in parts
+    ):
         return math.prod(part for part in parts if isinstance(part, int))
-    if history.format.name == "build-nanogpt":  # whose tokens per second are of the same iteration
+    if history.trainer.tokens_per_s_is_of_step:
         tokens = _median(
             (steps.tokens_per_s * steps.ms / 1000)[history.steady() & ~np.isnan(steps.tokens_per_s)]
         )
@@ -167,8 +168,7 @@ def _startup_ms(
         return max(0.0, first_ms - steady_ms)
     if not history.first_of_process()[0]:
         return None
-    # nanoGPT evaluates in its first iteration, whether or not that line is in the log.
-    evaluates = bool(history.holds_eval()[0]) or history.format.name == "nanogpt"
+    evaluates = bool(history.holds_eval()[0]) or history.trainer.evaluates_before_first_step
     if evaluates and eval_overhead_ms is None:
         return None if history.holds_eval()[0] else max(0.0, first_ms - steady_ms)
     return max(0.0, first_ms - steady_ms - (eval_overhead_ms if evaluates and eval_overhead_ms else 0.0))
@@ -209,7 +209,7 @@ def _overhead_share(history: History, steady_ms: float | None, total_s: float | 
     if history.ledger is not None:
         overhead = ("startup", "compile", "eval", "checkpoint")
         return sum(history.ledger.get(name, 0.0) for name in overhead) / total_s
-    if steady_ms is None or not history.format.times_hold_eval:
+    if steady_ms is None or not history.trainer.step_time_includes_eval:
         return None
     held: Bools = (history.first_of_process() | history.holds_eval()) & np.isfinite(history.steps.ms)
     return float(np.maximum(history.steps.ms[held] - steady_ms, 0.0).sum()) / 1000 / total_s
@@ -239,7 +239,7 @@ def _reported_flops_per_s(history: History, mfu: float | None) -> float | None:
 
     Printed with two decimals, a small one is too coarse to use.
     """
-    peak = history.setup.peak_flops or history.format.mfu_peak
+    peak = history.setup.peak_flops or history.trainer.mfu_peak
     return mfu / 100 * peak * (history.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
 
 
@@ -247,7 +247,7 @@ def parameters_without_positions(history: History) -> int | None:
     """What 6N counts: exact where the optimizer's groups and the shape are known, else as the log says."""
     setup = history.setup
     said, trained = setup.parameters, setup.trained_parameters
-    if said and history.format.name == "glassgpt":  # exact, and a modern model has no positions to take off
+    if said and history.trainer.states_exact_parameters:
         return said
     sizes = [setup.settings.get(name) for name in ("block_size", "n_embd")]
     if trained and all(isinstance(size, int) for size in sizes):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import Value
+from glassgpt.insight.logs.trainer import Trainer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -23,22 +24,6 @@ Bools = NDArray[np.bool_]
 
 Ended = Literal["finished", "interrupted", "crashed", "oom", "cut"]
 Metric = Literal["loss", "bits_per_byte"]
-
-A100_PEAK = 312e12  # bf16 dense; nanoGPT divides by it whatever the card
-
-
-@dataclass(frozen=True)
-class Format:
-    """What has to be known about a trainer to read its lines right."""
-
-    name: str  # as in the JSON: "nanogpt"
-    title: str  # as people write it: "nanoGPT"
-    times_hold_eval: bool  # the time of an iteration includes the evaluation and the save made in it
-    first_iteration: int = 0  # the number of a run's first line
-    mfu_peak: float | None = None  # the FLOP/s that its MFU calls 100 %, where that is fixed
-    mfu_is_average: bool = False  # its MFU is a running average: 0.9 of the last one, 0.1 of this iteration
-    eval_held_after: int = 0  # it is the iteration this many after an evaluation's whose time holds it
-    loss_of_one_batch: bool = True  # the training loss is that of one batch, not a mean over an interval
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class Steps:
     loss: Floats
     has_loss: Bools
     ms: Floats
-    mfu: Floats  # percent; never nanoGPT's -100, which means "not yet"
+    mfu: Floats  # percent; never the -100 that some print for "not yet"
     lr: Floats
     grad_norm: Floats
     tokens_per_s: Floats
@@ -111,7 +96,7 @@ class Event:
 class Setup:
     """What the log, a config or flags say about the run. None: not said."""
 
-    # nanoGPT's names: n_layer, n_head, n_embd, block_size, batch_size, gradient_accumulation_steps,
+    # By TrainConfig's names: n_layer, n_head, n_embd, block_size, batch_size, gradient_accumulation_steps,
     # vocab_size, learning_rate, min_lr, warmup_iters, lr_decay_iters, max_iters, eval_interval, eval_iters,
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, Value] = field(default_factory=dict)
@@ -132,7 +117,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class History:
-    format: Format
+    trainer: Trainer
     name: str  # where it was read from, for people
     steps: Steps
     evals: tuple[Evaluation, ...]
@@ -174,7 +159,7 @@ class History:
     def iterations(self) -> int:
         """From the first to the last line of every process, those without a line included."""
         steps = self.steps
-        if self.format.name == "glassgpt":  # whose lines count the updates so far
+        if self.trainer.lines_count_updates:
             return max(0, int(steps.iteration[-1]) - self._begun) if len(steps) else 0
         same_process = steps.segment[1:] == steps.segment[:-1]
         return len(steps) + int((np.diff(steps.iteration) - 1)[same_process].sum())
@@ -230,7 +215,7 @@ class History:
 
     def holds_eval(self) -> Bools:
         """True where an iteration's time includes an evaluation or a save."""
-        return self._marked if self.format.times_hold_eval else np.zeros(len(self.steps), dtype=bool)
+        return self._marked if self.trainer.step_time_includes_eval else np.zeros(len(self.steps), dtype=bool)
 
     def steady(self) -> Bools:
         """True where an iteration holds no start-up, evaluation or save, and says how long it took.
@@ -243,7 +228,7 @@ class History:
         same = usual & self._same_work
         usual = same if same.any() else usual
         apart = usual & ~self._marked
-        return apart if self.format.times_hold_eval or apart.any() else usual
+        return apart if self.trainer.step_time_includes_eval or apart.any() else usual
 
     @cached_property
     def _first(self) -> Bools:
@@ -273,8 +258,8 @@ class History:
     @cached_property
     def _marked(self) -> Bools:
         """True where an evaluation or a save has the number of the iteration."""
-        steps, later = self.steps, self.format.eval_held_after
-        if self.format.name == "glassgpt":  # whose rows are means over an interval, without any of that
+        steps, later = self.steps, self.trainer.eval_timed_in_later_step
+        if self.trainer.step_time_is_interval_mean:  # without any of that
             return np.zeros(len(steps), dtype=bool)
         numbers: dict[int, list[int]] = {}
         events: list[Evaluation | Save] = [*self.evals, *self.saves]

@@ -3,7 +3,7 @@
     MFU = FLOPs per token x tokens per second / peak       so the FLOPs per token follow from the other three,
     FLOPs per token = 6 N + 12 x layers x width x context  and the parameters N from those and the shape.
 
-N is counted as nanoGPT counts it: all parameters but positions. A log rounds its MFU, so what is read back
+N is all parameters but positions. A log rounds its MFU, so what is read back
 has an error; where that is above MAX_ERROR nothing is inferred.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # facts may ask here, so this module must not ask there
 
 MAX_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the next one well above this
 
-_KEPT = 0.9  # of the last value, in a running average as nanoGPT's
+_KEPT = 0.9  # of the last value, in a running average
 _MANY = 8  # iterations from which on taking the running average apart beats reading it as it is
 _CONTRADICTION = 0.07  # of the parameters: further apart than rounding and conventions explain
 _NEAR = 0.03  # of an integer
@@ -97,7 +97,11 @@ def near_multiple(ratio: float) -> int | None:
 def parameters_behind(flops_per_token: float, history: History) -> int | None:
     """N = (F - 12 x layers x width x context) / 6"""
     attention = attention_flops(history)
-    if attention is None or not attention < flops_per_token < math.inf or not counts_as_nanogpt(history):
+    if (
+        attention is None
+        or not attention < flops_per_token < math.inf
+        or not history.trainer.mfu_counts_palm_flops
+    ):
         return None
     return round((flops_per_token - attention) / 6)
 
@@ -110,15 +114,10 @@ def attention_flops(history: History) -> int | None:
     return 12 * math.prod(known) if len(known) == 3 else None
 
 
-def counts_as_nanogpt(history: History) -> bool:
-    """Whether the trainer's MFU counts FLOPs by the formula above. llm.c, for one, halves attention."""
-    return history.format.name in ("nanogpt", "glassgpt")
-
-
 def stated_peak(history: History) -> float | None:
     """The FLOP/s of one device that the log's MFU calls 100 %."""
     said = history.setup.peak_flops
-    return said if said and 0 < said < 1e30 else history.format.mfu_peak
+    return said if said and 0 < said < 1e30 else history.trainer.mfu_peak
 
 
 def devices(history: History) -> int:
@@ -132,7 +131,7 @@ def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:
     steps = history.steps
     usable = history.steady() & np.isfinite(steps.mfu) & (steps.mfu > 0) & (steps.ms > 0)
     rounding = _rounding(steps.mfu[usable])
-    if history.format.mfu_is_average:
+    if history.trainer.mfu_is_running_average:
         apart = _taken_apart(history)
         single = usable & np.isfinite(apart)
         if np.count_nonzero(single) >= _MANY:
@@ -140,7 +139,7 @@ def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:
             return apart[single] * ms, ms * rounding * (1 + _KEPT) / (1 - _KEPT)
     ms = steps.ms[usable]
     # A running average goes with the usual time of an iteration, not with its own.
-    if history.format.mfu_is_average and len(ms):
+    if history.trainer.mfu_is_running_average and len(ms):
         ms = np.full(len(ms), float(np.median(ms)))
     return steps.mfu[usable] * ms, ms * rounding
 

@@ -56,7 +56,7 @@ def evaluation_noise(
 
 def evaluates_same_tokens(history: History) -> bool:
     """Every time, so that what is special about these tokens is in all of the losses."""
-    return history.format.name == "glassgpt"
+    return history.trainer.evaluates_same_tokens
 
 
 def scatter_noise(values: Floats) -> Noise | None:
@@ -71,10 +71,10 @@ def _noise_said(evals: Sequence[Evaluation]) -> Noise | None:
 
 
 def _noise_by_batches(history: History, losses: Floats) -> Noise | None:
-    """nanoGPT draws fresh batches for every evaluation, of the size of those whose loss it logs."""
+    """Where every evaluation draws fresh batches, of the size of those whose loss is logged."""
     batches = _count(history, "eval_iters")
     late = losses[len(losses) // 2 :]
-    is_fit = history.format.name == "nanogpt" and history.val_metric == "loss"
+    is_fit = history.trainer.evaluates_random_batches and history.val_metric == "loss"
     if not is_fit or not batches or len(late) < _ENOUGH_BATCHES:
         return None
     of_batch = _scatter(late)

@@ -23,17 +23,17 @@ from glassgpt.insight.history import (
     Evaluation,
     Event,
     Floats,
-    Format,
     History,
     Save,
     Segment,
     Setup,
     Steps,
 )
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.insight.logs.trainers import BY_ID
+from glassgpt.insight.logs.trainers.glassgpt import TRAINER
 from glassgpt.insight.profiles import is_sound
 from glassgpt.insight.runs import is_running
-
-FORMAT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
 
 _COLUMNS = {
     "loss": "loss",
@@ -73,7 +73,7 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
     number = {mine[0]["process"]: index for index, mine in enumerate(processes)}
     steps = [record for record in kept if record["kind"] == "step"]
     return History(
-        format=FORMAT if not run.get("imported") else replace(FORMAT, title="nanoGPT"),
+        trainer=_trainer(run),
         name=name,
         steps=_steps(steps, number),
         evals=tuple(_evals(kept, number)),
@@ -89,6 +89,12 @@ def history_of(records: Iterable[Record], name: str, live: bool = False) -> Hist
         events=() if live else _events(every),
         ended=None if live else _ended(every),
     )
+
+
+def _trainer(run: Record) -> Trainer:
+    """An imported run is in our terms, but under the name of who trained it."""
+    origin = BY_ID.get(str(run.get("imported")))
+    return TRAINER if origin is None else replace(TRAINER, name=origin.name)
 
 
 def _not_finite(records: list[Record]) -> tuple[int, tuple[float, ...]] | None:

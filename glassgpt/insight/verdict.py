@@ -10,11 +10,12 @@ from glassgpt.insight.course import continues
 from glassgpt.insight.facts import Facts
 from glassgpt.insight.findings.finding import Finding
 from glassgpt.insight.history import History
+from glassgpt.insight.logs.trainer import Trainer
 from glassgpt.words import say
 
 
 def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    far = _with_article(_how_far(history, facts))
+    far = _with_article(_how_far(history, facts), history.trainer)
     sentences = [_who_else(history), _how_many(history), far, _how_good(facts), _how_fast(facts)]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
@@ -30,14 +31,14 @@ def _who_else(history: History) -> str:
         return ""
     return say(
         "Runs of other trainers come before this one in the log: {trainers}.",
-        trainers=", ".join(one.format.title for one in history.earlier),
+        trainers=", ".join(one.trainer.name for one in history.earlier),
     )
 
 
 def _how_many(history: History) -> str:
     """A resume goes on with a run; what begins at the first iteration again is another."""
     others = [index for index in range(1, len(history.segments)) if not continues(history, index)]
-    if not others or history.format.name == "glassgpt":
+    if not others or history.trainer.one_run_per_log:
         return ""
     return say(
         "This log holds {runs} runs. Facts are over all of them; what is said about learning is about the "
@@ -47,7 +48,7 @@ def _how_many(history: History) -> str:
 
 
 def _how_far(history: History, facts: Facts) -> str:
-    trainer = say("training") if history.format.name == "unknown" else history.format.title
+    trainer = say("training") if history.trainer.reads_any_log else history.trainer.name
     last = facts.last_iteration
     if not facts.iterations_logged:
         if history.live:
@@ -74,9 +75,10 @@ def _how_far(history: History, facts: Facts) -> str:
     return sentence
 
 
-def _with_article(sentence: str) -> str:
-    """English only: "An llm.c run", since its first letter is read as a word of its own, "el"."""
-    return f"An {sentence[2:]}" if sentence.startswith("A llm.c ") else sentence
+def _with_article(sentence: str, trainer: Trainer) -> str:
+    """English only: the article that the name wants. A translated sentence does not begin with "A"."""
+    begins = f"A {trainer.name} "
+    return sentence.replace("A", trainer.article, 1) if sentence.startswith(begins) else sentence
 
 
 def _how_good(facts: Facts) -> str:

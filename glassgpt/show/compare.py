@@ -62,7 +62,7 @@ def _print_runs(comparison: Comparison, console: Console) -> None:
             "{run}: {name} ({format})",
             run=side.label,
             name=harmless_name(side.history.name),
-            format=side.history.format.title,
+            format=side.history.trainer.name,
         )
         console.print(_text(words))
 

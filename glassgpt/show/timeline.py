@@ -66,7 +66,8 @@ def timeline_of(history: History, facts: Facts) -> Timeline | None:
         train=by_stretch(train),
         pauses=by_stretch(pauses) + by_stretch(waited, at),
         startup=seconds,
-        complete=history.format.times_hold_eval or all(done.ms is not None for done in history.evals),
+        complete=history.trainer.step_time_includes_eval
+        or all(done.ms is not None for done in history.evals),
     )
 
 
@@ -103,7 +104,7 @@ def _pauses_ms(history: History, facts: Facts, ms: Floats, first: Bools) -> Floa
 
 def _timed_pauses(history: History) -> tuple[Ints, Floats]:
     """Evaluations and saves that the log times by themselves: iteration, ms."""
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     marks: list[Evaluation | Save] = [*history.evals, *history.saves]
     timed = [

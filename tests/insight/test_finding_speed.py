@@ -16,7 +16,7 @@ from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case
 from glassgpt.insight.findings.speed import FINDERS, mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred
-from glassgpt.insight.history import A100_PEAK, Format, History, Segment, Setup
+from glassgpt.insight.history import Format, A100_PEAK, History, Segment, Setup
 
 SMALL: dict[str, Value] = {"n_layer": 12, "n_embd": 384, "block_size": 1024}  # note 004's first model
 LARGE: dict[str, Value] = {"n_layer": 12, "n_embd": 768, "block_size": 1024}

@@ -182,7 +182,7 @@ def written(folder: Path, records: list[Record], tail: bytes = b"") -> Path:
 
 def test_a_folder_and_its_journal_say_the_same(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", whole_run())
-    assert read_history(str(folder)).format.name == "glassgpt"
+    assert read_history(str(folder)).trainer.id == "glassgpt"
     assert facts_of(read_history(str(folder))) == facts_of(read_history(str(folder / NAME)))
 
 
@@ -194,7 +194,7 @@ def test_a_torn_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
 def test_a_journal_under_another_name_is_known_by_its_content(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_bytes(b"".join(encode(record) for record in whole_run()))
-    assert read_history(str(other)).format.name == "glassgpt"
+    assert read_history(str(other)).trainer.id == "glassgpt"
 
 
 def test_an_empty_run_is_refused(tmp_path: Path) -> None:

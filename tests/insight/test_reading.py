@@ -26,9 +26,9 @@ JOURNAL = b"".join(encode(record) for record in whole_run())
 def test_the_name_of_a_file_says_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(LOG)
     history = read_history(str(tmp_path / name))
-    assert (history.format.name, len(history.steps)) == ("nanogpt", 12)
+    assert (history.trainer.id, len(history.steps)) == ("nanogpt", 12)
     (tmp_path / name).write_bytes(JOURNAL)
-    assert read_history(str(tmp_path / name)).format.name == "glassgpt"
+    assert read_history(str(tmp_path / name)).trainer.id == "glassgpt"
     (tmp_path / name).write_bytes(gzip.compress(LOG))
     assert len(read_history(str(tmp_path / name)).steps) == 12
 

@@ -339,7 +339,7 @@ def records() -> list[journal.Record]:
 def test_a_journal_is_known_by_its_first_line() -> None:
     *_, last = follow(io.BytesIO(b"".join(map(journal.encode, records()))), Watch("x"))
     facts = last.explanation.facts
-    assert last.explanation.history.format.name == "glassgpt"
+    assert last.explanation.history.trainer.id == "glassgpt"
     assert (facts.ended, facts.last_iteration, facts.best_val_loss) == ("finished", 100, 2.2)
 
 

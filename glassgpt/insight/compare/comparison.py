@@ -142,7 +142,7 @@ def _run(side: Side) -> dict[str, object]:
     return {
         "label": side.label,
         "name": history.name,
-        "format": history.format.name,
+        "format": history.trainer.id,
         "device": history.setup.device_name or history.setup.settings.get("device"),
         "facts": side.facts.as_dict(),
         "noise": None if side.noise is None else {"value": side.noise.value, "source": side.noise.source},

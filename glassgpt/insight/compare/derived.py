@@ -18,7 +18,6 @@ from glassgpt.insight.inference import (
     Inference,
     attention_flops,
     contradicting_parameters,
-    counts_as_nanogpt,
     devices,
     infer_from,
     parameters_behind,
@@ -30,11 +29,6 @@ PeakSource = Literal["card", "common", "own"]
 
 _CLOSE = 0.07  # of the FLOPs per token: near enough that the more exact of two figures may stand for both
 _LARGEST = 10**15  # a setting beyond is no size of anything, and its products are no floats
-_GPT2_SHAPED = (
-    "nanogpt",
-    "build-nanogpt",
-    "glassgpt",
-)  # whose parameters follow from width, depth, vocabulary
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ def tokens_per_iteration(history: History, facts: Facts) -> int | None:
     """As facts has it; else of any trainer whose iterations are whole batches, by its settings."""
     if facts.tokens_per_iteration:
         return facts.tokens_per_iteration if 0 < facts.tokens_per_iteration < _LARGEST else None
-    if history.format.name == "litgpt":  # an iteration is a micro-batch
+    if history.trainer.steps_are_micro_batches:
         return None
     total = positive(history, "batch_tokens")
     if total:
@@ -190,14 +184,14 @@ def _flops(
 
 def _agree(history: History, claimed: float, inferred: float) -> bool:
     """Only figures by one formula do."""
-    return counts_as_nanogpt(history) and abs(claimed / inferred - 1) <= _CLOSE
+    return history.trainer.mfu_counts_palm_flops and abs(claimed / inferred - 1) <= _CLOSE
 
 
 def _parameters_of_shape(history: History) -> int | None:
     names = ("vocab_size", "block_size", "n_layer", "n_embd")
     sides = {name: positive(history, name) for name in names}
     vocabulary = sides["vocab_size"] or history.setup.data.get("vocab_size")
-    if history.format.name not in _GPT2_SHAPED or not isinstance(vocabulary, int):
+    if not history.trainer.is_gpt2_shaped or not isinstance(vocabulary, int):
         return None
     block_size, n_layer, n_embd = sides["block_size"], sides["n_layer"], sides["n_embd"]
     if not (block_size and n_layer and n_embd and 0 < vocabulary < _LARGEST):

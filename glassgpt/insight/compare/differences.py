@@ -141,7 +141,7 @@ def _machine(history: History) -> dict[str, Plain]:
 
 def _code(history: History) -> dict[str, Plain]:
     flat = {name: value for name, value in _flatten(history.setup.machine).items() if name in _CODE}
-    return {"trainer": history.format.title} | flat
+    return {"trainer": history.trainer.name} | flat
 
 
 def _versions(history: History) -> dict[str, Plain]:

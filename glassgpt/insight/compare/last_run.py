@@ -41,7 +41,7 @@ def last_run(history: History, facts: Facts) -> tuple[History, Facts]:
 
 def _beginnings(history: History) -> list[int]:
     """The segments that runs begin with; one that logged nothing is none. A journal is of one run."""
-    if history.format.name == "glassgpt":
+    if history.trainer.one_run_per_log:
         return [0]
     alive = {int(segment) for segment in np.unique(history.steps.segment)}
     alive |= {done.segment for done in history.evals}

@@ -86,7 +86,7 @@ def _seconds_at(history: History, facts: Facts, segments: Ints, iterations: Ints
     seconds += past_the_log * steady / 1000
     seconds += _evaluation_seconds(history, wanted)
     rest = (facts.estimated_total_s or 0.0) - float(elapsed[-1]) - _all_evaluation_seconds(history)
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         return np.asarray(seconds, dtype=np.float64)
     # What the times of iterations do not hold, and the whole does, is mostly what comes before the first; but
     # not the start-ups of later processes.
@@ -117,7 +117,7 @@ def _begins_at_the_start(history: History) -> bool:
     first = int(history.steps.iteration[0])
     gaps = np.diff(history.steps.iteration[:50])
     usual = int(np.median(gaps[gaps > 0])) if np.any(gaps > 0) else 1
-    return first <= history.format.first_iteration + usual
+    return first <= history.trainer.first_iteration + usual
 
 
 def _places(history: History, segments: Ints, iterations: Ints) -> Floats:
@@ -128,7 +128,7 @@ def _places(history: History, segments: Ints, iterations: Ints) -> Floats:
 
 def _evaluation_seconds(history: History, wanted: Floats) -> Floats:
     """Spent evaluating up to those places, where the times of iterations leave it out."""
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         return np.zeros(len(wanted))
     timed = [done for done in history.evals if done.iteration is not None and done.ms]
     places = _places(
@@ -142,6 +142,6 @@ def _evaluation_seconds(history: History, wanted: Floats) -> Floats:
 
 
 def _all_evaluation_seconds(history: History) -> float:
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         return 0.0
     return sum(done.ms or 0.0 for done in history.evals) / 1000

@@ -12,10 +12,9 @@ SLACK = 0.02  # of the wall time: below that the two clocks agree
 
 
 def clock_before_sync(case: Case) -> Finding | None:
-    """nanoGPT reads its clock when the work is launched, not when it is done; only `loss.item()`, at logged
-    iterations, waits for the GPU."""
+    """A clock that is read when the work is launched, not when it is done, except at logged iterations."""
     history, facts = case.history, case.facts
-    if history.format.name != "nanogpt" or history.setup.settings.get("device") == "cpu":
+    if not history.trainer.clock_reads_before_sync or history.setup.settings.get("device") == "cpu":
         return None
     interval, steady_ms = facts.log_interval, facts.steady_ms
     if not interval or interval < 2 or not steady_ms or case.history.iterations() <= facts.iterations_logged:
@@ -31,9 +30,10 @@ def clock_before_sync(case: Case) -> Finding | None:
     ]
     explanation = [
         say(
-            "On a GPU, nanoGPT reads its clock without waiting for the work, except at logged iterations, "
+            "On a GPU, {trainer} reads its clock without waiting for the work, except at logged iterations, "
             "where it fetches the loss. So each time is a sample, and work of the iterations before may "
-            "be waited for in it."
+            "be waited for in it.",
+            trainer=history.trainer.name,
         )
     ]
     wall_s, estimated_s = _both_clocks(case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glassgpt.figures import whole
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.findings.saving import RESUME, SHOWN, how_far, loss_of_time, severity_of_loss, work_lost
+from glassgpt.insight.findings.saving import SHOWN, how_far, loss_of_time, severity_of_loss, work_lost
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 
@@ -78,7 +78,7 @@ def _fault(history: History) -> Event | None:
 
 
 def _advice(history: History, saved: int | None) -> str:
-    how = RESUME.get(history.format.name)
+    how = history.trainer.resume_command
     if saved is None or not how:
         return ""
     return say("Mend that, then go on from iteration {at} with {how}", at=whole(saved), how=how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glassgpt.figures import difference, duration, loss, rate, whole
-from glassgpt.insight.course import seconds_between, setting, takes_nanogpt_settings
+from glassgpt.insight.course import seconds_between, setting, takes_known_settings
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.rise import Rise
 from glassgpt.insight.history import History
@@ -54,7 +54,7 @@ def _evidence(case: Case, rise: Rise) -> str:
 def _divergence_advice(history: History, rise: Rise) -> str:
     peak, warmup = setting(history, "learning_rate"), setting(history, "warmup_iters")
     gain = difference(rise.end - rise.lowest)
-    if peak and takes_nanogpt_settings(history):
+    if peak and takes_known_settings(history):
         said = [
             say(
                 "learning_rate={old} -> {new}, and stop the run when the loss turns: at its lowest it was "

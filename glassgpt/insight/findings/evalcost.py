@@ -59,7 +59,7 @@ def share_not_kept(at: list[int], interval: int) -> float:
 def eval_spikes(case: Case) -> Finding | None:
     if case.history.ledger is not None:
         return _from_ledger(case)
-    if not case.history.format.times_hold_eval:
+    if not case.history.trainer.step_time_includes_eval:
         return _told_by_the_log(case)
     cost = _eval_cost(case)
     if cost is None or cost.spike_ms < SPIKE_FROM * cost.steady_ms:
@@ -81,13 +81,18 @@ def eval_spikes(case: Case) -> Finding | None:
 def _eval_cost(case: Case) -> EvalCost | None:
     history, facts = case.history, case.facts
     steady, overhead, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
-    if not history.format.times_hold_eval or not steady or overhead is None or not total_s or overhead <= 0:
+    if (
+        not history.trainer.step_time_includes_eval
+        or not steady
+        or overhead is None
+        or not total_s
+        or overhead <= 0
+    ):
         return None
     places = {(done.segment, done.iteration) for done in history.evals if done.iteration is not None}
     if not places:
         return None
-    if history.format.name == "nanogpt":
-        # Evaluates in its first iteration, whether or not the log has that line.
+    if history.trainer.evaluates_before_first_step:
         places |= set(_places(history, history.first_of_process()))
     logged = set(_places(history, history.first_of_process() | history.holds_eval()))
     saved = places & {(done.segment, done.iteration) for done in history.saves if done.iteration is not None}
@@ -171,13 +176,9 @@ def _evidence(cost: EvalCost, share: float) -> str:
 
 
 def _explanation(history: History, cost: EvalCost) -> str:
-    title = history.format.title
-    if history.format.name == "build-nanogpt":
-        cause = say(
-            "{trainer} evaluates with its clock running: these times hold the validation, and where the "
-            "script has them also HellaSwag's 10,042 questions, the samples and the checkpoint.",
-            trainer=title,
-        )
+    title = history.trainer.name
+    if history.trainer.eval_time_cause:
+        cause = history.trainer.eval_time_cause()
     elif not cost.saves:
         cause = say(
             "{trainer} evaluates with its clock running, so these times hold the evaluation.", trainer=title
@@ -192,23 +193,15 @@ def _explanation(history: History, cost: EvalCost) -> str:
 
 
 def _advice(case: Case, cost: EvalCost) -> str:
-    if case.history.format.name == "build-nanogpt":
-        return _rarer_advice(case, cost)
+    rarer = case.history.trainer.rarer_eval_advice
+    if rarer:
+        interval = eval_interval(case)
+        if not interval:
+            return ""
+        wider = 4 * interval
+        return rarer(interval, wider, percent(_saved_in_the_long_run(cost, interval, wider)))
     said = [_interval_advice(case, cost), _batches_advice(case, cost)]
     return " ".join(sentence for sentence in said if sentence)
-
-
-def _rarer_advice(case: Case, cost: EvalCost) -> str:
-    """build-nanogpt has its intervals in the code, and most of the time is HellaSwag's."""
-    interval = eval_interval(case)
-    if not interval:
-        return ""
-    return say(
-        "Make HellaSwag and the samples rarer: every {new} iterations instead of {old} saves up to {share}.",
-        old=interval,
-        new=4 * interval,
-        share=percent(_saved_in_the_long_run(cost, interval, 4 * interval)),
-    )
 
 
 def _saved_in_the_long_run(cost: EvalCost, interval: int, wider: int) -> float:
@@ -290,7 +283,7 @@ def eval_interval(case: Case) -> int | None:
     if told:
         return told
     evaluated = list(case.facts.eval_steps or [])
-    if case.history.format.name == "nanogpt":  # evaluates in its first iteration, shown or not
+    if case.history.trainer.evaluates_before_first_step:
         evaluated += case.history.steps.iteration[case.history.first_of_process()].tolist()
     at = np.unique(np.array(evaluated, dtype=np.int64))
     distances = np.diff(at)
@@ -333,7 +326,7 @@ def _told_by_the_log(case: Case) -> Finding | None:
             share=share,
         ),
         "",
-        # No numbers: litgpt counts its interval in other iterations than it numbers its lines with.
+        # No numbers: some count this interval in updates, and number their lines by micro-batches.
         say("A doubled eval_interval halves what evaluations cost."),
     )
 

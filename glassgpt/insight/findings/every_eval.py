@@ -16,8 +16,6 @@ from glassgpt.words import say
 FEWEST = 5  # iterations that evaluate
 NEARLY_ALL = 0.9  # of the iterations
 FORWARD = 1 / 3  # of the work on a token in training: the backward pass is twice the forward pass
-SPLITS = {"nanogpt": 2, "llm.c": 1}  # evaluated each time: train and val, or val alone
-NANOGPT_BATCHES = 200  # train.py's own eval_iters
 MOST = 0.5  # of the time
 
 
@@ -56,10 +54,10 @@ def evaluates_always(case: Case) -> Finding | None:
 
 
 def _explanation(case: Case) -> str:
-    if case.history.format.times_hold_eval:
+    if case.history.trainer.step_time_includes_eval:
         return say(
             "{trainer} evaluates with its clock running, so these times hold the evaluation.",
-            trainer=case.history.format.title,
+            trainer=case.history.trainer.name,
         )
     return say(
         "The times of its iterations are without the evaluations, so the run took longer than they add to."
@@ -77,7 +75,7 @@ def _is_always(case: Case) -> bool:
     history = case.history
     if history.quoted or history.ledger is not None or any(done.ms is not None for done in history.evals):
         return False  # a piece of a log, or one that says what evaluating took
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         timed = np.isfinite(history.steps.ms) & ~history.first_of_process()
         return int(timed.sum()) >= FEWEST and bool(np.all(history.holds_eval()[timed]))
     evaluated = {(done.segment, done.iteration) for done in history.evals if done.iteration is not None}
@@ -87,12 +85,12 @@ def _is_always(case: Case) -> bool:
 
 def _work(case: Case, interval: int) -> Work | None:
     history, tokens = case.history, case.facts.tokens_per_iteration
-    splits = SPLITS.get(history.format.name)
+    splits = history.trainer.eval_splits
     batch, context = whole_setting(history, "batch_size"), whole_setting(history, "block_size")
     if not splits or not tokens or not batch or not context:
         return None
     told = whole_setting(history, "eval_iters")
-    batches = told or (NANOGPT_BATCHES if history.format.name == "nanogpt" else None)
+    batches = told or int(history.trainer.defaults.get("eval_iters", 0))
     if not batches:
         return None
     # One card evaluates such batches while each does only its part of an update.
@@ -103,7 +101,7 @@ def _work(case: Case, interval: int) -> Work | None:
 def _evidence(case: Case, work: Work | None) -> list[str]:
     history = case.history
     said = []
-    if history.format.times_hold_eval:
+    if history.trainer.step_time_includes_eval:
         timed = np.isfinite(history.steps.ms) & ~history.first_of_process()
         said.append(
             say(

@@ -17,8 +17,6 @@ from glassgpt.words import say
 CHANCE_OFF = 0.15  # a fresh model starts within this of ln V
 GPT2_VOCABULARY = 50_257  # the largest in common use here; a loss far above its ln is none
 LARGEST_VOCABULARY = 1_000_000  # none in use is larger
-FINETUNERS = ("hf-trainer", "litgpt", "llm.c")  # mostly start from trained weights, and do not say so
-OF_NEXT_TOKENS = ("nanogpt", "build-nanogpt", "glassgpt", "llm.c", "nanochat")
 FAR_ABOVE = 1.5  # times the largest chance: a deliberate large initialisation stays below that
 CERTAIN = 2.0  # standard errors
 WORTH_SEEING = 0.01  # of the loss: nobody chooses between runs by less
@@ -37,7 +35,7 @@ def init_loss(case: Case) -> Finding | None:
         return _above_any_chance(history, first)
     chance = math.log(vocabulary)
     off = first / chance - 1
-    if abs(off) <= CHANCE_OFF or (off < 0 and history.format.name in FINETUNERS):
+    if abs(off) <= CHANCE_OFF or (off < 0 and history.trainer.often_finetunes):
         return None
     evidence = say(
         "The first loss is {first}; guessing evenly among {vocabulary} tokens has ln({vocabulary}) = "
@@ -55,7 +53,7 @@ def init_loss(case: Case) -> Finding | None:
 def _above_any_chance(history: History, first: float) -> Finding | None:
     """Whatever the vocabulary is: none is so large."""
     chance = math.log(LARGEST_VOCABULARY)
-    if first <= FAR_ABOVE * chance or history.format.name not in OF_NEXT_TOKENS:
+    if first <= FAR_ABOVE * chance or not history.trainer.evaluates_next_token_loss:
         return None
     evidence = say(
         "The first loss is {first}; guessing evenly has ln(vocabulary), and that is {chance} even for "
@@ -101,7 +99,7 @@ def _starts_low(off: float, evidence: str) -> Finding:
 
 def _first_loss(history: History) -> float | None:
     """Of weights that no update has touched, as far as the log tells."""
-    steps, first = history.steps, history.format.first_iteration
+    steps, first = history.steps, history.trainer.first_iteration
     fresh = history.segments and history.segments[0].starts and not history.segments[0].resumed
     origin = history.setup.settings.get("init_from", "scratch")
     if not fresh or origin != "scratch":
@@ -124,7 +122,7 @@ def eval_noise_finding(case: Case) -> Finding | None:
     recent = values[-max(4, len(values) // 3) :]
     if noise is None or len(recent) < 4 or past_its_best(case):  # past it, a rise of many is no noise
         return None
-    if noise.source == "scatter" and history.format.name != "nanogpt":
+    if noise.source == "scatter" and not history.trainer.evaluates_random_batches:
         return None  # the others evaluate the same tokens every time: their scatter is not the evaluation's
     if noise.source == "scatter" and np.all(np.diff(values[len(values) // 3 :]) < 0):
         return None  # each is told apart from the one before: what is taken for scatter is the curve's bend

@@ -9,7 +9,6 @@ from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Floats
 from glassgpt.words import say
 
-OF_TEXT = ("nanogpt", "build-nanogpt", "llm.c", "modded-nanogpt")  # others may be tuned to anything
 FEWEST_ROWS = 20
 FEWEST_ZEROS = 3
 TOO_LOW = 0.1  # nats per token; the largest models leave several times that open
@@ -17,7 +16,7 @@ TOO_LOW = 0.1  # nats per token; the largest models leave several times that ope
 
 def memorised_data(case: Case) -> Finding | None:
     at, losses = case.course.losses()
-    if case.history.format.name not in OF_TEXT or case.history.evals or len(losses) < FEWEST_ROWS:
+    if not case.history.trainer.trains_on_plain_text or case.history.evals or len(losses) < FEWEST_ROWS:
         return None
     end = _end(losses)
     if not 0 <= end < TOO_LOW or not losses[0] > 10 * TOO_LOW:
@@ -74,7 +73,12 @@ def is_leaked(case: Case) -> bool:
     history, course = case.history, case.course
     _, losses = course.losses()
     values = [done.val_loss for done in course.evals if done.val_loss is not None and done.iteration]
-    if history.format.name not in OF_TEXT or history.val_metric != "loss" or not values or not len(losses):
+    if (
+        not history.trainer.trains_on_plain_text
+        or history.val_metric != "loss"
+        or not values
+        or not len(losses)
+    ):
         return False
     return 0 <= values[-1] < TOO_LOW and 0 <= _end(losses) < TOO_LOW and losses[0] > 10 * TOO_LOW
 
@@ -100,8 +104,8 @@ def loss_zero(case: Case) -> Finding | None:
         say("The loss is exactly 0 at the end"),
         evidence,
         say(
-            "Nothing is learnt so well. The loss is not a number and is written as 0, as Hugging Face's "
-            "Trainer does (logging_nan_inf_filter), or every label is ignored."
+            "Nothing is learnt so well. The loss is not a number and is written as 0, as transformers "
+            "does (logging_nan_inf_filter), or every label is ignored."
         ),
         say(
             "Train in bfloat16 or float32 instead of float16, with a lower learning rate, and count the "

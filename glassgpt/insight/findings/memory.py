@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from glassgpt.account import flops
 from glassgpt.figures import count, percent, size
-from glassgpt.insight.course import setting, takes_nanogpt_settings
+from glassgpt.insight.course import setting, takes_known_settings
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
@@ -20,7 +20,6 @@ USABLE = 0.95  # of the card: the driver's context and the gaps between blocks t
 # attention (Korthikanti et al. 2022: 34 without the attention scores).
 KEPT_PER_CHANNEL = 34
 LOGIT_BYTES = 10  # per token and vocabulary entry: the logits, their float32 copy, its gradient
-MASTERS_IN_FLOAT32 = ("nanogpt", "build-nanogpt", "glassgpt")  # weights and moments are 32-bit throughout
 
 SHARDS = 0.7  # of a card, for its part of the model: activations and gathered layers need the rest
 LARGEST_BATCH = 1e5  # whose divisors are looked for
@@ -84,7 +83,7 @@ class Need:
 def need_of(history: History, message: Message) -> Need:
     setup = history.setup
     parameters = setup.trained_parameters or setup.parameters
-    if not parameters or history.format.name not in MASTERS_IN_FLOAT32:
+    if not parameters or not history.trainer.keeps_float32_masters:
         return Need(parameters, None, None)
     narrow = setup.settings.get("dtype") != "float32"
     # Smaller micro-batches mean accumulation, so gradients are there during the forward pass as well.
@@ -238,9 +237,7 @@ def _advice(history: History, message: Message, need: Need, capacity: float | No
     batch = _sane(history, "batch_size")
     if room is not None and room < (need.per_sequence or 0):
         said.append(_smaller_model(history, need, capacity or 0.0))
-    elif (
-        room and need.per_sequence and batch and 1 < batch < LARGEST_BATCH and takes_nanogpt_settings(history)
-    ):
+    elif room and need.per_sequence and batch and 1 < batch < LARGEST_BATCH and takes_known_settings(history):
         said.append(_smaller_batch(history, int(batch), int(room / need.per_sequence)))
     else:
         said.append(

@@ -183,13 +183,13 @@ def _before_any_update(history: History, found: Break) -> bool:
     """Whether this is the loss of weights that nothing has changed yet: the run's first iteration, by itself
     and not as a mean over several."""
     here = history.segments[int(history.steps.segment[found.row])]
-    is_first = found.iteration <= history.format.first_iteration
+    is_first = found.iteration <= history.trainer.first_iteration
     return is_first and history.numbered and here.starts and not here.resumed and _says_each(history)
 
 
 def _says_each(history: History) -> bool:
     """A mean over an interval of iterations holds updates; a running mean at the first one does not."""
-    return history.format.name not in ("hf-trainer", "glassgpt")
+    return not history.trainer.loss_is_interval_mean
 
 
 def _explanation(history: History, found: Break, cause: Cause) -> str:

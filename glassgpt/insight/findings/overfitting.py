@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.figures import difference, duration, loss, percent, whole
-from glassgpt.insight.course import Course, metric_name, takes_nanogpt_settings
+from glassgpt.insight.course import Course, metric_name, takes_known_settings
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.waste import time_after
 from glassgpt.words import say
@@ -146,7 +146,7 @@ def _advice(case: Case, past: Past, saved: tuple[float, float] | None) -> str:
     said = []
     if not case.history.numbered:
         said.append(say("Stopping there saves {share} of the run and ends about {worse} lower.", **values))
-    elif takes_nanogpt_settings(case.history):
+    elif takes_known_settings(case.history):
         said.append(
             say(
                 "max_iters={at} with lr_decay_iters={at} saves {share} of the run and ends about {worse} "

@@ -31,8 +31,6 @@ WITHIN_FIRST = (0.3, 1.0)
 MUCH = 0.05  # of the run
 AT_ONCE = 0.7  # of the whole change, from one stretch to the next: that is a step and no drift
 EVEN = JITTER**0.5  # what is left when a pattern is taken out; half of the jitter, on a scale of factors
-# Whose iterations grow by schedule: longer contexts, larger batches.
-WORK_GROWS = ("modded-nanogpt",)
 
 
 def silent_spike(case: Case) -> Finding | None:
@@ -92,7 +90,7 @@ def _at_start(case: Case) -> Bools:
 def _evaluation_signs(case: Case, at: Ints, ms: Floats) -> str:
     """Why the spikes look like evaluations whose lines are missing; "" where they do not."""
     history, facts = case.history, case.facts
-    if not history.format.times_hold_eval:
+    if not history.trainer.step_time_includes_eval:
         return ""
     if period := _period(at, facts.log_interval or 1):
         return say(
@@ -188,7 +186,7 @@ class Drift:
 def throughput_drift(case: Case) -> Finding | None:
     drift = _drift(case)
     # Pieces that a text quotes may be of anything.
-    if drift is None or case.history.quoted or case.history.format.name in WORK_GROWS:
+    if drift is None or case.history.quoted or case.history.trainer.step_work_grows:
         return None
     is_slower = drift.end > drift.begin
     change = percent(drift.end / drift.begin - 1 if is_slower else 1 - drift.end / drift.begin)

@@ -68,14 +68,14 @@ def _no_more(case: Case, last: int, flat: str) -> Finding:
 
 
 def _enough(history: History) -> float:
-    """Iterations from which on something should have happened. litgpt counts micro-batches."""
-    return max(setting(history, "warmup_iters") or 0, 1000 if history.format.name == "litgpt" else 50)
+    """Iterations from which on something should have happened."""
+    return max(setting(history, "warmup_iters") or 0, 1000 if history.trainer.steps_are_micro_batches else 50)
 
 
 def _nothing_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) -> Finding | None:
     """The loss at the end is the loss at the start."""
     moved = abs(float(smooth.value[-1]) - float(losses[0]))
-    starts = int(at[0]) <= history.format.first_iteration + 1 and history.numbered
+    starts = int(at[0]) <= history.trainer.first_iteration + 1 and history.numbered
     if not starts or moved > UNMOVED * losses[0] or np.ptp(smooth.value) > UNMOVED_ANYWHERE * losses[0]:
         return None
     evidence = [_from_to(at, losses)]
@@ -102,7 +102,7 @@ def _nothing_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) 
 def _hardly_learnt(history: History, at: Ints, losses: Floats, smooth: Blocks) -> Finding | None:
     """A fresh model that does not even know how frequent the tokens are."""
     vocabulary = setting(history, "vocab_size")
-    starts = int(at[0]) <= history.format.first_iteration + 1 and history.numbered
+    starts = int(at[0]) <= history.trainer.first_iteration + 1 and history.numbered
     if not vocabulary or vocabulary < 2 or not starts or at[-1] < max(HARDLY_FROM, 2 * _enough(history)):
         return None
     chance, end = math.log(vocabulary), float(smooth.value[-1])

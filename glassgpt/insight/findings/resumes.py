@@ -15,9 +15,6 @@ from glassgpt.insight.findings.schedule import horizon_changed, lr_schedule_mism
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
 
-# nanoGPT seeds its random offsets with 1337 + rank in every process; build-nanogpt's loader begins with the
-# first shard in every process.
-STARTS_DATA_ANEW = ("nanogpt", "build-nanogpt")
 NEIGHBOURS = 10  # logged iterations on each side of a resume
 FEWEST = 5
 SHOWN = 6  # processes
@@ -32,9 +29,9 @@ MOST = 1000  # resumes looked at; a log of more is not one of resumes
 
 
 def resume_replays_data(case: Case) -> Finding | None:
-    history = case.history
+    history, trainer = case.history, case.history.trainer
     lengths = _process_lengths(history, case.course)
-    if history.format.name not in STARTS_DATA_ANEW or len(lengths) < 2:
+    if not trainer.restarts_data_on_resume or len(lengths) < 2:
         return None
     if history.has_unlike_work:
         return None  # iterations of unlike batches: how many of them see nothing new cannot be told
@@ -47,8 +44,8 @@ def resume_replays_data(case: Case) -> Finding | None:
         "warning" if repeated > MUCH * total else "info",
         say("The resumed run draws the same batches again"),
         _replay_evidence(case, lengths, repeated),
-        _replay_cause(history),
-        _replay_advice(history, percent(repeated / total)),
+        trainer.data_restart_cause() if trainer.data_restart_cause else "",
+        trainer.data_restart_advice(percent(repeated / total)) if trainer.data_restart_advice else "",
     )
 
 
@@ -67,20 +64,6 @@ def _replay_evidence(case: Case, lengths: list[int], repeated: int) -> str:
     return f"{evidence} " + say("That is {tokens} tokens.", tokens=count(repeated * tokens))
 
 
-def _replay_advice(history: History, share: str) -> str:
-    if history.format.name == "nanogpt":
-        return say(
-            "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
-            "text. GlassGPT goes on where the data stopped.",
-            share=share,
-        )
-    return say(
-        "Save the loader's shard and position with the checkpoint: {share} of the iterations then see new "
-        "text.",
-        share=share,
-    )
-
-
 def _process_lengths(history: History, course: Course) -> list[int]:
     """Iterations that each process put into the final weights."""
     begins = [history.segments[segment].first_iteration for segment in course.segments]
@@ -95,22 +78,13 @@ def _process_lengths(history: History, course: Course) -> list[int]:
         end = min(end, begin)
     lengths.reverse()
     if known and history.segments[course.segments[0]].resumed:  # what came before it is in another log
-        lengths.insert(0, max(0, known[0] - history.format.first_iteration))
+        lengths.insert(0, max(0, known[0] - history.trainer.first_iteration))
     return [length for length in lengths if length > 0]
 
 
 def _sum_of(lengths: list[int]) -> str:
     shown = [whole(length) for length in lengths[:SHOWN]]
     return " + ".join([*shown, "…"] if len(lengths) > SHOWN else shown)
-
-
-def _replay_cause(history: History) -> str:
-    if history.format.name == "build-nanogpt":
-        return say("Its data loader begins with the first shard in every process.")
-    return say(
-        "Every process of nanoGPT seeds its random offsets with 1337 + rank, so a resumed one draws the "
-        "offsets of a fresh one. On a small text that is read many times over this matters little."
-    )
 
 
 # --- the loss after it ---

@@ -11,8 +11,6 @@ from glassgpt.insight.findings.nonfinite import break_of
 from glassgpt.insight.history import Event, History
 from glassgpt.words import say
 
-# Trainers whose console shows every save. Others save silently, so that no line means nothing.
-SHOWS_SAVES = ("nanogpt", "glassgpt", "llm.c")
 HIDES_SOMETHING = 5.0  # times a steady iteration
 AT_RISK_S = 300.0  # of training without a checkpoint
 WORTH_SAVING = 100  # iterations; what fewer have learnt is soon done again
@@ -22,14 +20,6 @@ MUCH = 0.1  # of the iterations done
 WORSE, MUCH_WORSE = 0.005, 0.02
 FROM_OUTSIDE = ("sigterm", "sigkill", "cancelled", "killed", "preempt")
 SHOWN = 120  # characters of the line that tells
-RESUME = {  # how each goes on from its last checkpoint
-    "nanogpt": "python train.py … --init_from=resume",
-    "glassgpt": "glass train --init_from=resume --out_dir=RUN",
-    "llm.c": "-y 1",
-    "nanochat": "--resume-from-step=STEP",
-    "litgpt": "--resume=auto",
-    "hf-trainer": "--resume_from_checkpoint",
-}
 
 
 # --- what an end costs ---
@@ -51,7 +41,7 @@ def work_lost(case: Case) -> Lost:
     broken = stop.iteration if stop and not stop.recovered else None
     saves = [save.iteration for save in course.saves if save.iteration is not None]
     saved = max((at for at in saves if broken is None or at <= broken), default=None)
-    shows = (history.format.name in SHOWS_SAVES and not history.quoted) or bool(saves)
+    shows = (history.trainer.shows_saves and not history.quoted) or bool(saves)
     return Lost(course.last if history.numbered else None, saved, shows, broken)
 
 
@@ -145,13 +135,13 @@ def _interrupted_title(event: Event | None) -> str:
 
 
 def _interrupted_advice(history: History, lost: Lost) -> str:
-    how = RESUME.get(history.format.name)
+    how = history.trainer.resume_command
     if lost.saved is not None and how:
         return say("Go on from iteration {at} with {how}", at=whole(lost.saved), how=how)
     if lost.broken is not None:
         return say("Do not go on from a checkpoint of this run: its weights are not numbers either.")
-    if history.format.name == "build-nanogpt":
-        return say("build-nanogpt saves every 5000 iterations and cannot resume: add both before a long run.")
+    if history.trainer.cannot_resume_advice:
+        return history.trainer.cannot_resume_advice()
     if lost.shows and lost.saved is None:
         return say(
             "There is nothing to resume from. Save earlier and more often: a checkpoint costs seconds."
@@ -165,7 +155,12 @@ def _interrupted_advice(history: History, lost: Lost) -> str:
 def never_checkpointed(case: Case) -> Finding | None:
     history, facts, course = case.history, case.facts, case.course
     last = course.last
-    if history.format.name != "nanogpt" or course.saves or not last or not history.segments[0].starts:
+    if (
+        not history.trainer.saves_only_after_eval
+        or course.saves
+        or not last
+        or not history.segments[0].starts
+    ):
         return None
     begin = int(course.iteration[0]) if len(course.iteration) else 0
     at_risk = seconds_between(course, begin, last, facts.steady_ms)  # the start-up is not what one loses
@@ -183,7 +178,11 @@ def never_checkpointed(case: Case) -> Finding | None:
     ]
     if interval and interval > last:
         evidence.append(
-            say("nanoGPT saves only when it evaluates, and eval_interval={interval}.", interval=int(interval))
+            say(
+                "{trainer} saves only when it evaluates, and eval_interval={interval}.",
+                trainer=history.trainer.name,
+                interval=int(interval),
+            )
         )
     better = _interval_for(at_risk, last)
     so_far = facts.ended in (None, "cut")
@@ -193,8 +192,9 @@ def never_checkpointed(case: Case) -> Finding | None:
         say("Nothing has been saved so far") if so_far else say("Nothing was ever saved"),
         " ".join(evidence),
         say(
-            "nanoGPT saves after an evaluation and never at iteration 0; whatever ends the run before that "
-            "takes all of it."
+            "{trainer} saves after an evaluation and never at iteration 0; whatever ends the run before that "
+            "takes all of it.",
+            trainer=history.trainer.name,
         ),
         say(
             "eval_interval={interval} puts at most {time} at risk.",
@@ -238,7 +238,7 @@ def _interval_for(seconds: float, iterations: int) -> int:
 def best_overwritten(case: Case) -> Finding | None:
     history, course = case.history, case.course
     saved = max((save.iteration for save in course.saves if save.iteration is not None), default=None)
-    if history.format.name != "nanogpt" or saved is None or len(course.evals) < 2:
+    if not history.trainer.overwrites_checkpoint or saved is None or len(course.evals) < 2:
         return None
     best = min(course.evals, key=lambda done: (done.val_loss or 0.0, done.iteration or 0))
     kept = next((done for done in course.evals if done.iteration == saved), None)
@@ -263,7 +263,10 @@ def best_overwritten(case: Case) -> Finding | None:
             kept=loss(kept.val_loss or 0.0),
             worse=difference(worse),
         ),
-        say("nanoGPT keeps one ckpt.pt, and always_save_checkpoint=True writes it after every evaluation."),
+        say(
+            "{trainer} keeps one ckpt.pt, and always_save_checkpoint=True writes it after every evaluation.",
+            trainer=history.trainer.name,
+        ),
         say(
             "always_save_checkpoint=False would have kept the weights of iteration {at}, {worse} better.",
             at=whole(best.iteration),

@@ -8,13 +8,10 @@ import numpy as np
 
 from glassgpt.account.learning_rate import LearningRate
 from glassgpt.figures import percent, rate, whole
-from glassgpt.insight.course import continues, planned_end, setting, takes_nanogpt_settings
+from glassgpt.insight.course import continues, planned_end, setting, takes_known_settings
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.history import Floats, History
 from glassgpt.words import say
-
-# train.py's own values, for what its log does not override.
-NANOGPT_DEFAULTS = {"learning_rate": 6e-4, "min_lr": 6e-5, "warmup_iters": 2000, "lr_decay_iters": 600_000}
 
 # A cosine's last tenth moves the rate by next to nothing, so an end within it is as good as the planned one.
 LATER, EARLY = 1.1, 0.8  # of the run's end
@@ -25,7 +22,7 @@ DOWN, UP = 0.3, 0.97
 
 @dataclass(frozen=True)
 class Schedule:
-    """nanoGPT's: linear warm-up, then a cosine down to min_lr."""
+    """Linear warm-up, then a cosine down to min_lr."""
 
     peak: float
     floor: float
@@ -42,7 +39,7 @@ def schedule_of(history: History) -> Schedule | None:
     """From the settings; None where there is no decay, or the run's length is not known."""
     settings = history.setup.settings
     end = planned_end(history)
-    if not takes_nanogpt_settings(history) or settings.get("decay_lr") is False:
+    if not takes_known_settings(history) or settings.get("decay_lr") is False:
         return None
     if not end or settings.get("schedule", "cosine") != "cosine":
         return None
@@ -50,7 +47,7 @@ def schedule_of(history: History) -> Schedule | None:
     for name, usual in _defaults(history, float(end)).items():
         said = setting(history, name)
         values[name] = usual if said is None else said
-        if said is None and history.format.name == "nanogpt":
+        if said is None and not history.trainer.schedule_fits_run:
             assumed.append(name)
     if "learning_rate" in assumed and "lr_decay_iters" in assumed:
         return None  # a log that shows neither does not show the settings
@@ -61,10 +58,11 @@ def schedule_of(history: History) -> Schedule | None:
 
 
 def _defaults(history: History, end: float) -> dict[str, float]:
-    """What is not said: GlassGPT fits the schedule to the run, nanoGPT has fixed numbers."""
-    if history.format.name == "nanogpt":
-        return dict(NANOGPT_DEFAULTS)
-    peak = setting(history, "learning_rate") or NANOGPT_DEFAULTS["learning_rate"]
+    """What is not said: fixed numbers, or a schedule that fits the run."""
+    usual = history.trainer.defaults
+    if not history.trainer.schedule_fits_run:
+        return {name: usual[name] for name in ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")}
+    peak = setting(history, "learning_rate") or usual["learning_rate"]
     return {
         "learning_rate": peak,
         "min_lr": peak / 10,
@@ -268,7 +266,7 @@ def _higher(history: History, begin: int, earlier: Floats, later: Floats, peak: 
             "the new end.",
             before=rate(before),
         )
-        if takes_nanogpt_settings(history)
+        if takes_known_settings(history)
         else say(
             "Fix the end of the schedule before the run, or go on with a constant rate of {before} and let "
             "it fall at the new end.",

@@ -14,7 +14,7 @@ from glassgpt.insight.findings.workload import hidden_accumulation, parameters_i
 from glassgpt.insight.history import Bools, Floats, History
 from glassgpt.words import say
 
-KEPT = 0.9  # of the last value, in nanoGPT's running average
+KEPT = 0.9  # of the last value, in a running average
 ROUNDING = 0.005  # of a printed MFU, in points
 NO_GPU = 0.1  # percent of an A100: about a hundredth of a small card
 SMALLEST_DIP = 0.05  # points: well above the rounding
@@ -70,10 +70,10 @@ def recompute(history: History, log_interval: int | None, product: float, error:
 
 
 def mfu_dip_is_eval(case: Case) -> Finding | None:
-    """An evaluation in an iteration's time pulls nanoGPT's average down, though nothing became slower."""
+    """An evaluation in an iteration's time pulls a running average down, though nothing became slower."""
     history, steady_ms = case.history, case.facts.steady_ms
     if (
-        not (history.format.mfu_is_average and history.format.times_hold_eval and steady_ms)
+        not (history.trainer.mfu_is_running_average and history.trainer.step_time_includes_eval and steady_ms)
         or len(history.steps) < 2
     ):
         return None
@@ -142,9 +142,10 @@ def _dip(case: Case, lines: Recomputed, worst: int, agreeing: tuple[int, int], m
         ),
         evidence,
         say(
-            "nanoGPT prints a running average and puts the evaluation's time into it as if it were "
+            "{trainer} prints a running average and puts the evaluation's time into it as if it were "
             "training. It takes 22 log lines until nine tenths of such a dip are gone. A steady iteration "
             "by itself reaches {mfu}.",
+            trainer=case.history.trainer.name,
             mfu=points(mfu),
         ),
         "",
@@ -153,7 +154,7 @@ def _dip(case: Case, lines: Recomputed, worst: int, agreeing: tuple[int, int], m
 
 def mfu_wrong_peak(case: Case) -> Finding | None:
     """MFU against a fixed card, whatever the card."""
-    history, peak = case.history, case.history.format.mfu_peak
+    history, peak = case.history, case.history.trainer.mfu_peak
     work = case.work
     mfu = work.mfu if work else case.facts.mfu_reported_steady
     if peak is None or mfu is None or not (math.isfinite(mfu) and mfu > 0):
@@ -172,7 +173,7 @@ def mfu_wrong_peak(case: Case) -> Finding | None:
 def mfu_impossible(case: Case) -> Finding | None:
     """More than 100% of a peak that the trainer itself chose for the card."""
     history, mfu = case.history, case.facts.mfu_reported_steady
-    if history.format.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:
+    if history.trainer.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:
         return None
     peak = history.setup.peak_flops
     evidence = say("The median of the MFU that it reports is {mfu}.", mfu=points(mfu))
@@ -199,7 +200,7 @@ def _named_card(history: History) -> Card | None:
 def _card_peak(card: Card, history: History) -> tuple[str, float] | None:
     """The number format that the run most likely computed in on this card, and the card's peak for it."""
     told = history.setup.settings.get("dtype")
-    # nanoGPT allows TF32 where float32 is asked for.
+    # Trainers allow TF32 where float32 is asked for.
     wanted = {"float32": ("tf32", "float32"), "float16": ("float16",)}.get(str(told), ("bfloat16", "float16"))
     return next(((dtype, card.peaks[dtype]) for dtype in wanted if dtype in card.peaks), None)
 
@@ -226,7 +227,7 @@ def _no_gpu(history: History, mfu: float, peak: float, device: str) -> Finding:
         say(
             "{trainer} divides by the peak of an {reference} whatever it runs on, so the percentage says "
             "nothing about this machine. Iteration time and tokens/s do.",
-            trainer=history.format.title,
+            trainer=history.trainer.name,
             reference=_reference(peak),
         ),
         "",
@@ -246,7 +247,7 @@ def _slow(history: History, mfu: float, peak: float) -> Finding:
         say(
             "{trainer} divides by the peak of an {reference} whatever it runs on. At this speed it is a "
             "CPU, or a GPU that waits nearly all the time. Iteration time and tokens/s tell more.",
-            trainer=history.format.title,
+            trainer=history.trainer.name,
             reference=_reference(peak),
         ),
         "",
@@ -262,7 +263,7 @@ def _on_card(history: History, mfu: float, peak: float, card: Card) -> Finding |
     explanation = say(
         "{trainer} divides by the peak of an {reference}. {card} does {own} in {dtype}, so the MFU is "
         "{real}.",
-        trainer=history.format.title,
+        trainer=history.trainer.name,
         reference=_reference(peak),
         card=card.name,
         own=flop_rate(own),
@@ -296,7 +297,7 @@ def _on_cards(history: History, mfu: float, peak: float) -> Finding | None:
     explanation = say(
         "{trainer} divides by the peak of an {reference}, whatever the card. Of the "
         "card's own peak it would be: {cards}.",
-        trainer=history.format.title,
+        trainer=history.trainer.name,
         reference=_reference(peak),
         cards=", ".join(fitting),
     )

@@ -18,8 +18,6 @@ RISE = 0.1  # of the loss
 TOO_MANY = 0.005  # of the iterations: then the noise has long tails, and none of them is an event
 ALWAYS_EVENTS = 5  # however short the run
 SHOWN = 3
-# Whose lines are of micro-batches: between two updates no weight changes, so a high loss is a hard batch.
-MICRO_BATCHES = ("litgpt",)
 MUCH, SOME = 0.05, 0.01  # of the iterations
 
 
@@ -82,7 +80,8 @@ def _grouped(
 
 
 def loss_spike(case: Case) -> Finding | None:
-    if case.history.format.name in MICRO_BATCHES or not case.history.numbered:
+    # Between two updates no weight changes, so the high loss of a micro-batch is a hard batch.
+    if case.history.trainer.steps_are_micro_batches or not case.history.numbered:
         return None
     spikes, course = spikes_of(case), case.course
     if not spikes:

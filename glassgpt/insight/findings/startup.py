@@ -16,9 +16,6 @@ ADVICE_FROM = 0.2  # of the run
 SMALL = 0.05  # of the run: what a longer run should bring it down to
 NOTICEABLE_MS = 1000.0
 NOTICEABLE_STEPS = 5  # times a steady iteration
-# How to turn torch.compile off, where a flag does it.
-COMPILE_FLAGS = {"nanogpt": "--compile=False", "glassgpt": "--compile=off"}
-WITHOUT_TORCH = ("llm.c",)
 
 
 def startup_compile(case: Case) -> Finding | None:
@@ -81,8 +78,7 @@ def _extra_ms(case: Case) -> Floats:
     ms, first, evaluates = history.steps.ms, history.first_of_process(), history.holds_eval()
     if facts.steady_ms is None or facts.startup_ms is None:
         return np.zeros(0)
-    if history.format.name == "nanogpt":
-        # Evaluates in its first iteration, whether or not the log has that line.
+    if history.trainer.evaluates_before_first_step:
         evaluates = evaluates | (first & (facts.eval_overhead_ms is not None))
     if facts.eval_overhead_ms is None:
         first = first & ~evaluates  # the evaluation cannot be taken out
@@ -139,7 +135,7 @@ def _compiles(case: Case) -> bool | None:
 
 def _explanation(case: Case, compile_s: float) -> str:
     compiles = _compiles(case)
-    if case.history.format.name in WITHOUT_TORCH:
+    if not case.history.trainer.uses_torch:
         return say("Before its first update a process allocates memory and chooses kernels.")
     if compiles is False:
         return say(
@@ -172,7 +168,7 @@ def _iterations(case: Case) -> int:
 
 def _advice(case: Case, startup_s: float, compile_s: float, run_s: float) -> str:
     said = []
-    flag = COMPILE_FLAGS.get(case.history.format.name)
+    flag = case.history.trainer.compile_off_flag
     if _compiles(case) is not False and flag:
         said.append(
             say(

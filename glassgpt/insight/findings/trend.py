@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from glassgpt.figures import difference, loss, whole
-from glassgpt.insight.course import metric_name, planned_end, setting, takes_nanogpt_settings
+from glassgpt.insight.course import metric_name, planned_end, setting, takes_known_settings
 from glassgpt.insight.curve import Forecast, PowerLaw, blocks, forecast
 from glassgpt.insight.findings.finding import Case, Finding
 from glassgpt.insight.findings.overfitting import past_its_best
@@ -146,7 +146,7 @@ def _trend_advice(history: History, ahead: list[Forecast], name: str, unfinished
             "{name}).",
             **values,
         )
-    if takes_nanogpt_settings(history):
+    if takes_known_settings(history):
         return say(
             "Raise max_iters and lr_decay_iters together: about {first} ± {doubt} at {half} iterations, "
             "{second} ± {more} at {double} (the {name}).",

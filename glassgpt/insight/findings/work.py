@@ -23,7 +23,12 @@ class Work:
 def work_of(history: History, facts: Facts) -> Work | None:
     """None where the log does not tell, or rounds too much."""
     peak, steady_ms = stated_peak(history), facts.steady_ms
-    if not peak or not steady_ms or not history.format.mfu_peak or not history.format.mfu_is_average:
+    if (
+        not peak
+        or not steady_ms
+        or not history.trainer.mfu_peak
+        or not history.trainer.mfu_is_running_average
+    ):
         return None
     whole = work_per_iteration(history)
     if whole is None or not whole.error <= MAX_ERROR:

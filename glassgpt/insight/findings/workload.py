@@ -1,6 +1,6 @@
 """How much work an iteration is, by the log's own speed: hidden micro-steps, devices, parameters.
 
-Only for MFU as nanoGPT counts it: 6 x (parameters without positions) + 12 x layers x width x context FLOP per
+Only for MFU that counts 6 x (parameters without positions) + 12 x layers x width x context FLOP per
 token, the tokens of one device, against a fixed peak.
 """
 
@@ -20,7 +20,7 @@ from glassgpt.words import say
 
 NEAR = 0.03  # of an integer
 CONTRADICTION = 0.07
-GPT2_VOCABULARIES = (50304, 50257)  # padded, as nanoGPT does, and not
+GPT2_VOCABULARIES = (50304, 50257)  # padded to a multiple of 64, and not
 
 
 def stated_parameters(history: History) -> int | None:
@@ -61,7 +61,7 @@ def hidden_accumulation(case: Case) -> Finding | None:
         return (
             None
             if case.history.setup.world_size == devices
-            else _several_devices(work, done, stated, devices)
+            else _several_devices(case, work, done, stated, devices)
         )
     if stated and (more := _times(done / stated)):
         return _more_steps(work, done, stated, more)
@@ -78,15 +78,16 @@ def _tokens_evidence(work: Work, done: float, stated: int) -> str:
     )
 
 
-def _several_devices(work: Work, done: float, stated: int, devices: int) -> Finding:
+def _several_devices(case: Case, work: Work, done: float, stated: int, devices: int) -> Finding:
     return Finding(
         "hidden-accumulation",
         "info",
         say("The MFU is that of one of {devices} devices", devices=devices),
         _tokens_evidence(work, done, stated),
         say(
-            "An iteration's tokens are shared by {devices} devices, and nanoGPT's MFU counts the part of "
+            "An iteration's tokens are shared by {devices} devices, and {trainer}'s MFU counts the part of "
             "one. All of them together do {rate}.",
+            trainer=case.history.trainer.name,
             devices=devices,
             rate=flop_rate(work.rate * devices),
         ),
@@ -114,7 +115,7 @@ def _more_steps(work: Work, done: float, stated: int, more: int) -> Finding:
 
 
 def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
-    """batch_size and block_size are known, gradient_accumulation_steps is not: nanoGPT's default is 40."""
+    """batch_size and block_size are known, gradient_accumulation_steps is not."""
     batch, context = whole_setting(case.history, "batch_size"), whole_setting(case.history, "block_size")
     if not batch or not context or "gradient_accumulation_steps" in case.history.setup.settings:
         return None

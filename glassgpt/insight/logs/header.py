@@ -11,8 +11,9 @@ from glassgpt.config import Value
 from glassgpt.harmless import harmless
 from glassgpt.insight.logs.numbers import counted
 from glassgpt.insight.logs.recording import Recording
+from glassgpt.insight.logs.trainers import TRAINERS
 
-# The settings that explain a run, under nanoGPT's names.
+# The settings that explain a run, by the names of TrainConfig.
 # fmt: off
 SETTINGS = frozenset((
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size",
@@ -21,20 +22,8 @@ SETTINGS = frozenset((
     "log_interval", "always_save_checkpoint", "init_from", "dataset", "out_dir", "device", "dtype", "compile",
     "seed",
 ))
-_ALSO_CALLED = {
-    # llm.c's table
-    "micro batch size B": "batch_size", "sequence length T": "block_size",
-    "learning rate (LR)": "learning_rate", "warmup iterations": "warmup_iters",
-    "weight decay": "weight_decay", "val_loss_every": "eval_interval",
-    "val_max_steps": "eval_iters", "vocab_size V": "vocab_size", "num_layers L": "n_layer",
-    "num_heads NH": "n_head", "channels C": "n_embd", "train_num_batches": "max_iters",
-    # nanochat, litgpt, the Trainer
-    "sequence_len": "block_size", "micro_batch_size": "batch_size", "lr_warmup_steps": "warmup_iters",
-    "max_seq_length": "block_size", "max_steps": "max_iters",
-    "Instantaneous batch size per device": "batch_size",
-    "Gradient Accumulation steps": "gradient_accumulation_steps",
-}
 # fmt: on
+_ALSO_CALLED = {theirs: ours for trainer in TRAINERS for theirs, ours in trainer.setting_names.items()}
 
 _ASSIGNED = re.compile(r"""^(?:Overriding:\s*)?["']?(\w+)["']?\s*[:=]\s*([^#(]+?),?\s*(?:#.*)?$""")
 _KEYWORD = re.compile(r"\b(\w+)=([^,()]+)")
@@ -110,7 +99,7 @@ def _compiles(told: re.Match[str], into: Recording) -> None:
 
 
 def _take_trainable(told: re.Match[str], into: Recording) -> None:
-    """litgpt names the frozen ones apart; together they are the model."""
+    """The frozen ones are named apart; together they are the model."""
     if told[1]:
         into.notes.frozen = counted(told[2])
     else:
@@ -127,8 +116,9 @@ def _take_ranks(told: re.Match[str], into: Recording) -> None:
 _N = r"([\d,.]+\s?[kKMBG]?)"
 # A shell's prompt, or its `set -x`, and a program that trains.
 _PROMPT = r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}(?:\S{0,80}/)?"
+_LAUNCHERS = ("uv", "torchrun", "accelerate", "deepspeed", "srun", "mpirun")
 _PROGRAMS = {"python": r"[\d.]{0,4}"} | dict.fromkeys(
-    ("uv", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "litgpt"), ""
+    (*_LAUNCHERS, *(trainer.command for trainer in TRAINERS if trainer.command)), ""
 )
 _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str], Recording], None]], ...] = (
     # First whose lines these are, then what they say.

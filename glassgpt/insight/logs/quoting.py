@@ -41,7 +41,7 @@ def in_order(history: History) -> History:
         steps=merged,
         evals=tuple(evals),
         saves=tuple(saves),
-        segments=(Segment(starts=first <= history.format.first_iteration, first_iteration=first),),
+        segments=(Segment(starts=first <= history.trainer.first_iteration, first_iteration=first),),
     )
 
 

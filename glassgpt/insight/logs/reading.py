@@ -1,6 +1,6 @@
 """From lines to a History: find out whose log it is, then read it as that.
 
-The format is told by the lines, never by the name of the file: every grammar reads the first lines, and the
+The trainer is told by the lines, never by the name of the file: every grammar reads the first lines, and the
 one that understands most of them reads the whole.
 """
 
@@ -11,45 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from glassgpt.errors import UserError
-from glassgpt.insight.history import Format, History
-from glassgpt.insight.logs import build_nanogpt, generic, litgpt, llmc, nanochat, nanogpt
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.header import read_header
-from glassgpt.insight.logs.huggingface import FORMAT as HUGGINGFACE
-from glassgpt.insight.logs.huggingface import TrainerReader
 from glassgpt.insight.logs.incidents import read_incident
-from glassgpt.insight.logs.modded import FORMAT as MODDED
-from glassgpt.insight.logs.modded import ModdedReader
 from glassgpt.insight.logs.quoting import in_order
 from glassgpt.insight.logs.recording import Notes, Recording
 from glassgpt.insight.logs.text import Line
+from glassgpt.insight.logs.trainer import Reader, Trainer
+from glassgpt.insight.logs.trainers import TRAINERS
 from glassgpt.insight.logs.wrapping import unwrapped
 
-Reader = Callable[[str, Recording], bool]
+# Those with lines to read, and the reader that each has made for a log.
+_READERS = tuple((trainer, trainer.reader) for trainer in TRAINERS if trainer.reader is not None)
+KNOWN = ", ".join(trainer.name for trainer, _ in _READERS if not trainer.reads_any_log)
 
-# In the order in which a tie is decided; the one that reads anything is asked last.
-_GRAMMARS: tuple[tuple[Format, Callable[[], Reader]], ...] = (
-    (nanogpt.FORMAT, lambda: nanogpt.read),
-    (nanochat.FORMAT, lambda: nanochat.read),
-    (build_nanogpt.FORMAT, lambda: build_nanogpt.read),
-    (llmc.FORMAT, lambda: llmc.read),
-    (MODDED, ModdedReader),
-    (litgpt.FORMAT, lambda: litgpt.read),
-    (HUGGINGFACE, TrainerReader),
-    (generic.FORMAT, generic.GenericReader),
-)
-KNOWN = ", ".join(format.title for format, _ in _GRAMMARS[:-1])
-
-# What only this trainer says before its first iteration, or in a traceback: a run that never came so far.
-_INTRODUCTIONS = {
-    nanogpt.FORMAT.name: re.compile(r"^tokens per iteration will be:\s*\d"),
-    nanochat.FORMAT.name: re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
-    build_nanogpt.FORMAT.name: re.compile(r"^total desired batch size:\s*\d"),
-    llmc.FORMAT.name: re.compile(r"^\|\s*train data pattern\s*\|"),
-    litgpt.FORMAT.name: re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
-    HUGGINGFACE.name: re.compile(
-        r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
-    ),
-}
 _FAILED = {"oom", "traceback", "abort", "kill", "interrupt"}
 
 _ENOUGH = 40  # lines about iterations that one grammar understood: the others need not be asked any more
@@ -57,7 +32,7 @@ _LEAST_UNKNOWN = 3  # such lines make a log of a trainer that we do not know
 _LEAST_OTHER, _LEAST_OF_ANYTHING = 3, 20  # such lines after a run make another trainer's
 _LONGEST_INTRODUCTION = 10_000  # lines between a run and that
 _LONGEST_NOISE = 2_000_000  # lines without one about an iteration: it is no log
-_LONGEST_PREAMBLE = 100_000  # lines kept until the format is clear; modded-nanogpt begins with its source
+_LONGEST_PREAMBLE = 100_000  # lines kept until the trainer is clear: some logs begin with the whole source
 
 # Losses have three decimals or more; a number with fewer at the very end may have lost some.
 _CUT_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
@@ -67,16 +42,16 @@ _QUOTE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 class _Candidate:
     """A grammar, and how many lines it has understood so far."""
 
-    def __init__(self, format: Format, make: Callable[[], Reader]) -> None:
-        self.format, self.make = format, make
+    def __init__(self, trainer: Trainer, make: Callable[[], Reader]) -> None:
+        self.trainer, self.make = trainer, make
         self.read = make()
-        self.recording = Recording(format)  # only to read into
+        self.recording = Recording(trainer)  # only to read into
         self.understood = 0
 
     @property
     def is_another(self) -> bool:
         """Whether these are the lines of a run. The one that reads anything may see one in a summary."""
-        return self.understood >= (_LEAST_OF_ANYTHING if self.format is generic.FORMAT else _LEAST_OTHER)
+        return self.understood >= (_LEAST_OF_ANYTHING if self.trainer.reads_any_log else _LEAST_OTHER)
 
 
 def read_log(lines: Iterable[Line], name: str) -> History:
@@ -149,7 +124,7 @@ class Recognizer:
         best = _best(self._candidates)
         if best is None:
             return None
-        before = _candidates(but=best.format)
+        before = _candidates(but=best.trainer)
         for line in self._kept[: _first_understood(best, self._kept)]:
             _ask(before, line)
         runs = _Runs(_another(before) or best)
@@ -162,14 +137,14 @@ def _introduced(lines: Iterable[Line]) -> LogReader | None:
     """By the first line that only one trainer prints."""
     for line in lines:
         text, _ = unwrapped(line.text)
-        for format, make in _GRAMMARS:
-            if format.name in _INTRODUCTIONS and _INTRODUCTIONS[format.name].search(text):
-                return LogReader(format, make())
+        for trainer, make in _READERS:
+            if trainer.introduction and trainer.introduction.search(text):
+                return LogReader(trainer, make())
     return None
 
 
-def _candidates(but: Format | None = None) -> list[_Candidate]:
-    return [_Candidate(format, make) for format, make in _GRAMMARS if but is None or format.name != but.name]
+def _candidates(but: Trainer | None = None) -> list[_Candidate]:
+    return [_Candidate(trainer, make) for trainer, make in _READERS if but is None or trainer.id != but.id]
 
 
 def _best(candidates: list[_Candidate]) -> _Candidate | None:
@@ -192,7 +167,7 @@ def _another(candidates: list[_Candidate]) -> _Candidate | None:
 
 def _first_understood(candidate: _Candidate, lines: Iterable[Line]) -> int:
     """The number of lines before the first one that it understands."""
-    read, into = candidate.make(), Recording(candidate.format)
+    read, into = candidate.make(), Recording(candidate.trainer)
     count = 0
     for line in lines:
         if read(unwrapped(line.text)[0], into):
@@ -209,7 +184,7 @@ class _Runs:
     """
 
     def __init__(self, first: _Candidate) -> None:
-        self._log = LogReader(first.format, first.make())
+        self._log = LogReader(first.trainer, first.make())
         self._earlier: list[LogReader] = []
         self._since: list[Line] = []  # the last line that the log understood
         self._others: list[_Candidate] = []  # who have been asked about these
@@ -224,7 +199,7 @@ class _Runs:
             return
         if self._log.is_quoted or len(self._since) > _LONGEST_INTRODUCTION:
             return  # a text may quote several, in any order
-        self._others = self._others or _candidates(but=self._log.format)
+        self._others = self._others or _candidates(but=self._log.trainer)
         self._since.append(line)
         _ask(self._others, line)
         if self._log.happened != happened and not any(other.understood for other in self._others):
@@ -238,7 +213,7 @@ class _Runs:
         begin = _first_understood(other, lines)
         self._log.forget_what_followed()
         self._earlier.append(self._log)
-        self._log = LogReader(other.format, other.make(), self._log.line - len(lines))
+        self._log = LogReader(other.trainer, other.make(), self._log.line - len(lines))
         self._since, self._others = [], []
         for line in lines[:begin]:
             self._log.introduce(line)
@@ -251,12 +226,12 @@ class _Runs:
 
 
 class LogReader:
-    """Reads lines of a known format one by one; `history` may be asked for at any time."""
+    """Reads lines of a known trainer one by one; `history` may be asked for at any time."""
 
-    def __init__(self, format: Format, read: Reader, line: int = 0) -> None:
+    def __init__(self, trainer: Trainer, read: Reader, line: int = 0) -> None:
         """`line`: how many lines of the file come before it."""
-        self.format = format
-        self._recording = Recording(format)
+        self.trainer = trainer
+        self._recording = Recording(trainer)
         self._recording.line = line
         self._read = read
         self._lowest_rank: int | None = None

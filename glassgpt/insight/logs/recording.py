@@ -14,7 +14,6 @@ from glassgpt.insight.history import (
     Evaluation,
     Event,
     EventKind,
-    Format,
     History,
     Metric,
     Save,
@@ -22,6 +21,7 @@ from glassgpt.insight.history import (
     Setup,
     Steps,
 )
+from glassgpt.insight.logs.trainer import Trainer
 
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _LONGEST_EVENT = 2000
@@ -60,8 +60,8 @@ class Notes:
 
 
 class Recording:
-    def __init__(self, format: Format) -> None:
-        self.format = format
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self.notes = Notes()
         self._notes_of_run: Notes | None = None  # as they were when its first iteration came
         self.quoted = False  # lines are quoted in a text, maybe out of order
@@ -168,7 +168,7 @@ class Recording:
             self._turn_to(iteration)
             self._last_eval = iteration
         elif not self._segments:
-            self._open(self.format.first_iteration)
+            self._open(self.trainer.first_iteration)
         segment = max(0, len(self._segments) - 1)
         done = Evaluation(iteration, segment, val_loss, train_loss, ms, metric=metric)
         if self._evals and _same_moment(self._evals[-1], done):
@@ -277,7 +277,7 @@ class Recording:
             self._announced = self._resumes = False
 
     def _open(self, iteration: int) -> None:
-        starts = self._announced or bool(self._segments) or iteration <= self.format.first_iteration
+        starts = self._announced or bool(self._segments) or iteration <= self.trainer.first_iteration
         self._segments.append(Segment(starts, self._resumes, iteration))
         self._announced = self._resumes = False
         self._steps_here, self._last, self._last_eval = 0, None, None
@@ -304,10 +304,10 @@ class Recording:
     def history(self, name: str, torn: bool, final: bool = True) -> History:
         """`final`: nothing more comes, so what waits for a next iteration has to do without."""
         if final:
-            self._settle(self._last + 1 if self._last is not None else self.format.first_iteration)
+            self._settle(self._last + 1 if self._last is not None else self.trainer.first_iteration)
         evals, metric = _in_one_metric(self._numbered(self._evals))
         return History(
-            format=self.format,
+            trainer=self.trainer,
             name=name,
             steps=self._steps(),
             evals=tuple(evals),

@@ -197,17 +197,17 @@ def _mfu(history: History, facts: Facts) -> Chart | Missing:
     names, mfu = (say("MFU as the log reports it"), say("smoothed")), history.steps.mfu[rows]
     traces = (
         [line(history, rows, mfu, names[0], "var(--speed)", 1.5, " %")]
-        if history.format.mfu_is_average
+        if history.trainer.mfu_is_running_average
         else noisy_line(history, rows, mfu, names, "var(--speed)", " %")
     )
     layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" %")
     sentences = []
     if facts.mfu_reported_steady is not None:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
-    peak = history.setup.peak_flops or history.format.mfu_peak
+    peak = history.setup.peak_flops or history.trainer.mfu_peak
     if peak:
         sentences.append(say("{peak} counts as 100%.", peak=figures.flop_rate(peak)))
-    if history.format.mfu_is_average:
+    if history.trainer.mfu_is_running_average:
         sentences.append(say("It is a running average, so an evaluation pulls it down for a while."))
     summary = " ".join(sentences) or say("The share of the peak that the model's own FLOPs reach.")
     return Chart("mfu", say("MFU (model FLOPs utilisation)"), summary, traces, layout)

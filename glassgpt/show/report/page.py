@@ -127,7 +127,7 @@ def _header(history: History, facts: Facts, findings: Sequence[Finding], name: s
         + "</dd></div>"
         for row in facts_shown.key_figures(facts, history.ledger)
     )
-    kinds = [f"<bdi>{text(history.format.title)}</bdi>"] if history.format.title != _BRAND else []
+    kinds = [f"<bdi>{text(history.trainer.name)}</bdi>"] if history.trainer.name != _BRAND else []
     kinds += [text(say("still running"))] if history.live else []
     toggle = say("light or dark")
     return f"""<header>

@@ -52,7 +52,7 @@ def test_tokens_per_iteration_follow_from_the_speed() -> None:
 )
 def test_older_forms(text: str, ms: float) -> None:
     history = history_of("".join(text.format(at=at) + "\n" for at in range(4)))
-    assert history.format.name == "build-nanogpt"
+    assert history.trainer.id == "build-nanogpt"
     assert history.steps.iteration.tolist() == [0, 1, 2, 3]
     assert history.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
     assert history.steps.ms[2] == pytest.approx(ms, nan_ok=True)

@@ -29,7 +29,7 @@ def test_a_whole_log() -> None:
 )
 def test_forms(line: str, loss: float, ms: float) -> None:
     history = history_of("".join(line.format(at=at) + "\n" for at in range(1, 6)))
-    assert history.format.name == "unknown"
+    assert history.trainer.id == "unknown"
     assert history.steps.iteration.tolist() == [1, 2, 3, 4, 5]
     assert history.steps.loss.tolist() == [loss] * 5
     assert history.steps.ms[0] == pytest.approx(ms, nan_ok=True)
@@ -55,7 +55,7 @@ def test_an_empty_file_is_called_so() -> None:
 def test_progress_bars_that_say_the_loss() -> None:
     bar = "Training:  {at}%|##    | {at}0/1000 [00:10<00:40, 19.8it/s, loss={loss:.3f}, lr=3.00e-04]"
     history = history_of("\n".join(bar.format(at=at, loss=4 - at / 50) for at in range(101)) + "\n")
-    assert history.format.name == "unknown"
+    assert history.trainer.id == "unknown"
     assert history.steps.iteration.tolist() == list(range(0, 1001, 10))
     assert history.steps.loss[[0, -1]].tolist() == [4, 2]
     assert facts_in(bar.format(at=1, loss=3.0) + "\n" + bar.format(at=2, loss=3.0) + "\n" * 2
@@ -66,7 +66,7 @@ def test_records_in_json_are_no_trainers_dicts() -> None:
     history = history_of(
         "".join(f'{{"step": {at}, "loss": {3 - at / 10}, "lr": 0.0003}}\n' for at in range(9))
     )
-    assert history.format.name == "unknown"
+    assert history.trainer.id == "unknown"
     assert history.steps.iteration.tolist() == list(range(9))
     assert history.steps.loss[-1] == pytest.approx(2.2)
     assert history.steps.lr[-1] == pytest.approx(3e-4)
@@ -148,7 +148,7 @@ def test_mingpt_is_not_nanogpt() -> None:
     line = "iter_dt {ms:.2f}ms; iter {at}: train loss 2.50000\n"
     lines = [line.format(at=at, ms=40 + at // 100 % 3) for at in range(0, 1000, 100)]
     now = history_of("number of parameters: 2.67M\n" + "".join(lines))
-    assert now.format.name == "unknown"
+    assert now.trainer.id == "unknown"
     assert facts_of(now).steady_ms == 41.0
     bar = "epoch {epoch} iter {at}: train loss 2.50000. lr 6.000000e-04:  33%|###| {at}/300 [00:10<00:20]"
     old = facts_in("".join(bar.format(epoch=epoch, at=at) + "\n" for epoch in (1, 2) for at in range(300)))

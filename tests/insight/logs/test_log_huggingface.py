@@ -41,7 +41,7 @@ def test_a_whole_log(quoted: bool, bars: bool) -> None:
 )
 def test_forms_of_its_dict(line: str) -> None:
     history = history_of(line + "\n")
-    assert history.format.name == "hf-trainer"
+    assert history.trainer.id == "hf-trainer"
     assert history.steps.loss.tolist() == [2.9543]
     assert history.steps.lr.tolist() == [4.9e-5]
 

@@ -36,7 +36,7 @@ def test_a_whole_log(told: object) -> None:
 )  # fmt: skip
 def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
     history = history_of(line + "\n")
-    assert history.format.name == "litgpt"
+    assert history.trainer.id == "litgpt"
     assert history.steps.iteration.tolist() == [16]
     assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
     assert history.steps.ms[0] == ms

@@ -14,7 +14,7 @@ COURSE = Course(updates=33, eval_every=10)
 @pytest.mark.parametrize("form", LLMC_LINES)
 def test_every_form_of_the_cuda_trainer(form: str) -> None:
     told = llmc(COURSE, form)
-    assert history_of(told.text).format.name == "llm.c"
+    assert history_of(told.text).trainer.id == "llm.c"
     check(told.text, told)
 
 

@@ -56,7 +56,7 @@ def test_two_days_in_january_2026() -> None:
         for at in range(1, 6)
     )
     history = history_of(text)
-    assert history.format.name == "modded-nanogpt"
+    assert history.trainer.id == "modded-nanogpt"
     assert history.steps.iteration.tolist() == [1, 2, 4, 5]
     assert [(done.iteration, done.val_loss) for done in history.evals] == [(3, 3.0003)]
     assert history.steps.ms[[1, 2, 3]].tolist() == [61, 61, 61]

@@ -32,7 +32,7 @@ def test_every_script(told: object) -> None:
 )
 def test_forms_of_its_line(line: str) -> None:
     history = history_of("".join(line.format(at=at) + "\n" for at in range(3)))
-    assert history.format.name == "nanochat"
+    assert history.trainer.id == "nanochat"
     steps = history.steps
     assert steps.iteration.tolist() == [0, 1, 2]
     assert (steps.loss[1], steps.ms[1], steps.mfu[1], steps.tokens_per_s[1]) == (9.123456, 100.25, 47.5, 4883)

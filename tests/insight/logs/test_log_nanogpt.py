@@ -54,7 +54,7 @@ def test_readme_lines() -> None:
 )
 def test_forks_print_more_fields_or_fewer(line: str) -> None:
     history = history_of(HEAD + line + "\n")
-    assert history.format.name == "nanogpt"
+    assert history.trainer.id == "nanogpt"
     assert history.steps.iteration.tolist() == [0, 10]
     assert history.steps.loss[1] == 3.2355
     assert history.steps.ms[1] == pytest.approx(12.9)
@@ -119,7 +119,7 @@ def test_llama2_c_has_the_same_loop() -> None:
         "500 | loss 6.0091 | lr 5.000000e-05 | 870067.53ms | mfu 0.19%\n"
         "510 | loss 5.2391 | lr 4.999939e-05 | 8175.64ms | mfu 0.19%\n"
     )
-    assert history.format.name == "nanogpt"
+    assert history.trainer.id == "nanogpt"
     assert history.steps.iteration.tolist() == [490, 500, 510]
     assert history.steps.lr.tolist() == [4.9e-5, 5e-5, 4.999939e-5]
     assert history.holds_eval().tolist() == [False, True, False]

@@ -47,7 +47,7 @@ def check_bytes(data: bytes, told: Told) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_facts_of_a_clean_log(name: str) -> None:
     told = TRAINERS[name]
-    assert history_of(told.text).format.name == told.format
+    assert history_of(told.text).trainer.id == told.format
     check(told.text, told)
 
 

@@ -176,8 +176,8 @@ def test_every_trainer_after_every_other(trainers: dict[str, Told]) -> None:
         if first.format == second.format or "unknown" in (first.format, second.format):
             continue
         history = history_of(f"{first.text}$ second command\n{second.text}")
-        assert [one.format.name for one in history.earlier] == [first.format]
-        assert history.format.name == second.format
+        assert [one.trainer.id for one in history.earlier] == [first.format]
+        assert history.trainer.id == second.format
         for told, read in ((second, history), (first, history.earlier[0])):
             got = facts_of(read).as_dict()
             wrong = {name: value for name, value in expected(told).items() if not same(got[name], value)}
@@ -186,14 +186,14 @@ def test_every_trainer_after_every_other(trainers: dict[str, Told]) -> None:
 
 def test_a_trainer_that_nobody_knows_after_another() -> None:
     history = history_of(LONG["nanogpt"].text + LONG["unknown"].text)
-    assert [one.format.name for one in (*history.earlier, history)] == ["nanogpt", "unknown"]
+    assert [one.trainer.id for one in (*history.earlier, history)] == ["nanogpt", "unknown"]
 
 
 def test_both_runs_are_explained_and_the_first_is_named() -> None:
     told = explain(history_of(nanogpt(COURSE).text + llmc(COURSE).text))
     assert "nanoGPT" in told.verdict[0]
     assert told.verdict[1].startswith("An llm.c run ")
-    assert [one.history.format.name for one in told.earlier] == ["nanogpt"]
+    assert [one.history.trainer.id for one in told.earlier] == ["nanogpt"]
     assert [one["format"] for one in told.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
 
 

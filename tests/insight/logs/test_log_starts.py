@@ -51,7 +51,7 @@ def test_a_run_that_never_came_to_an_iteration(
     introduction: str, format: str, fault: str, ended: str
 ) -> None:
     explanation = told(introduction + fault)
-    assert explanation.history.format.name == format
+    assert explanation.history.trainer.id == format
     assert (explanation.facts.ended, explanation.facts.iterations_logged) == (ended, 0)
     assert "without a line about an iteration" in explanation.verdict[0]
     assert explanation.findings

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.insight.history import Format, Metric
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine, last_evaluation, tokens_per_second
+from glassgpt.insight.history import History, Metric
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
-
-FORMAT = Format("nanochat", "nanochat", times_hold_eval=False, loss_of_one_batch=False)
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.words import say
 
 _STEP = re.compile(
     rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
@@ -64,3 +66,47 @@ def _read_step(told: re.Match[str], line: str, into: Recording) -> bool:
         tokens_per_s=number(speed[1]) if speed else math.nan,
     )
     return True
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "Step {step} | Validation bpb: {val}"),
+            say(
+                "Bits per byte of validation text: a loss that does not depend on the tokenizer. Lower is "
+                "better."
+            ),
+        ),
+        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
+        Entry(
+            last.shown("loss", "loss: {:.6f}"),
+            say("A running average of the training loss: 0.9 of the last value, 0.1 of this batch."),
+        ),
+        Entry("lrm: …", say("What all learning rates are multiplied by now; not a learning rate itself.")),
+        Entry(
+            last.shown("ms", "dt: {:.2f}ms"),
+            say("This update alone; evaluation and checkpoints are outside."),
+        ),
+        Entry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
+        Entry(
+            last.shown("mfu", "mfu: {:.2f}"),
+            say("Model FLOPs utilization in percent of the bf16 peak of the cards."),
+        ),
+        Entry(
+            "total time: …",
+            say("The time of the updates so far, without the first ten and without evaluations."),
+        ),
+    ]
+
+
+TRAINER = Trainer(
+    "nanochat",
+    "nanochat",
+    reader=lambda: read,
+    introduction=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
+    setting_names={"sequence_len": "block_size"},
+    glossary=_glossary,
+    first_iteration=0,
+    evaluates_next_token_loss=True,
+    resume_command="--resume-from-step=STEP",
+)

@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.insight.history import Format
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import LARGEST, Recording
-
-FORMAT = Format("unknown", "unknown trainer", times_hold_eval=False, first_iteration=1)
+from glassgpt.insight.logs.trainer import Trainer
 
 _AT = r"\b(?:iter|iteration|step|global_step|update)"
 _STEP = re.compile(
@@ -137,3 +135,6 @@ def _milliseconds(line: str) -> float:
         return number(time[1]) * (1000 if time[2].lower() == "s" else 1)
     bare = _TIME_IN_MS.search(line) or _BARE_TIME.search(line)
     return number(bare[1]) if bare else math.nan
+
+
+TRAINER = Trainer("unknown", "unknown trainer", reader=GenericReader, reads_any_log=True)

@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.insight.history import A100_PEAK, Format
+from glassgpt.config import TrainConfig
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine, last_evaluation, learning_rate, one_loss
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
-
-FORMAT = Format(
-    "nanogpt",
-    "nanoGPT",
-    times_hold_eval=True,
-    mfu_peak=A100_PEAK,
-    mfu_is_average=True,
-)
+from glassgpt.insight.logs.trainer import A100_PEAK, Trainer
+from glassgpt.recipe import NANOGPT_DEFAULTS
+from glassgpt.words import say
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 # minGPT's lines, whose time and epochs are other things; the reader of any trainer takes them.
@@ -95,3 +93,95 @@ def _told(mfu: str | None) -> float:
 
 def _maybe(text: str | None) -> float | None:
     return None if text is None else number(text)
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "step {step}: train loss {train}, val loss {val}"),
+            say(
+                "An evaluation, of the weights before this iteration's update: the mean loss over "
+                "eval_iters random batches of each split, without dropout. That is why its training loss "
+                "can be below that of the batches around it."
+            ),
+        ),
+        Entry(
+            "saving checkpoint to …" if history.saves else "",
+            say("ckpt.pt is written over the last one, inside the time of this iteration."),
+        ),
+        Entry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
+        Entry(last.shown("loss", "loss {:.4f}"), one_loss()),
+        Entry(
+            last.shown("ms", "time {:.2f}ms"),
+            say(
+                "From the end of the iteration before to the end of this one. An evaluation or a save in "
+                "it is in this time too; a steady iteration takes {steady} here.",
+                steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
+            ),
+        ),
+        Entry(
+            last.shown("mfu", "mfu {:.2f}%"),
+            say(
+                "Model FLOPs utilization: the arithmetic that the model needs, divided by what an A100 "
+                "could do in that time (312 TFLOP/s), whatever the card is; and it is a running average, "
+                "0.9 of the last value and 0.1 of this iteration. -100% means that it is not known yet."
+            ),
+        ),
+        Entry(last.shown("lr", "lr {:.3g}"), learning_rate()),
+    ]
+
+
+def _data_restart_cause() -> str:
+    return say(
+        "Every process of nanoGPT seeds its random offsets with 1337 + rank, so a resumed one draws the "
+        "offsets of a fresh one. On a small text that is read many times over this matters little."
+    )
+
+
+def _data_restart_advice(share: str) -> str:
+    return say(
+        "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
+        "text. GlassGPT goes on where the data stopped.",
+        share=share,
+    )
+
+
+# Those of its train.py that are numbers; its learning rate is ours.
+_DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
+    name: value for name, value in NANOGPT_DEFAULTS.items() if isinstance(value, int | float)
+}
+
+TRAINER = Trainer(
+    "nanogpt",
+    "nanoGPT",
+    reader=lambda: read,
+    introduction=re.compile(r"^tokens per iteration will be:\s*\d"),
+    glossary=_glossary,
+    first_iteration=0,
+    loop_includes_max_iters=True,
+    step_time_includes_eval=True,  # one clock around evaluation, save and update
+    clock_reads_before_sync=True,  # only `loss.item()`, at logged iterations, waits for the GPU
+    compile_off_flag="--compile=False",
+    mfu_peak=A100_PEAK,  # whatever the card
+    mfu_is_running_average=True,
+    mfu_counts_palm_flops=True,
+    is_gpt2_shaped=True,
+    keeps_float32_masters=True,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    evaluates_before_first_step=True,
+    evaluates_random_batches=True,
+    eval_splits=2,
+    eval_line_is_common=True,
+    ends_on_regular_eval=True,
+    takes_known_settings=True,
+    settings_give_batch_tokens=True,
+    defaults=_DEFAULTS,
+    shows_saves=True,
+    saves_only_after_eval=True,
+    overwrites_checkpoint=True,
+    resume_command="python train.py … --init_from=resume",
+    restarts_data_on_resume=True,
+    data_restart_cause=_data_restart_cause,
+    data_restart_advice=_data_restart_advice,
+)

@@ -14,13 +14,13 @@ import math
 import re
 from dataclasses import dataclass
 
-from glassgpt.insight.history import Format
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
-
-FORMAT = Format(
-    "hf-trainer", "Hugging Face Trainer", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False
-)
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.words import say
 
 _DICT = re.compile(r"\{['\"][^{}]{1,2000}\}")
 _PAIR = re.compile(rf"['\"](\w+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
@@ -47,8 +47,6 @@ class TrainerReader:
     A dict waits for the bar that is drawn again after it: the one before may lag. The training's bar is the
     one that was drawn last when the first loss came; one with another total is then that of an evaluation.
     """
-
-    format = FORMAT
 
     def __init__(self) -> None:
         self._bar: int | None = None
@@ -161,3 +159,36 @@ def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
     """Its prefix and the loss: `eval_loss`, or with a name in front."""
     name = next((name for name in values if name.endswith("eval_loss")), None)
     return None if name is None else (name.removesuffix("_loss"), number(values[name]))
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the line before.")),
+        Entry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
+        Entry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
+        Entry(
+            "'epoch': …",
+            say("How often the data has been gone through. The Trainer does not print the step number."),
+        ),
+        Entry(last_evaluation(history, "'eval_loss': {val}"), say("The loss on the evaluation set.")),
+    ]
+
+
+TRAINER = Trainer(
+    "hf-trainer",
+    "Hugging Face Trainer",
+    reader=TrainerReader,
+    introduction=re.compile(
+        r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
+    ),
+    setting_names={
+        "max_steps": "max_iters",
+        "Instantaneous batch size per device": "batch_size",
+        "Gradient Accumulation steps": "gradient_accumulation_steps",
+    },
+    glossary=_glossary,
+    first_iteration=1,
+    loss_is_interval_mean=True,
+    often_finetunes=True,
+    resume_command="--resume_from_checkpoint",
+)

@@ -16,13 +16,13 @@ import math
 import re
 from dataclasses import replace
 
-from glassgpt.insight.history import Format
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
-
-FORMAT = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
-_IN_C = replace(FORMAT, first_iteration=0)
-_IN_PYTHON = replace(FORMAT, times_hold_eval=True, eval_held_after=1)
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.words import say
 
 _STEP = re.compile(
     rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
@@ -46,7 +46,7 @@ _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 def read(line: str, into: Recording) -> bool:
     if "MFU" in line and (told := _USUAL.search(line)):
         iteration, planned, loss, norm, lr, ms, mfu, speed = told.groups()
-        into.format = FORMAT
+        into.trainer = TRAINER
         into.notes.said["planned_iterations"] = int(planned)
         into.step(
             int(iteration),
@@ -82,11 +82,11 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
     if not time:
         return False  # torn, or another trainer's
     if "(took" in rest:
-        into.format = _IN_C
+        into.trainer = _IN_C
     elif "| (" in rest:
-        into.format = _IN_PYTHON
+        into.trainer = _IN_PYTHON
     elif planned:
-        into.format = FORMAT
+        into.trainer = TRAINER
     if planned:
         into.notes.said["planned_iterations"] = int(planned)
     into.step(
@@ -108,7 +108,7 @@ def _told(mfu: str) -> float:
 
 
 def _read_eval(loss: float, into: Recording) -> None:
-    if into.format is _IN_C:
+    if into.trainer is _IN_C:
         into.evaluated_before_next(loss)
     elif into.resuming:
         into.evaluated_before_next(loss, offset=-1)
@@ -120,7 +120,7 @@ def _read_eval(loss: float, into: Recording) -> None:
 
 def _read_file(told: re.Match[str], into: Recording) -> bool:
     """main.log counts the updates done before: its s:0 is the console's step 1."""
-    into.format = _IN_C
+    into.trainer = _IN_C
     iteration, kind, value, lr, norm = told.groups()
     if kind == "trl":
         into.step(
@@ -132,3 +132,65 @@ def _read_file(told: re.Match[str], into: Recording) -> bool:
     elif kind == "tel":
         into.evaluated(int(iteration), number(value))
     return True
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "val loss {val}"),
+            say(
+                "The mean loss over val_max_steps validation batches, after the step whose line came before."
+            ),
+        ),
+        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
+        Entry(
+            last.shown("loss", "loss {:.6f} (+z)"),
+            say(
+                "The mean loss of this update. z: how many standard deviations it is above the mean of the "
+                "last 128."
+            ),
+        ),
+        Entry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm()),
+        Entry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        Entry(
+            last.shown("ms", "{:.2f} ms"),
+            say("This update alone, measured on the GPU; evaluation and checkpoints are outside."),
+        ),
+        Entry(
+            last.shown("mfu", "{:.1f}% MFU"),
+            say("Model FLOPs utilization against the peak of this card, from llm.c's own table."),
+        ),
+        Entry(last.shown("tokens_per_s", "{:.0f} tok/s"), say("Tokens per second, a running average.")),
+    ]
+
+
+# fmt: off
+_SETTING_NAMES = {
+    "micro batch size B": "batch_size", "sequence length T": "block_size",
+    "learning rate (LR)": "learning_rate", "warmup iterations": "warmup_iters",
+    "weight decay": "weight_decay", "val_loss_every": "eval_interval",
+    "val_max_steps": "eval_iters", "vocab_size V": "vocab_size", "num_layers L": "n_layer",
+    "num_heads NH": "n_head", "channels C": "n_embd", "train_num_batches": "max_iters",
+}
+# fmt: on
+
+TRAINER = Trainer(
+    "llm.c",
+    "llm.c",
+    reader=lambda: read,
+    introduction=re.compile(r"^\|\s*train data pattern\s*\|"),
+    article="An",  # its first letter is read as a word, "el"
+    setting_names=_SETTING_NAMES,
+    glossary=_glossary,
+    first_iteration=1,
+    uses_torch=False,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    often_finetunes=True,
+    eval_splits=1,
+    final_eval_offsets=(0, 1),  # after the last update, which main.log counts as one more
+    shows_saves=True,
+    resume_command="-y 1",
+)
+_IN_C = replace(TRAINER, first_iteration=0)
+_IN_PYTHON = replace(TRAINER, step_time_includes_eval=True, eval_timed_in_later_step=1)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.insight.history import Format
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine, last_evaluation
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import LARGEST, Recording
-
-FORMAT = Format("modded-nanogpt", "modded-nanogpt", times_hold_eval=False, first_iteration=1)
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.words import say
 
 _LINE = re.compile(
     rf"\bstep:(\d+)/(\d+)\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?train_time:{NUMBER}(ms|s)\b"
@@ -30,8 +32,6 @@ _END = re.compile(r"^peak memory (?:allocated|consumption)")
 
 class ModdedReader:
     """Remembers the last sum."""
-
-    format = FORMAT
 
     def __init__(self) -> None:
         self._iteration: int | None = None
@@ -76,3 +76,32 @@ class ModdedReader:
         if spent < 0:  # the sum began again
             return total if updates == 1 else math.nan
         return spent / updates
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
+        Entry(
+            last_evaluation(history, "val_loss:{val}"),
+            say("The loss on the fixed validation tokens. The clock stands still meanwhile."),
+        ),
+        Entry(
+            "train_time:…ms",
+            say("The sum of all update times so far; the difference of two lines is one update."),
+        ),
+        Entry(
+            "step_avg:…ms",
+            say("That sum divided by the updates: a mean over the whole run, not this step's time."),
+        ),
+    ]
+
+
+TRAINER = Trainer(
+    "modded-nanogpt",
+    "modded-nanogpt",
+    reader=ModdedReader,
+    glossary=_glossary,
+    first_iteration=1,
+    step_work_grows=True,
+    trains_on_plain_text=True,
+)

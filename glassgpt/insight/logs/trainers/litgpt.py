@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.insight.history import Format
+from glassgpt.insight.facts import Facts
+from glassgpt.insight.glossary import Entry, LastLine
+from glassgpt.insight.history import History
 from glassgpt.insight.logs.numbers import NUMBER, number
 from glassgpt.insight.logs.recording import Recording
-
-FORMAT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False)
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.words import say
 
 _STEP = re.compile(
     rf"\biter\s+(\d+)\s*\|?\s*st[eE]p\s+(\d+)\s*[:|]\s*loss(?: train)?(?: \(curr\))?:?\s*{NUMBER}"
@@ -54,3 +56,45 @@ def read(line: str, into: Recording) -> bool:
     elif _END.match(line):
         into.event("finish", line)
     return False
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last.shown("iteration", "iter {}"), say("The number of this micro-batch, from 1; not an update.")
+        ),
+        Entry(
+            "step …", say("Updates of the weights so far; one every gradient_accumulation_iters iterations.")
+        ),
+        Entry(last.shown("loss", "loss train: {:.3f}"), say("A running mean of the training loss.")),
+        Entry(
+            "val: …",
+            say(
+                "The last validation loss, printed again on every line until there is a new one; n/a: none "
+                "yet."
+            ),
+        ),
+        Entry(
+            last.shown("ms", "iter time: {:.2f} ms"),
+            say("This micro-batch alone; those marked (step) hold the optimizer too."),
+        ),
+    ]
+
+
+TRAINER = Trainer(
+    "litgpt",
+    "litgpt",
+    reader=lambda: read,
+    introduction=re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
+    command="litgpt",
+    setting_names={
+        "micro_batch_size": "batch_size",
+        "lr_warmup_steps": "warmup_iters",
+        "max_seq_length": "block_size",
+    },
+    glossary=_glossary,
+    first_iteration=1,
+    steps_are_micro_batches=True,
+    often_finetunes=True,
+    resume_command="--resume=auto",
+)

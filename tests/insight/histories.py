@@ -8,25 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from glassgpt.config import Value
-from glassgpt.insight.history import (
-    A100_PEAK,
-    Evaluation,
-    Event,
-    Format,
-    History,
-    Save,
-    Segment,
-    Setup,
-    Steps,
-)
+from glassgpt.insight.history import Evaluation, Event, History, Save, Segment, Setup, Steps
+from glassgpt.insight.logs.trainers import BY_ID
 
-NANOGPT = Format(
-    "nanogpt",
-    "nanoGPT",
-    times_hold_eval=True,
-    mfu_peak=A100_PEAK,
-    mfu_is_average=True,
-)
+NANOGPT = BY_ID["nanogpt"]
 
 
 def made_steps(
@@ -59,7 +44,7 @@ def made_history(
     **changes: object,
 ) -> History:
     whole = History(
-        format=NANOGPT,
+        trainer=NANOGPT,
         name="run.log",
         steps=steps,
         evals=tuple(Evaluation(at, 0, val, train) for at, train, val in evals),

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from glassgpt.config import Value
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.history import Evaluation, Event, Format, History, Save, Segment, Setup, Steps
+from glassgpt.insight.history import Evaluation, Event, History, Save, Segment, Setup, Steps
+from glassgpt.insight.logs.trainers import BY_ID
 
-GLASSGPT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
-HF = Format("hf-trainer", "HF Trainer", times_hold_eval=False, first_iteration=1)
+GLASSGPT = BY_ID["glassgpt"]
+HF = BY_ID["hf-trainer"]
 
 # nanoGPT's README runs: what they printed at each evaluation, every 250 iterations.
 GPU_TRAIN = (
@@ -173,7 +174,7 @@ def any_history(draw: st.DrawFn) -> History:
     setup = Setup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
     return replace(
         made_history(steps, events=draw(st.lists(events, max_size=3))),
-        format=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
+        trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
         evals=tuple(evals),
         saves=tuple(saves),
         segments=tuple(processes),

@@ -14,7 +14,8 @@ from histories import made_history, made_steps
 from glassgpt.errors import UserError
 from glassgpt.insight.compare.side import label_of
 from glassgpt.insight.course import course_of
-from glassgpt.insight.history import Evaluation, Format, History, Segment
+from glassgpt.insight.history import Evaluation, History, Segment
+from glassgpt.insight.logs.trainers import BY_ID
 from glassgpt.insight.noise import evaluation_noise
 
 # --- verdicts ---
@@ -194,8 +195,8 @@ def own(losses: Sequence[tuple[int, float]], device: str = "auto") -> History:
     history = run(losses, device=device)
     setup = replace(history.setup, data={"name": "x", "hash": "1", "tokenizer": "char"}, machine=_MACHINE)
     evals = tuple(replace(done, stderr=0.05, tokens=16_384) for done in history.evals)
-    glass = Format("glassgpt", "GlassGPT", times_hold_eval=False)
-    return replace(history, format=glass, setup=setup, evals=evals)
+    glass = BY_ID["glassgpt"]
+    return replace(history, trainer=glass, setup=setup, evals=evals)
 
 
 _MACHINE = {

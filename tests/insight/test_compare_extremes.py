@@ -18,15 +18,16 @@ from glassgpt.account import journal
 from glassgpt.config import Value
 from glassgpt.insight.compare import Comparison, compare
 from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import Evaluation, Format, History, Segment, Setup
+from glassgpt.insight.history import Evaluation, History, Segment, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 from glassgpt.show.compare import print_comparison
 
 _EXTREMES = st.sampled_from(
     [math.nan, math.inf, -math.inf, 1e308, -1e308, 1e-308, 0.0, -1.0, 1.0, 50.0, 4.2, 1e18]
 )
 _SIZES = st.sampled_from([-5, 0, 1, 2, 12, 768, 10**9, 10**18, 10**30, None, "x", True, 0.5, 1e308])
-_LLMC = Format("llm.c", "llm.c", times_hold_eval=False, mfu_peak=312e12, first_iteration=1)
-_GLASSGPT = Format("glassgpt", "GlassGPT", times_hold_eval=False)
+_LLMC = replace(BY_ID["llm.c"], mfu_peak=312e12)
+_GLASSGPT = BY_ID["glassgpt"]
 _NAMES = ("n_layer", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "vocab_size",
           "eval_iters", "eval_tokens", "batch_tokens", "max_iters", "learning_rate")  # fmt: skip
 
@@ -72,8 +73,8 @@ def histories(draw: st.DrawFn) -> History:
     history = made_history(
         steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
     )
-    format = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
-    return replace(history, evals=evals, format=format, numbered=draw(st.booleans()))
+    trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
+    return replace(history, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
 
 
 def shown(*runs: History) -> Comparison:

@@ -11,8 +11,9 @@ from compared_runs import SHAPE, compared, ids, run
 from histories import made_history, made_steps
 
 from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import Format, History
+from glassgpt.insight.history import History
 from glassgpt.insight.inference import MAX_ERROR, infer_from, parameters_behind
+from glassgpt.insight.logs.trainers import BY_ID
 
 _TRUE = 6 * 10_646_784 + 12 * 6 * 384 * 256  # FLOPs per token of 10.65M parameters
 
@@ -50,8 +51,8 @@ def test_a_coarse_mfu_infers_nothing() -> None:
 
 
 def test_other_formulas_infer_no_parameters() -> None:
-    llmc = Format("llm.c", "llm.c", times_hold_eval=False, mfu_peak=312e12)
-    history = replace(with_mfu(71e6), format=llmc)
+    llmc = replace(BY_ID["llm.c"], mfu_peak=312e12)
+    history = replace(with_mfu(71e6), trainer=llmc)
     assert parameters_behind(71e6, history) is None
 
 
@@ -86,5 +87,5 @@ def test_the_optimizers_groups_are_exact() -> None:
 
 
 def test_an_iteration_of_litgpt_is_a_micro_batch() -> None:
-    litgpt = Format("litgpt", "LitGPT", times_hold_eval=False)
-    assert compared(replace(run(), format=litgpt), run()).sides[0].derived.tokens_per_iteration is None
+    litgpt = BY_ID["litgpt"]
+    assert compared(replace(run(), trainer=litgpt), run()).sides[0].derived.tokens_per_iteration is None

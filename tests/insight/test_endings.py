@@ -9,7 +9,8 @@ from histories import NANOGPT, made_history, made_steps
 
 from glassgpt.config import Value
 from glassgpt.insight.endings import how_it_ended, planned_last_iteration
-from glassgpt.insight.history import Event, EventKind, Format, History, Setup
+from glassgpt.insight.history import Event, EventKind, History, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 
 
 def stopped(last: int = 40, events: list[Event] | None = None, **changes: Any) -> History:
@@ -79,13 +80,13 @@ def test_nanogpt_stops_with_an_evaluation() -> None:
 
 
 def test_others_need_one_off_the_grid() -> None:
-    build = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
+    build = BY_ID["build-nanogpt"]
     on_grid = [(0, None, 4.0), (20, None, 3.0), (40, None, 3.0)]
     off_grid = [(0, None, 4.0), (15, None, 3.0), (30, None, 3.0), (40, None, 3.0)]
-    assert how_it_ended(stopped(evals=on_grid, format=build)) == "cut"
-    assert how_it_ended(stopped(evals=off_grid, format=build)) == "finished"
-    unknown = Format("unknown", "unknown trainer", times_hold_eval=False)
-    assert how_it_ended(stopped(evals=off_grid, format=unknown)) == "cut"
+    assert how_it_ended(stopped(evals=on_grid, trainer=build)) == "cut"
+    assert how_it_ended(stopped(evals=off_grid, trainer=build)) == "finished"
+    unknown = BY_ID["unknown"]
+    assert how_it_ended(stopped(evals=off_grid, trainer=unknown)) == "cut"
 
 
 def test_a_run_that_goes_on_has_not_ended() -> None:
@@ -98,6 +99,6 @@ def test_a_record_that_says_it_itself(said: str) -> None:
 
 
 def test_a_log_without_iterations() -> None:
-    empty = made_history(made_steps([]), format=NANOGPT)
+    empty = made_history(made_steps([]), trainer=NANOGPT)
     assert how_it_ended(empty) == "cut"
     assert how_it_ended(made_history(made_steps([]), events=[event("oom")])) == "oom"

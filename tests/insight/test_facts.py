@@ -11,9 +11,10 @@ import pytest
 from histories import NANOGPT, made_history, made_steps
 
 from glassgpt.insight.facts import Facts, facts_of, parameters_without_positions, tokens_per_iteration
-from glassgpt.insight.history import Evaluation, Format, History, Save, Segment, Setup
+from glassgpt.insight.history import Evaluation, History, Save, Segment, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 
-OUTSIDE = dataclasses.replace(NANOGPT, name="nanochat", times_hold_eval=False, mfu_peak=None)
+OUTSIDE = BY_ID["nanochat"]
 
 
 def run(**changes: object) -> History:
@@ -116,7 +117,7 @@ def test_tokens_per_iteration_from_the_settings() -> None:
 
 
 def test_where_the_times_are_without_evaluations() -> None:
-    facts = facts_of(run(format=OUTSIDE))
+    facts = facts_of(run(trainer=OUTSIDE))
     assert (facts.eval_overhead_ms, facts.overhead_share) == (None, None)
     assert facts.startup_ms == 4900
     assert facts.estimated_total_s is not None
@@ -216,8 +217,8 @@ def test_the_issue_names_every_fact() -> None:
 
 def test_no_format_is_needed_to_know_a_fact() -> None:
     """Facts that a format is asked for are those of its definition only."""
-    other = Format("new", "New", times_hold_eval=True)
-    mine, theirs = facts_of(run()).as_dict(), facts_of(run(format=other)).as_dict()
+    other = replace(NANOGPT, id="new", name="New")
+    mine, theirs = facts_of(run()).as_dict(), facts_of(run(trainer=other)).as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}
 

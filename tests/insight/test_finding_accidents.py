@@ -27,12 +27,14 @@ from glassgpt.insight.findings.nonfinite import loss_nan
 from glassgpt.insight.findings.saving import best_overwritten, interrupted, never_checkpointed
 from glassgpt.insight.findings.skips import skipped_steps
 from glassgpt.insight.findings.spikes import loss_spike
-from glassgpt.insight.history import Event, EventKind, Format, History, Save, Setup
+from glassgpt.insight.history import Event, EventKind, History, Save, Setup
+from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.insight.logs.trainers import BY_ID
 
 NAN = math.nan
-LLMC = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
-LITGPT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1, loss_of_one_batch=False)
-BUILD = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
+LLMC = BY_ID["llm.c"]
+LITGPT = BY_ID["litgpt"]
+BUILD = BY_ID["build-nanogpt"]
 
 
 # --- not a number ---
@@ -54,7 +56,7 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
 
 def test_a_loss_that_was_never_a_number() -> None:
     steps = made_steps(range(1, 100), 3600.0, [NAN] * 99, lr=[8.57e-7 * i for i in range(1, 100)])
-    one = found(loss_nan(about(made_history(steps, format=LLMC))))
+    one = found(loss_nan(about(made_history(steps, trainer=LLMC))))
     assert "first logged iteration, 1" in one.evidence
     assert "8.57e-07" in one.evidence
     assert "the learning rate is not the cause" in one.explanation
@@ -62,9 +64,9 @@ def test_a_loss_that_was_never_a_number() -> None:
 
 
 @pytest.mark.parametrize(("format", "first"), [(LLMC, 10), (HF, 1)])
-def test_a_log_whose_first_loss_is_nan_may_have_had_updates(format: Format, first: int) -> None:
+def test_a_log_whose_first_loss_is_nan_may_have_had_updates(trainer: Trainer, first: int) -> None:
     """An excerpt, or the mean over the first interval."""
-    history = made_history(made_steps(range(first, first + 50), loss=[NAN] * 50), format=format)
+    history = made_history(made_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)
     assert "too little" in found(loss_nan(about(history))).explanation
     overflowing = replace(history, counts={"scaler-overflow": 7})
     assert "overflowed, by this log: 7" in found(loss_nan(about(overflowing))).explanation
@@ -134,7 +136,7 @@ def test_a_hard_micro_batch_is_no_spike() -> None:
     losses[300] += 2.0
     history = made_history(made_steps(range(600), loss=losses))
     assert loss_spike(about(history)) is not None
-    assert loss_spike(about(replace(history, format=LITGPT))) is None
+    assert loss_spike(about(replace(history, trainer=LITGPT))) is None
 
 
 def test_noise_with_long_tails_is_no_spike() -> None:
@@ -271,11 +273,11 @@ def test_what_else_a_message_tells() -> None:
 
 
 def stopped(
-    kind: EventKind, words: str, last: int, saves: list[int], format: Format | None = None
+    kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> History:
     steps = made_steps(range(0, last + 1, 10), 200.0, falling(last // 10 + 1))
     history = made_history(steps, saves=saves, events=[Event(kind, words, 99, last)])
-    return replace(history, format=format or history.format, setup=Setup(planned_iterations=5000))
+    return replace(history, trainer=trainer or history.trainer, setup=Setup(planned_iterations=5000))
 
 
 def test_what_an_interrupt_cost() -> None:
@@ -369,7 +371,7 @@ def test_a_run_that_never_saved() -> None:
     assert "eval_interval=2000" in one.evidence
     assert "eval_interval=200 puts at most 5m 00s at risk" in one.advice
     assert never_checkpointed(about(unsaved(100, 1500.0))) is None  # two minutes and a half
-    assert never_checkpointed(about(replace(unsaved(1000, 1500.0), format=HF))) is None
+    assert never_checkpointed(about(replace(unsaved(1000, 1500.0), trainer=HF))) is None
 
 
 def test_a_log_with_gaps_or_silent_spikes_does_not_tell() -> None:
@@ -392,4 +394,4 @@ def test_the_best_is_overwritten() -> None:
     assert one.severity == "problem"
     assert "1.4576 at iteration 1,750" in one.evidence
     assert "iteration 5,000, has 1.7096: 0.25 worse" in one.evidence
-    assert best_overwritten(about(replace(history, format=GLASSGPT))) is None
+    assert best_overwritten(about(replace(history, trainer=GLASSGPT))) is None

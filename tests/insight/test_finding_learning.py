@@ -72,7 +72,7 @@ def test_noise_is_not_overfitting() -> None:
 
 
 def test_other_trainers_are_not_told_nanogpts_settings() -> None:
-    said = text(overfitting(about(replace(gpu_run(), format=HF))))
+    said = text(overfitting(about(replace(gpu_run(), trainer=HF))))
     assert "max_iters" not in said
     assert "Stopping at iteration 1,750" in said
 
@@ -102,7 +102,7 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
     at = np.arange(0, 2001, 50)
     val = np.interp(at, [0, 200, 600, 1400, 2000], [6.0, 4.8, 4.0, 3.8, 3.3])
     evals = [(int(i), None, float(value)) for i, value in zip(at, val, strict=True)]
-    one = found(still_improving(about(made_history(made_steps(range(0, 2001, 10)), evals, format=HF))))
+    one = found(still_improving(about(made_history(made_steps(range(0, 2001, 10)), evals, trainer=HF))))
     assert (one.severity, one.advice) == ("info", "")
     assert "No power law" in one.explanation
 
@@ -121,11 +121,11 @@ def test_lines_without_numbers_are_not_iterations() -> None:
 def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = noisy((2 + 9 * rows**-0.3).tolist(), 0.03)
-    history = made_history(made_steps(rows.tolist(), loss=losses), format=HF)
+    history = made_history(made_steps(rows.tolist(), loss=losses), trainer=HF)
     said = text(still_improving(about(history)))
     assert "train loss" in said
     assert still_improving(about(replace(history, live=True))) is None
-    short = made_history(made_steps(rows[:80].tolist(), loss=losses[:80]), format=HF)
+    short = made_history(made_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
     assert still_improving(about(short)) is None
 
 
@@ -217,12 +217,12 @@ def test_a_start_above_any_chance() -> None:
     assert one.severity == "warning"
     assert "130.6000" in one.evidence
     assert "13.8155" in one.evidence
-    assert init_loss(about(replace(history, format=HF))) is None  # its loss may be of anything
+    assert init_loss(about(replace(history, trainer=HF))) is None  # its loss may be of anything
 
 
 def test_a_finetune_or_a_resume_may_start_low() -> None:
     low = starting_at(3.3, 50304)
-    assert init_loss(about(replace(low, format=HF))) is None
+    assert init_loss(about(replace(low, trainer=HF))) is None
     tuned = replace(low.setup, settings={"vocab_size": 50304, "init_from": "gpt2"})
     assert init_loss(about(replace(low, setup=tuned))) is None
     assert init_loss(about(replace(low, segments=(replace(low.segments[0], resumed=True),)))) is None
@@ -245,18 +245,18 @@ def test_a_clear_rise_is_no_noise() -> None:
     rising = [2.6, 2.4, 2.3, 2.25, 2.2, 2.22, 2.24, 2.26, 2.28, 2.3, 2.32, 2.34]
     for val, is_noise in ((rising[4:], False), (rising[:3:-1], True)):
         evals = tuple(Evaluation(100 * i, 0, loss, stderr=0.014) for i, loss in enumerate([2.6, *val]))
-        history = replace(made_history(made_steps(range(1200)), format=HF), evals=evals)
+        history = replace(made_history(made_steps(range(1200)), trainer=HF), evals=evals)
         assert (eval_noise_finding(about(history)) is not None) == is_noise
 
 
 def test_trainers_that_evaluate_the_same_tokens_have_no_such_noise() -> None:
-    assert eval_noise_finding(about(replace(cpu_run(), format=GLASSGPT))) is None
+    assert eval_noise_finding(about(replace(cpu_run(), trainer=GLASSGPT))) is None
 
 
 def test_a_standard_error_in_the_log_is_used() -> None:
     val = [3.0, 2.99, 2.98, 2.97, 2.96, 2.95]
     evals = tuple(Evaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
-    history = replace(made_history(made_steps(range(600)), format=HF), evals=evals)
+    history = replace(made_history(made_steps(range(600)), trainer=HF), evals=evals)
     one = found(eval_noise_finding(about(history)))
     assert "standard error of 0.02" in one.evidence
     assert "32 times as many tokens" in one.advice  # (2 sqrt(2) 0.02 / 0.01)^2
@@ -269,7 +269,7 @@ def test_a_training_loss_that_no_text_has() -> None:
     losses = np.geomspace(10.97, 0.0052, 250).tolist()
     history = made_history(made_steps(range(250), loss=losses))
     assert "from 10.9700 to 0.0075" in found(memorised_data(about(history))).evidence
-    assert memorised_data(about(replace(history, format=HF))) is None
+    assert memorised_data(about(replace(history, trainer=HF))) is None
     assert memorised_data(about(replace(history, evals=gpu_run().evals))) is None
     assert memorised_data(about(made_history(made_steps(range(250), loss=falling(250))))) is None
 

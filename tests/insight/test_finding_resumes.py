@@ -15,6 +15,7 @@ from glassgpt.insight.course import course_of, seconds_between
 from glassgpt.insight.findings.resumes import resume_jump, resume_replays_data
 from glassgpt.insight.findings.schedule import Schedule, horizon_changed, lr_schedule_mismatch
 from glassgpt.insight.history import History, Segment, Steps
+from glassgpt.insight.logs.trainers import BY_ID
 
 # --- the course ---
 
@@ -51,7 +52,7 @@ def test_nanogpt_draws_the_same_batches_again() -> None:
     assert "1,000 + 4,001 iterations" in one.evidence
     assert "1,000 iterations (20%)" in one.evidence
     assert "16.4M tokens" in one.evidence
-    assert resume_replays_data(about(replace(history, format=GLASSGPT))) is None
+    assert resume_replays_data(about(replace(history, trainer=GLASSGPT))) is None
 
 
 def test_a_log_of_the_resumed_process_alone() -> None:
@@ -121,7 +122,7 @@ def test_lines_without_numbers_are_no_resume() -> None:
     parts = (history.segments[0], replace(history.segments[1], resumed=False))
     assert horizon_changed(about(replace(history, segments=parts))) is not None
     assert horizon_changed(about(replace(history, segments=parts, numbered=False))) is None
-    others = replace(history, format=replace(GLASSGPT, name="litgpt"))
+    others = replace(history, trainer=BY_ID["litgpt"])
     assert "lr_decay_iters" not in found(horizon_changed(about(others))).advice
 
 
@@ -179,7 +180,7 @@ def test_schedules_that_fit_or_are_not_known() -> None:
     constant = planned(max_iters=2000, decay_lr=False, **rates)
     for history in (fits, constant, planned(max_iters=2000), planned(**rates), planned()):
         assert lr_schedule_mismatch(about(history)) is None
-    glass = replace(planned(max_iters=2000, learning_rate=1e-3, lr_decay_iters=None), format=GLASSGPT)
+    glass = replace(planned(max_iters=2000, learning_rate=1e-3, lr_decay_iters=None), trainer=GLASSGPT)
     assert lr_schedule_mismatch(about(glass)) is None
 
 
@@ -195,7 +196,7 @@ def test_a_rate_column_tells_too() -> None:
     at = np.arange(1, 1001)
     lr = (6e-4 * 0.5 * (1 + np.cos(math.pi * at / 2000))).tolist()
     steps = made_steps(at.tolist(), loss=[3.0] * 1000, lr=lr)
-    history = made_history(steps, format=replace(GLASSGPT, name="llm.c"))
+    history = made_history(steps, trainer=BY_ID["llm.c"])
     done = replace(history, setup=replace(history.setup, planned_iterations=1000))
     assert "50% of its peak" in text(lr_schedule_mismatch(about(done)))
     unfinished = replace(history, setup=replace(history.setup, planned_iterations=2000))

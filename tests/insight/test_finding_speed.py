@@ -16,7 +16,9 @@ from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case
 from glassgpt.insight.findings.speed import FINDERS, mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.insight.findings.workload import hidden_accumulation, parameters_inferred
-from glassgpt.insight.history import Format, A100_PEAK, History, Segment, Setup
+from glassgpt.insight.history import History, Segment, Setup
+from glassgpt.insight.logs.trainer import A100_PEAK
+from glassgpt.insight.logs.trainers import BY_ID
 
 SMALL: dict[str, Value] = {"n_layer": 12, "n_embd": 384, "block_size": 1024}  # note 004's first model
 LARGE: dict[str, Value] = {"n_layer": 12, "n_embd": 768, "block_size": 1024}
@@ -90,7 +92,10 @@ def test_no_dip_no_finding() -> None:
     history = note_001()
     assert mfu_dip_is_eval(about(replace(history, evals=()))) is None
     assert (
-        mfu_dip_is_eval(about(replace(history, format=replace(history.format, mfu_is_average=False)))) is None
+        mfu_dip_is_eval(
+            about(replace(history, trainer=replace(history.trainer, mfu_is_running_average=False)))
+        )
+        is None
     )
     tiny = replace(history.steps, mfu=np.array([0.03, 0.03, 0.03]))  # a CPU: all of it is rounding
     assert mfu_dip_is_eval(about(replace(history, steps=tiny))) is None
@@ -148,8 +153,8 @@ def test_on_an_a100_the_peak_is_right() -> None:
 
 def test_no_mfu_or_no_fixed_peak_no_finding() -> None:
     assert mfu_wrong_peak(about(even())) is None
-    llmc = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
-    assert mfu_wrong_peak(about(replace(note_004(9340.0, 15.4), format=llmc))) is None
+    llmc = BY_ID["llm.c"]
+    assert mfu_wrong_peak(about(replace(note_004(9340.0, 15.4), trainer=llmc))) is None
 
 
 # --- parameters-inferred ---

@@ -15,10 +15,11 @@ from glassgpt.insight.findings.evalcost import eval_spikes
 from glassgpt.insight.findings.pace import jitter, silent_spike, throughput_drift
 from glassgpt.insight.findings.startup import startup_compile
 from glassgpt.insight.findings.timing import FINDERS
-from glassgpt.insight.history import Evaluation, Format, History, Segment, Setup
+from glassgpt.insight.history import Evaluation, History, Segment, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 
-MODDED = Format("modded-nanogpt", "modded-nanogpt", times_hold_eval=False, first_iteration=1)
-LLMC = Format("llm.c", "llm.c", times_hold_eval=False, first_iteration=1)
+MODDED = BY_ID["modded-nanogpt"]
+LLMC = BY_ID["llm.c"]
 
 
 def spiky(**settings: int | bool) -> History:
@@ -76,8 +77,8 @@ def test_an_interval_is_not_read_from_a_gap() -> None:
 def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
     ms = [20_000.0 if i % 250 == 0 else 340.0 for i in range(1001)]
     evals = [(i, None, 4.0) for i in range(0, 1001, 250)]
-    format = Format("build-nanogpt", "build-nanogpt", times_hold_eval=True)
-    finding = found(eval_spikes(about(made_history(made_steps(range(1001), ms), evals, format=format))))
+    trainer = BY_ID["build-nanogpt"]
+    finding = found(eval_spikes(about(made_history(made_steps(range(1001), ms), evals, trainer=trainer))))
     assert "HellaSwag" in finding.explanation
     assert "eval_iters" not in finding.advice
     assert "every 1000 iterations instead of 250 saves up to 14%" in finding.advice  # 0.75 x 19.66 / 104.66
@@ -146,7 +147,7 @@ def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
         even(),
         made_history(made_steps(range(20), [9000.0] + [100.0] * 19), [(0, 4.2, 4.2)]),  # only in the first
         made_history(made_steps(range(20), 100.0), [(10, 4.2, 4.2)]),  # costs nothing
-        replace(spiky(), format=replace(NANOGPT, times_hold_eval=False)),
+        replace(spiky(), trainer=replace(NANOGPT, step_time_includes_eval=False)),
     ],
 )
 def test_no_spikes_no_finding(history: History) -> None:
@@ -159,7 +160,7 @@ def ledger_run(**ledger: float) -> History:
         [(at, 2.0, 2.0) for at in range(0, 1001, 100)],
         settings={"eval_interval": 100, "max_iters": 1000},
     )
-    return replace(history, format=GLASSGPT, ledger=ledger)
+    return replace(history, trainer=GLASSGPT, ledger=ledger)
 
 
 def test_a_ledger_says_what_evaluation_took() -> None:
@@ -275,8 +276,8 @@ def test_a_log_that_stops_is_not_the_run() -> None:
 
 def test_only_known_flags_are_advised() -> None:
     steps = made_steps(range(1, 15), [23_000.0, *[500.0] * 13])
-    for format in (MODDED, LLMC):
-        finding = found(startup_compile(about(made_history(steps, format=format, ended="finished"))))
+    for trainer in (MODDED, LLMC):
+        finding = found(startup_compile(about(made_history(steps, trainer=trainer, ended="finished"))))
         assert finding.severity == "advice"
         assert "--compile" not in finding.advice
     assert "torch.compile" not in finding.explanation
@@ -334,7 +335,7 @@ def test_the_wall_clock_tells_what_the_samples_miss(
 
 def test_clocks_that_wait_are_not_blamed() -> None:
     assert clock_before_sync(about(even(100, 1))) is None
-    assert clock_before_sync(about(replace(even(), format=LITGPT))) is None
+    assert clock_before_sync(about(replace(even(), trainer=LITGPT))) is None
     assert clock_before_sync(about(replace(even(), setup=Setup(settings={"device": "cpu"})))) is None
 
 
@@ -366,7 +367,7 @@ def test_a_step_is_no_heat() -> None:
     assert "30% slower" in finding.title
     assert "at once, near iteration 2" in finding.explanation
     assert "heat" not in finding.explanation
-    assert throughput_drift(about(replace(history, format=MODDED))) is None
+    assert throughput_drift(about(replace(history, trainer=MODDED))) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])
@@ -388,7 +389,7 @@ def test_jitter_is_told_with_what_it_costs() -> None:
 def test_a_regular_pattern_is_no_jitter() -> None:
     """litgpt's iterations are micro-batches: every fourth also updates."""
     ms = [600.0 if at % 4 == 0 else 300.0 for at in range(1, 401)]
-    assert jitter(about(replace(made_history(made_steps(range(1, 401), ms)), format=LITGPT))) is None
+    assert jitter(about(replace(made_history(made_steps(range(1, 401), ms)), trainer=LITGPT))) is None
 
 
 def test_a_regular_wait_is_no_work() -> None:

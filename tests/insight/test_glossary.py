@@ -12,7 +12,8 @@ from learnt_runs import any_history
 
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.glossary import glossary
-from glassgpt.insight.history import Evaluation, Format, History
+from glassgpt.insight.history import Evaluation, History
+from glassgpt.insight.logs.trainers import BY_ID
 from glassgpt.words import LANGUAGES, speaking
 
 TRAINERS = (
@@ -41,7 +42,7 @@ def whole(trainer: str = "nanogpt") -> History:
         tokens_per_s=[98_304.0] * count,
     )
     history = made_history(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
-    return replace(history, format=Format(trainer, trainer, times_hold_eval=True))
+    return replace(history, trainer=BY_ID[trainer])
 
 
 def pieces(history: History) -> list[str]:
@@ -82,7 +83,7 @@ def test_every_trainer_has_its_own(trainer: str) -> None:
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_only_what_the_log_has(trainer: str) -> None:
     bare = made_history(made_steps([]))
-    history = replace(bare, format=Format(trainer, trainer, times_hold_eval=True))
+    history = replace(bare, trainer=BY_ID[trainer])
     assert not [piece for piece in pieces(history) if any(sign.isdigit() for sign in piece)]
 
 

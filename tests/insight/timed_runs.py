@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from glassgpt.insight.facts import facts_of
 from glassgpt.insight.findings.finding import Case, Finding
-from glassgpt.insight.history import Evaluation, Format, History, Save, Segment, Setup
+from glassgpt.insight.history import Evaluation, History, Save, Segment, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 
-LITGPT = Format("litgpt", "litgpt", times_hold_eval=False, first_iteration=1)
-GLASSGPT = Format("glassgpt", "GlassGPT", times_hold_eval=False)
+LITGPT = BY_ID["litgpt"]
+GLASSGPT = BY_ID["glassgpt"]
 
 
 def about(history: History) -> Case:
@@ -67,7 +68,9 @@ def histories(draw: st.DrawFn) -> History:
     amount = st.one_of(st.none(), st.integers(1, 10**9))
     phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
     return History(
-        format=draw(st.sampled_from([NANOGPT, LITGPT, GLASSGPT, replace(NANOGPT, times_hold_eval=False)])),
+        trainer=draw(
+            st.sampled_from([NANOGPT, LITGPT, GLASSGPT, replace(NANOGPT, step_time_includes_eval=False)])
+        ),
         name="run.log",
         steps=steps,
         evals=tuple(Evaluation(at, part, 1.0) for at, part in draw(st.lists(places, max_size=8))),

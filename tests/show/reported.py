@@ -12,10 +12,11 @@ import pytest
 from glassgpt import words
 from glassgpt.config import Value
 from glassgpt.insight.findings.finding import Finding
-from glassgpt.insight.history import A100_PEAK, Evaluation, Floats, Format, History, Segment, Setup, Steps
+from glassgpt.insight.history import Evaluation, Floats, History, Segment, Setup, Steps
+from glassgpt.insight.logs.trainers import BY_ID
 
-NANOGPT = Format("nanogpt", "nanoGPT", times_hold_eval=True, mfu_peak=A100_PEAK, mfu_is_average=True)
-GLASSGPT = Format("glassgpt", "GlassGPT", times_hold_eval=False, first_iteration=1)
+NANOGPT = BY_ID["nanogpt"]
+GLASSGPT = BY_ID["glassgpt"]
 
 FINDINGS = (
     Finding(
@@ -98,7 +99,7 @@ def glassgpt_run() -> History:
         steps,
         *evals,
         name="runs/gpt2_124m",
-        format=GLASSGPT,
+        trainer=GLASSGPT,
         setup=setup,
         segments=(Segment(True), Segment(True, resumed=True, first_iteration=1500)),
         ledger={"startup": 9.0, "compile": 30.0, "data": 0.5, "train": 135.0, "eval": 12.0, "other": 0.7},

@@ -15,12 +15,13 @@ from rich.console import Console
 
 from glassgpt.insight.explain import explain
 from glassgpt.insight.findings.finding import Finding, Severity
-from glassgpt.insight.history import A100_PEAK, Evaluation, Format, History, Segment, Setup
+from glassgpt.insight.history import Evaluation, History, Segment, Setup
+from glassgpt.insight.logs.trainers import BY_ID
 from glassgpt.show.explain import print_explanation, print_finding
 from glassgpt.show.watching import print_news
 from glassgpt.words import LANGUAGES, speaking
 
-NANOGPT = Format("nanogpt", "nanoGPT", times_hold_eval=True, mfu_peak=A100_PEAK, mfu_is_average=True)
+NANOGPT = BY_ID["nanogpt"]
 MARKS = "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
 
 

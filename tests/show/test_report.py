@@ -247,7 +247,7 @@ def test_nothing_from_a_log_becomes_markup() -> None:
     finding = Finding(EVIL, "problem", EVIL, EVIL, EVIL, EVIL)
     setup = Setup(settings={EVIL: EVIL}, device_name=EVIL, machine={EVIL: {EVIL: EVIL}}, data={EVIL: EVIL})
     history = replace(nanogpt_run(), setup=setup, name=EVIL, ledger={EVIL: 3.0})
-    history = replace(history, format=replace(history.format, title=EVIL))
+    history = replace(history, trainer=replace(history.trainer, name=EVIL))
     page = page_of(history, (finding,), EVIL)
     page.encode()
     assert "\x1b" not in page

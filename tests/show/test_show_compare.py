@@ -10,10 +10,11 @@ from rich.console import Console
 
 from glassgpt.insight.compare import compare
 from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import A100_PEAK, Evaluation, Format, History, Segment, Setup, Steps
+from glassgpt.insight.history import Evaluation, History, Segment, Setup, Steps
+from glassgpt.insight.logs.trainers import BY_ID
 from glassgpt.show.compare import print_comparison
 
-_NANOGPT = Format("nanogpt", "nanoGPT", times_hold_eval=True, mfu_peak=A100_PEAK, mfu_is_average=True)
+_NANOGPT = BY_ID["nanogpt"]
 
 
 def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **settings: int | str) -> History:

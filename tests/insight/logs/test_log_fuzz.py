@@ -140,19 +140,19 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_line_takes_long(piece: str) -> None:
     """Lines of 4000 characters that begin to look like something again and again."""
-    from glassgpt.insight.logs.reading import _GRAMMARS
+    from glassgpt.insight.logs.reading import _READERS
 
     for tail in ("", "x", " loss 1 ms"):
         for text in (piece, piece.upper()):
             line = (text * 4000)[: 4000 - len(tail)] + tail
-            for format, make in _GRAMMARS:
-                into = Recording(format)
+            for trainer, make in _READERS:
+                into = Recording(trainer)
                 reader = make()
                 assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < PATIENCE_S, (
-                    format.name
+                    trainer.id
                 )
             for take in (read_header, read_incident):
-                into = Recording(_GRAMMARS[0][0])
+                into = Recording(_READERS[0][0])
                 assert seconds(lambda take=take, into=into, line=line: take(line, into)) < PATIENCE_S, (
                     take.__name__
                 )

@@ -8,10 +8,11 @@ import math
 
 import numpy as np
 import pytest
-from histories import NANOGPT, made_history, made_steps
+from histories import made_history, made_steps
 
 from glassgpt.insight.facts import Facts, facts_of, parameters_without_positions, tokens_per_iteration
 from glassgpt.insight.history import Evaluation, History, Save, Segment, Setup
+from glassgpt.insight.logs.trainer import Trainer
 from glassgpt.insight.logs.trainers import BY_ID
 
 OUTSIDE = BY_ID["nanochat"]
@@ -215,9 +216,9 @@ def test_the_issue_names_every_fact() -> None:
     assert [field.name for field in dataclasses.fields(Facts)] == names
 
 
-def test_no_format_is_needed_to_know_a_fact() -> None:
-    """Facts that a format is asked for are those of its definition only."""
-    other = replace(NANOGPT, id="new", name="New")
+def test_no_trait_is_needed_to_know_a_fact() -> None:
+    """Of a trainer that nobody has described, next to all facts are known too."""
+    other = Trainer("new", "New", step_time_includes_eval=True, first_iteration=0)
     mine, theirs = facts_of(run()).as_dict(), facts_of(run(trainer=other)).as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}

@@ -63,7 +63,7 @@ def test_a_loss_that_was_never_a_number() -> None:
     assert "99% of the run" in one.advice
 
 
-@pytest.mark.parametrize(("format", "first"), [(LLMC, 10), (HF, 1)])
+@pytest.mark.parametrize(("trainer", "first"), [(LLMC, 10), (HF, 1)])
 def test_a_log_whose_first_loss_is_nan_may_have_had_updates(trainer: Trainer, first: int) -> None:
     """An excerpt, or the mean over the first interval."""
     history = made_history(made_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)

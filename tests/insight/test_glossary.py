@@ -24,6 +24,7 @@ TRAINERS = (
     "modded-nanogpt",
     "litgpt",
     "hf-trainer",
+    "minimind",
     "glassgpt",
     "unknown",
 )

@@ -76,9 +76,7 @@ class Trainer:
     eval_splits: int | None = None  # 2: train and val, 1: val alone; None: not known
     eval_line_is_common: bool = False  # other loops print it too, so it does not show that this one ran
     ends_on_regular_eval: bool = False  # a finished run's last iteration is one of the usual evaluations
-    final_eval_offsets: tuple[
-        int, ...
-    ] = ()  # what its closing evaluation's number may be after the last step's
+    final_eval_offsets: tuple[int, ...] = ()  # of its closing evaluation, from the last step's number
     eval_time_cause: Sentence | None = None  # what more than an evaluation is in the time
     rarer_eval_advice: Callable[[int, int, str], str] | None = None  # old and new interval, share of the run
 

@@ -1,4 +1,4 @@
-"""More trainers: nanochat, modded-nanogpt, litgpt, Hugging Face's Trainer, and one that nobody knows."""
+"""More trainers: nanochat, modded-nanogpt, litgpt, Hugging Face's Trainer, MiniMind, and one nobody knows."""
 
 from __future__ import annotations
 
@@ -263,6 +263,31 @@ def unknown(course: Course) -> Told:
     return Told(tuple(parts), "unknown")
 
 
+# --- MiniMind ---
+
+
+def minimind(course: Course, per_epoch: int = 20, old: bool = False) -> Told:
+    """`old`: all is counted from 0. New ones count from 1, and print the last micro-batch of an epoch."""
+    epochs = -(-course.updates // per_epoch)
+    parts = _("LLM可训练总参数量：25.830 百万") if old else _("Trainable Params: 25.830M")
+    for epoch in range(epochs):
+        for step in range(per_epoch) if old else range(1, per_epoch + 1):
+            at = epoch * per_epoch + step
+            loss, lr, left = course.loss(at), 5e-4 * (1 - at / (epochs * per_epoch + 1)), per_epoch - step
+            if step % course.log_every and (old or step != per_epoch):
+                continue
+            text = (
+                f"Epoch:[{epoch}/{epochs}]({step}/{per_epoch}) loss:{loss:.3f} lr:{lr:.7f} "
+                f"epoch_Time:{left}.0min:"
+                if old
+                else f"Epoch:[{epoch + 1}/{epochs}]({step}/{per_epoch}), loss: {loss:.4f}, logits_loss: "
+                f"{loss - 0.01:.4f}, aux_loss: 0.0100, lr: {lr:.8f}, epoch_time: {left}.0min"
+            )
+            parts.append(Part(text, Row(at, float(f"{loss:.3f}" if old else f"{loss:.4f}"))))
+    starting = frozenset({0}) if old else frozenset()
+    return Told(tuple(parts), "minimind", parameters=25_830_000, starting=starting)
+
+
 def every_trainer(course: Course) -> dict[str, Told]:
     """The course as each of them would print it."""
     return {
@@ -285,5 +310,7 @@ def every_trainer(course: Course) -> dict[str, Told]:
         "trainer": trainer(course),
         "trainer 5": trainer(course, quoted=True),
         "trainer with bars": trainer(course, bars=True),
+        "minimind": minimind(course),
+        "minimind, old": minimind(course, old=True),
         "unknown": unknown(course),
     }

@@ -39,17 +39,23 @@ class MinimindReader:
         self._first_epoch = 1
         self._counts_from_0 = False
         self._last: tuple[int, int] | None = None  # epoch, micro-batch
-        self._interval = 1
+        self._interval = 0  # not known yet
+        self._says_lr = False
 
     def __call__(self, line: str, into: Recording) -> bool:
         if "Epoch:" in line and (match := _STEP.search(line)):
             lr = _LR.search(match[6])
-            if not lr and "lr" in into.last_had:
+            if not lr and self._says_lr:
                 return False  # torn
-            iteration, planned = self._place(*(int(group) for group in match.groups()[:4]))
-            if max(iteration, planned) > LARGEST:
+            self._says_lr = lr is not None
+            epoch, epochs, step, per_epoch = (int(group) for group in match.groups()[:4])
+            if epochs * per_epoch > LARGEST:
                 return False
-            into.notes.said["planned_iterations"] = planned
+            self._follow(epoch, step)
+            iteration = (epoch - self._first_epoch) * per_epoch + step
+            last_step = self._last_step(per_epoch)
+            if last_step is not None:
+                into.notes.said["planned_iterations"] = (epochs - 1) * per_epoch + last_step
             into.step(iteration, number(match[5]), lr=number(lr[1]) if lr else math.nan)
             return True
         if line.startswith("Epoch [") and _SKIPPED.match(line):
@@ -58,17 +64,18 @@ class MinimindReader:
             into.notes.said["parameters"] = round(number(match[1]) * 1e6)
         return False
 
-    def _place(self, epoch: int, epochs: int, step: int, per_epoch: int) -> tuple[int, int]:
-        """The iteration, counted through all epochs, and that of a finished run's last line."""
+    def _follow(self, epoch: int, step: int) -> None:
         self._first_epoch = min(self._first_epoch, epoch)
         self._counts_from_0 = self._counts_from_0 or step == 0
         if self._last and self._last[0] == epoch:
             self._interval = max(self._interval, step - self._last[1])
         self._last = epoch, step
-        last_step = per_epoch
-        if self._counts_from_0:  # then the last line of an epoch is at the last multiple of the interval
-            last_step = (per_epoch - 1) // self._interval * self._interval
-        return (epoch - self._first_epoch) * per_epoch + step, (epochs - 1) * per_epoch + last_step
+
+    def _last_step(self, per_epoch: int) -> int | None:
+        """Of an epoch's lines: where it counts from 0, the last multiple of the interval between lines."""
+        if not self._counts_from_0:
+            return per_epoch
+        return (per_epoch - 1) // self._interval * self._interval if self._interval > 0 else None
 
 
 def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:

@@ -125,8 +125,7 @@ RESUMED = ("muon", "dropout", "documents")
 
 # Keys of journals whose values depend on the machine, the clock or chance.
 _MASKED = re.compile(
-    r"time|start|machine|memory|memory_bytes|phases|ledger|forecast|tokens_per_s|flops_per_s|mfu|peak"
-    r"|(.*_)?(ms|s)|glassgpt_commit"
+    r"time|start|machine|memory|memory_bytes|phases|ledger|tokens_per_s|flops_per_s|mfu|(.*_)?(ms|s)"
 )
 # In text: durations, speeds, dates.
 _TIMING = re.compile(r"\d[\d.,]*k?M? ?(ms|s|tok/s|tokens per second)\b|\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?")
@@ -231,7 +230,7 @@ def explain_items(logs: dict[str, str]) -> Iterator[tuple[str, Any]]:
             yield f"explain/{name}.{language}.txt", run_command(words).text()
 
 
-def compare_items(logs: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def compare_items(logs: dict[str, str], text: bool = True) -> Iterator[tuple[str, Any]]:
     from snapshot_logs import note_004_flags
 
     pairs = {name: [logs[one] for one in names] for name, names in PAIRS.items()}
@@ -239,13 +238,15 @@ def compare_items(logs: dict[str, str]) -> Iterator[tuple[str, Any]]:
     pairs["old-runs"] = ["runs/format-1", "runs/format-2", "runs/format-2-muon"]
     for name, words in pairs.items():
         yield f"compare/{name}.json", document(["compare", *words])
-        yield f"compare/{name}.txt", run_command(["compare", *words]).text()
+        if text:
+            yield f"compare/{name}.txt", run_command(["compare", *words]).text()
 
 
-def plan_items(cards: bool = True) -> Iterator[tuple[str, Any]]:
+def plan_items(text: bool = True, cards: bool = True) -> Iterator[tuple[str, Any]]:
     for name, words in PLANS.items():
         yield f"plan/{name}.json", document(["plan", *words])
-        yield f"plan/{name}.txt", run_command(["plan", *words]).text()
+        if text:
+            yield f"plan/{name}.txt", run_command(["plan", *words]).text()
     if cards:
         yield "plan/cards.txt", run_command(["plan", "--cards"]).text()
 
@@ -263,10 +264,12 @@ def old_run_items() -> Iterator[tuple[str, Any]]:
         yield f"old_runs/{name}.show.txt", run_command(["show", run]).text()
         yield f"old_runs/{name}.verify.json", document(["verify", run])
         words = ["sample", run, "--num_samples=2", "--max_new_tokens=40", "--device=cpu", "--dtype=float32"]
-        yield f"old_runs/{name}.sample.txt", _TIMING.sub("*", run_command(words).text())
+        sampled = run_command(words)
+        yield f"old_runs/{name}.sample.out", sampled.out
+        yield f"old_runs/{name}.sample.txt", _TIMING.sub("*", sampled.err)
         run_command(["track", run, "--to=csv"])
         for path in sorted(Path(run).rglob("*.csv")):
-            yield f"old_runs/{name}.{path.name}.txt", path.read_text()
+            yield f"old_runs/{name}.{path.name}", path.read_text()
         report = run_command(["report", run, f"--out={name}.html"])
         yield f"old_runs/{name}.report.txt", report.text()
         page = Path(f"{name}.html").read_text(encoding="utf-8")
@@ -348,9 +351,8 @@ def train_tiny(name: str, out_dir: str, stop_at: int | None = None) -> Path:
 
 def run_items() -> Iterator[tuple[str, Any]]:
     make_datasets()
-    for path in sorted(Path("data").glob("*/*")):
-        if path.suffix == ".bin":
-            yield f"runs/data-{path.parent.name}-{path.name}.txt", hashlib.sha256(path.read_bytes()).hexdigest()
+    tokens = sorted(Path("data").glob("*/*.bin"))
+    yield "runs/data.json", {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in tokens}
     whole: dict[str, dict[str, str]] = {}
     for name in RUNS:
         run = train_tiny(name, f"tiny/{name}")
@@ -378,8 +380,8 @@ except SystemExit:
 found = sorted({
     name.partition(".")[0] for name, module in list(sys.modules.items())
     if "site-packages" in (getattr(module, "__file__", None) or "")
-} - {"glassgpt"})
-open(names, "w").write("\\n".join(found))
+})
+open(names, "w").write("\\n".join(name for name in found if not name.startswith("_")))
 """
 
 

@@ -48,8 +48,10 @@ def test_resuming_gives_the_losses_of_the_uninterrupted_run(old: Path) -> None:
 
 
 def test_they_verify_and_sample(old: Path) -> None:
-    document = json.loads(run_command(["verify", "run", "--json"]).out)
-    assert not [file for file in document["files"] if file["state"] == "damaged"]
+    (verified,) = json.loads(run_command(["verify", "run", "--json"]).out)["verified"]
+    verdicts = {part["name"]: part["verdict"] for part in verified["parts"]}
+    assert verdicts["checkpoints/00000010"] == "good"
+    assert "damaged" not in verdicts.values()
     sampled = run_command(
         ["sample", "run", "--num_samples=1", "--max_new_tokens=8", "--device=cpu", "--dtype=float32"]
     )

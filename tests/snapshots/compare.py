@@ -28,31 +28,10 @@ _NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)
 _FINDING = re.compile(r"\[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
 _FLAG = re.compile(r"(?<!\w)--[a-z][\w.]*")
 # Strings that are values, not prose, even where they hold a space.
-_EXACT = frozenset(
-    [
-        "id",
-        "severity",
-        "kind",
-        "name",
-        "verdict",
-        "format",
-        "ended",
-        "value",
-        "values",
-        "group",
-        "decides",
-        "label",
-        "moment",
-        "device_type",
-        "path",
-        "config",
-        "reason_code",
-        "tokenizer",
-        "dtype",
-        "optimizer",
-        "arch",
-    ]
-)
+_EXACT = {
+    "id", "severity", "kind", "name", "verdict", "format", "ended", "value", "values", "group", "decides",
+    "label", "moment", "device_type", "path", "config", "tokenizer", "dtype", "optimizer", "arch",
+}  # fmt: skip
 
 
 def numbers(text: str) -> list[str]:

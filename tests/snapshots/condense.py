@@ -13,16 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
-
 from compare import numbers
+from make import ROOT, copy_old_runs, document, mistake_items, workplace, write_logs
 from make import compare_items as all_of_compare
-from make import copy_old_runs, document, mistake_items, workplace, write_logs
 from make import plan_items as all_of_plan
 
-EXPECTED = HERE / "expected"
+EXPECTED = Path(__file__).parent / "expected"
 _TEXTS = ("title", "evidence", "explanation", "advice", "claim")
 _LONGEST = 24  # lists of numbers beyond this are summed up
 
@@ -111,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     main()

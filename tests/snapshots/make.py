@@ -153,7 +153,7 @@ def run_command(words: Sequence[str]) -> Result:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     finally:
         sys.argv = arguments
-    out, err = (bytes(stream.buffer.getvalue()).decode() for stream in streams)  # type: ignore[attr-defined]
+    out, err = (bytes(stream.buffer.getvalue()).decode() for stream in streams)
     return Result(out, err, code)
 
 
@@ -394,7 +394,8 @@ def start_items(timing: bool) -> Iterator[tuple[str, Any]]:
         "runs": ["runs", "runs"],
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    imports, times = {}, {}
+    imports: dict[str, Any] = {}
+    times: dict[str, float] = {}
     for name, words in commands.items():
         for _ in range(5 if timing else 0):
             begin = time.perf_counter()

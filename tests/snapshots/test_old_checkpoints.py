@@ -1,6 +1,6 @@
 """Checkpoints of earlier formats still load, sample and resume.
 
-    checkpoints/format-1        written by commit ecc2fab: AdamW, dropout; a file's SHA-256 is of the whole file
+    checkpoints/format-1        written by commit ecc2fab: AdamW, dropout; SHA-256 of whole files
     checkpoints/format-2        written by commit cfcbda3: the same run; SHA-256 of pieces
     checkpoints/format-2-muon   written by commit cfcbda3: Muon, arch=modern
 

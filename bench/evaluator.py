@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.model.gpt import GPT
-from glassgpt.train.origin import open_origin
+from glassgpt.training.weight_source import open_origin
 
 Logits = Callable[[Tensor, Tensor], Tensor]  # of (tokens, targets), both (B, T)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.peers import Flags, as_flags
 from bench.watch import environment, watch
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 OVERHEAD = ("eval", "checkpoint", "log")

@@ -17,11 +17,11 @@ from bench.glass import GlassRun
 from bench.mdn import prepared_mdn
 from bench.peers import Flags, NanoGPT, PeerRun
 from bench.results import Losses, Result
-from glassgpt.account.machine import describe_machine
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.manifest import MANIFEST
-from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.record.machine import describe_machine
 
 
 class Missing(Exception):

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from glassgpt.data.manifest import MANIFEST
-from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 
 TOKENIZER = "bpe:50304"
 VAL_FRACTION = 0.05

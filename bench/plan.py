@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import glass
-from glassgpt.account.memory import CONTEXT_BYTES, GIB
 from glassgpt.config import TrainConfig
+from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
 
 SMALL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
@@ -127,11 +127,11 @@ def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> d
     """Four updates and an evaluation, in this process."""
     import torch
 
-    from glassgpt.account.clock import Ledger
-    from glassgpt.train.evaluate import evaluate
-    from glassgpt.train.interrupt import Stop
-    from glassgpt.train.setup import set_up
-    from glassgpt.train.task import task_of
+    from glassgpt.record.clock import Ledger
+    from glassgpt.training.evaluate import evaluate
+    from glassgpt.training.interrupt import Stop
+    from glassgpt.training.setup import set_up
+    from glassgpt.training.task import task_of
 
     on_card = torch.cuda.is_available()
     if on_card and limit_gib is not None:
@@ -200,10 +200,10 @@ def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
 
 
 def planned_batch(limit_gib: int, data: Path) -> int:
-    from glassgpt.account.cards import named_card
-    from glassgpt.insight.plan.plan import make_plan
-    from glassgpt.insight.plan.target import of_card
-    from glassgpt.insight.plan.text import find_text
+    from glassgpt.estimate.cards import named_card
+    from glassgpt.plan.dataset_size import find_text
+    from glassgpt.plan.planning import make_plan
+    from glassgpt.plan.target import of_card
 
     card = of_card(named_card("h200").card, "limited", memory=limit_gib * GIB)
     config = TrainConfig(data_dir=str(data), batch_size=1, gradient_accumulation_steps=1, max_iters=10_000)

@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
-from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.train.device import Placement, device_name
+from glassgpt.model.sampling import Draws
+from glassgpt.training.device import Placement, device_name
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50304,

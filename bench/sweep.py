@@ -22,12 +22,12 @@ import torch
 
 from bench.ground import Ground
 from bench.results import Result
-from glassgpt.account.clock import Ledger
 from glassgpt.config import TrainConfig
-from glassgpt.train.interrupt import Stop
-from glassgpt.train.job import Job
-from glassgpt.train.setup import set_up
-from glassgpt.train.task import task_of
+from glassgpt.record.clock import Ledger
+from glassgpt.training.interrupt import Stop
+from glassgpt.training.job import Job
+from glassgpt.training.setup import set_up
+from glassgpt.training.task import task_of
 
 VOCABULARY = 50304
 SIZES = ((6, 3, 192), (6, 6, 384), (12, 12, 768), (24, 16, 1024), (36, 20, 1280), (48, 25, 1600))

@@ -23,14 +23,14 @@ from statistics import median
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.figures import count, milliseconds, points, size
-from glassgpt.insight.tune.evidence import run_speed
-from glassgpt.insight.tune.ground import Ground
-from glassgpt.insight.tune.setting import Setting
-from glassgpt.insight.tune.trial import Trial, figures_of
-from glassgpt.insight.tune.tuning import Tuning, setting_in_words, tune
-from glassgpt.insight.tune.workshop import Workshop
+from glassgpt.format import count, milliseconds, points, size
 from glassgpt.recipe import combine, find_recipe
+from glassgpt.tune.results import run_speed
+from glassgpt.tune.setting import Setting
+from glassgpt.tune.trial import Trial, figures_of
+from glassgpt.tune.tune_facts import Ground
+from glassgpt.tune.tuning import Tuning, setting_in_words, tune
+from glassgpt.tune.worker_process import Workshop
 
 DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")
 _LIMIT_S = 240.0  # of one trial

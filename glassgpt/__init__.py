@@ -1,8 +1,8 @@
 """GlassGPT: train a small GPT, and see through the run.
 
 import glassgpt
-run = glassgpt.train("quickstart", max_iters=100)
-run = glassgpt.train(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, n_embd=128, max_iters=100))
+run = glassgpt.training("quickstart", max_iters=100)
+run = glassgpt.training(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, n_embd=128, max_iters=100))
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # typing's own takes longer to load than all that the com
 if TYPE_CHECKING:
     from glassgpt.config import TrainConfig
     from glassgpt.errors import UserError
-    from glassgpt.train.session import Run, resume, train
+    from glassgpt.training.session import Run, resume, train
 
 __all__ = ["Run", "TrainConfig", "UserError", "__version__", "resume", "train"]
 
@@ -30,7 +30,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Loaded when they are asked for: torch takes seconds to import."""
     if name == "train":
-        return importlib.import_module("glassgpt.train")  # a module that can be called
+        return importlib.import_module("glassgpt.training")  # a module that can be called
     if name in _HOMES:
         return getattr(importlib.import_module(f"glassgpt.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'glassgpt' has no attribute {name!r}")

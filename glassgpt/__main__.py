@@ -13,7 +13,7 @@ def run() -> None:
     if waits:
         signal.signal(signal.SIGINT, _stop_at_once)
     if sys.argv[1:2] == ["train"] and hasattr(signal, "pthread_sigmask"):
-        # It would end the program while that is loading. It waits until train/interrupt.py can handle it.
+        # It would end the program while that is loading. It waits until training/interrupt.py can handle it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     # Python processes that we or our libraries start import nothing from the current folder, either:
     # `python -c` and `-m` would look there first, and a random.py there may be anybody's.

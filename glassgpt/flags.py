@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from glassgpt.config import TrainConfig, Value
 from glassgpt.errors import UserError
-from glassgpt.other_names import TRAIN_HINTS
+from glassgpt.flag_aliases import TRAIN_HINTS
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 

@@ -26,9 +26,9 @@ from typing import Any, Literal
 from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, field_types
+from glassgpt.nanogpt_config import Problem, read_python_settings
 from glassgpt.paths import read_document, user_path
-from glassgpt.problems import find_problems
-from glassgpt.pyconfig import Problem, read_python_settings
+from glassgpt.validate import find_problems
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.train.session import train
+from glassgpt.training.session import train
 
 LINE = "glass, कांच का घर, بيت من زجاج 🦊🐕\n"
 CONTEXT = 12

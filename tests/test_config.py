@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glassgpt import config as derived
 from glassgpt.config import TrainConfig
-from glassgpt.problems import find_problems
+from glassgpt.validate import find_problems
 
 few = settings(max_examples=60, deadline=None)
 FIELDS = [field.name for field in dataclasses.fields(TrainConfig)]

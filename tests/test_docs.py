@@ -17,27 +17,27 @@ from typing import Any
 
 import pytest
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.cli.completion import CompletionOptions
-from glassgpt.cli.look import RunsOptions, ShowOptions
+from glassgpt.cli.runs_commands import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
-from glassgpt.data.options import PrepareOptions
-from glassgpt.exchange.options import ExportOptions, ImportOptions
-from glassgpt.insight.doctor.options import DoctorOptions
-from glassgpt.insight.facts import Facts
-from glassgpt.insight.given import read_given
-from glassgpt.insight.history import History
-from glassgpt.insight.logs.reading import KNOWN, read_log
-from glassgpt.insight.logs.text import read_lines
-from glassgpt.insight.options import CompareOptions, ExplainOptions, ReportOptions
-from glassgpt.insight.plan.options import PlanOptions
-from glassgpt.insight.tune.options import TuneOptions
-from glassgpt.sample.options import SampleOptions
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.doctor.doctor_options import DoctorOptions
+from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
+from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
+from glassgpt.plan.plan_options import PlanOptions
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.lines import read_lines
+from glassgpt.runs.overrides import read_given
+from glassgpt.runs.recognise import KNOWN, read_log
+from glassgpt.runs.run_log import History
+from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.track.metrics import EVAL, MEMORY, STEP
-from glassgpt.track.options import TrackOptions
-from glassgpt.train.learner import Learner
-from glassgpt.train.session import train
+from glassgpt.track.track_options import TrackOptions
+from glassgpt.training.learner import Learner
+from glassgpt.training.session import train
+from glassgpt.tune.tune_options import TuneOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -334,7 +334,7 @@ def test_track_page_has_every_metric() -> None:
 
 
 def test_ledger_page_has_every_phase() -> None:
-    from glassgpt.account.clock import PHASES
+    from glassgpt.record.clock import PHASES
 
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "ledger.md").read_text(encoding="utf-8"), re.M)
     assert tuple(rows) == PHASES

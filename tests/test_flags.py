@@ -11,8 +11,8 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.flag_aliases import EPOCHS, RESUME, TRAIN_HINTS
 from glassgpt.flags import check_settings, coerce, field_types, nearest, parse_flags
-from glassgpt.other_names import EPOCHS, RESUME, TRAIN_HINTS
 from glassgpt.recipe import combine, find_recipe, read_recipe
 
 # --- one value

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from glassgpt.account import journal
 from glassgpt.cli import main
 from glassgpt.data.tokenizers import train_bpe
 from glassgpt.recipe import combine, find_recipe
+from glassgpt.record import journal
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 120
 

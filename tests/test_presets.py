@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from glassgpt.problems import find_problems
 from glassgpt.recipe import combine, find_recipe, preset_names
+from glassgpt.validate import find_problems
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps", None])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account import journal
+from glassgpt.record import journal
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

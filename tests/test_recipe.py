@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import field_types, parse_flags
-from glassgpt.problems import find_problems
 from glassgpt.recipe import Recipe, combine, find_recipe, read_recipe, to_toml
+from glassgpt.validate import find_problems
 
 few = settings(max_examples=60, deadline=None)
 NOTHING = Recipe("nothing", "", {})

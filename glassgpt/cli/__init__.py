@@ -32,20 +32,20 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from glassgpt.account.sink import still_tracking
 from glassgpt.cli.completion import completion
-from glassgpt.cli.doctor import doctor
-from glassgpt.cli.exchange import export, import_
-from glassgpt.cli.explain import compare, explain, report
-from glassgpt.cli.look import runs, show
-from glassgpt.cli.plan import plan
-from glassgpt.cli.sample import sample
-from glassgpt.cli.track import track
-from glassgpt.cli.train import prepare, train
-from glassgpt.cli.tune import tune
-from glassgpt.cli.verify import verify
+from glassgpt.cli.doctor_command import doctor
+from glassgpt.cli.exchange_commands import export, import_
+from glassgpt.cli.explain_commands import compare, explain, report
+from glassgpt.cli.plan_command import plan
+from glassgpt.cli.runs_commands import runs, show
+from glassgpt.cli.sample_command import sample
+from glassgpt.cli.track_command import track
+from glassgpt.cli.train_command import prepare, train
+from glassgpt.cli.tune_command import tune
+from glassgpt.cli.verify_command import verify
 from glassgpt.errors import NO_THREAD, UserError, complaint, disk_complaint, is_memory, lacks_threads
-from glassgpt.harmless import harmless, in_ascii
+from glassgpt.record.sink import still_tracking
+from glassgpt.sanitize import harmless, in_ascii
 from glassgpt.version import VERSION
 
 HELP = """\

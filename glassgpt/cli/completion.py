@@ -16,15 +16,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from glassgpt.account import journal
 from glassgpt.cli.command import Help, help_of, parsed, print_help, wants_help
 from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
-from glassgpt.data.fingerprint import MARKER
+from glassgpt.data.digests import MARKER
 from glassgpt.errors import UserError
 from glassgpt.flags import field_types
-from glassgpt.harmless import harmless
+from glassgpt.i18n import LANGUAGES
 from glassgpt.recipe import preset_names
-from glassgpt.words import LANGUAGES
+from glassgpt.record import journal
+from glassgpt.sanitize import harmless
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -22,11 +22,19 @@ from pathlib import Path
 
 from glassgpt.data import hub
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.folder import read_folder, skipped, skipped_links
-from glassgpt.data.parcels import Lines, Parcel, Piece, TextFiles, holds_documents, is_binary, is_parquet
+from glassgpt.data.document_batches import (
+    Lines,
+    Parcel,
+    Piece,
+    TextFiles,
+    holds_documents,
+    is_binary,
+    is_parquet,
+)
+from glassgpt.data.folder_listing import read_folder, skipped, skipped_links
 from glassgpt.data.parquet import Parquet, column_problem
 from glassgpt.errors import UserError, of_many_files
-from glassgpt.figures import plural
+from glassgpt.format import plural
 from glassgpt.paths import user_path, with_tilde
 
 # A folder of texts above this is not read three times over by one process.

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import holds_dataset
-from glassgpt.data.fingerprint import has_fingerprint
+from glassgpt.data.digests import has_fingerprint
 from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
-from glassgpt.data.nanogpt import adopt
+from glassgpt.data.nanogpt_bin import adopt
 from glassgpt.data.shards import MappedFiles, Shards
 from glassgpt.errors import UserError, complaint
 

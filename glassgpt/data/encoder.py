@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.decoding import plain_utf8
+from glassgpt.data.decompress import packed_as
+from glassgpt.data.document_batches import Parcel
 from glassgpt.data.manifest import DTYPES, dtype_for
-from glassgpt.data.parcels import Parcel
 from glassgpt.data.split import document_key
+from glassgpt.data.text_encoding import plain_utf8
 from glassgpt.data.tokenizers import ByteLevelBpe, ByteTokenizer
-from glassgpt.data.unpacked import packed_as
 from glassgpt.errors import UserError, a_few
 
 

@@ -19,10 +19,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.parcels import PARQUET, holds_documents
-from glassgpt.data.unpacked import DATA_EXTRA
+from glassgpt.data.decompress import DATA_EXTRA
+from glassgpt.data.document_batches import PARQUET, holds_documents
 from glassgpt.errors import UserError, a_few
-from glassgpt.figures import size
+from glassgpt.format import size
 from glassgpt.paths import nearest_folder
 
 _CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format

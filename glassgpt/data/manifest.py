@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from glassgpt.data.fingerprint import json_sha256
-from glassgpt.data.staging import replace_file
+from glassgpt.data.digests import json_sha256
 from glassgpt.errors import UserError
+from glassgpt.files import replace_file
 from glassgpt.paths import read_document
 
 VERSION = 1

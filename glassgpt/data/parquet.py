@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data import parcels
-from glassgpt.data.unpacked import DATA_EXTRA, damaged
+from glassgpt.data import document_batches
+from glassgpt.data.decompress import DATA_EXTRA, damaged
 from glassgpt.errors import UserError
 
 _ROWS = 256  # at a time, at most

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bulk import prepare_corpus
+from glassgpt.data.bpe_chunks import cut_for_learning, cut_safely
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, stored_manifest, write_manifest
-from glassgpt.data.options import (
+from glassgpt.data.prepare_bulk import prepare_corpus
+from glassgpt.data.prepare_options import (
     PrepareOptions,
     asked_tokenizer,
     check_options,
@@ -36,10 +37,8 @@ from glassgpt.data.options import (
     val_fraction,
 )
 from glassgpt.data.progress import passing
-from glassgpt.data.seams import cut_for_learning, cut_safely
 from glassgpt.data.sources import Document, Source, named_by_script, open_source
 from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
-from glassgpt.data.staging import alone, move_into_place, remove_half_written, staging
 from glassgpt.data.tokenizer_json import given_tokenizer
 from glassgpt.data.tokenizers import (
     ByteLevelBpe,
@@ -50,7 +49,8 @@ from glassgpt.data.tokenizers import (
     train_bpe,
 )
 from glassgpt.errors import UserError
-from glassgpt.figures import plural
+from glassgpt.files import alone, move_into_place, remove_half_written, staging
+from glassgpt.format import plural
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Digest

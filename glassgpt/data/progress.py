@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from glassgpt.figures import count, duration, percent
+from glassgpt.format import count, duration, percent
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.manifest import shard_name
-from glassgpt.data.staging import sync_to_disk
+from glassgpt.files import sync_to_disk
 
 # Each takes one of the files that a process may have open, often 1024 in all and sometimes 256.
 _MAPPED_AT_ONCE = 64

@@ -21,12 +21,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.decoding import LONGEST_MARK, changes_by, decoder_of, encoding_of, is_binary
-from glassgpt.data.fingerprint import file_sha256
-from glassgpt.data.folder import read_folder, skipped, skipped_links
-from glassgpt.data.unpacked import packed_as
+from glassgpt.data.decompress import packed_as
+from glassgpt.data.digests import file_sha256
+from glassgpt.data.folder_listing import read_folder, skipped, skipped_links
+from glassgpt.data.text_encoding import LONGEST_MARK, changes_by, decoder_of, encoding_of, is_binary
 from glassgpt.errors import UserError
-from glassgpt.figures import plural
+from glassgpt.format import plural
 from glassgpt.paths import user_path, with_tilde
 
 CHUNK_BYTES = 2**20

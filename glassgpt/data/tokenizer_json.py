@@ -16,8 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.fingerprint import check_recorded
-from glassgpt.data.ranks import (
+from glassgpt.data.bpe_table import (
     END_OF_TEXT,
     LAYOUTS,
     MARKS_SPLITTER,
@@ -28,6 +27,7 @@ from glassgpt.data.ranks import (
     download_ranks,
     parse_ranks,
 )
+from glassgpt.data.digests import check_recorded
 from glassgpt.data.tokenizers import (
     TOKENIZER_JSON,
     ByteLevelBpe,

@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.dataset import Dataset, read_manifest
-from glassgpt.data.manifest import TOKENIZER_FILES, stored_manifest, write_manifest
-from glassgpt.data.ranks import (
+from glassgpt.data.bpe_chunks import has_long_blanks, without_long_blanks
+from glassgpt.data.bpe_table import (
     END_OF_TEXT,
     MARKS_PATTERN,
     MARKS_SPLIT,
@@ -44,9 +43,10 @@ from glassgpt.data.ranks import (
     parse_tokenizer_json,
     token_bytes,
 )
-from glassgpt.data.seams import has_long_blanks, without_long_blanks
-from glassgpt.data.staging import replace_file, sync_to_disk
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import TOKENIZER_FILES, stored_manifest, write_manifest
 from glassgpt.errors import UserError, a_few
+from glassgpt.files import replace_file, sync_to_disk
 from glassgpt.paths import read_document
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from glassgpt.cgroup import usable_cores
+from glassgpt.data.document_batches import Parcel
 from glassgpt.data.encoder import Encoded, Encoder
-from glassgpt.data.parcels import Parcel
 from glassgpt.errors import UserError, lacks_threads
 
 _WAITING = 3  # parcels per worker that are read already: enough that none is ever idle

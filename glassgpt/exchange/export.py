@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt import figures
+from glassgpt import format
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.data.fingerprint import MARKER, file_sha256, json_sha256, recorded_digests
-from glassgpt.data.nanogpt import META
-from glassgpt.data.staging import move_into_place, staging, writable_problem
+from glassgpt.data.digests import MARKER, file_sha256, json_sha256, recorded_digests
+from glassgpt.data.nanogpt_bin import META
 from glassgpt.errors import UserError
-from glassgpt.exchange import glass_folder, hf, nanogpt_ckpt, proof
-from glassgpt.exchange.card import TRAINING, write_card
-from glassgpt.exchange.options import ExportOptions
-from glassgpt.exchange.parcel import Parcel, open_parcel
+from glassgpt.exchange import glass_folder, proof, to_huggingface, to_nanogpt
+from glassgpt.exchange.exchange_options import ExportOptions
+from glassgpt.exchange.exportable import Parcel, open_parcel
+from glassgpt.exchange.model_card import TRAINING, write_card
 from glassgpt.exchange.proof import Proof
+from glassgpt.files import move_into_place, staging, writable_problem
 from glassgpt.flags import field_types
 from glassgpt.paths import user_path
 from glassgpt.recipe import to_toml
@@ -46,7 +46,7 @@ class Exported:
 def export(source: str, options: ExportOptions) -> Exported:
     parcel = open_parcel(source, options.data_dir)
     problems = proof.not_finite(parcel)
-    problems += nanogpt_ckpt.problems(parcel) if options.to == "nanogpt" else []
+    problems += to_nanogpt.problems(parcel) if options.to == "nanogpt" else []
     out = user_path(options.out) if options.out else EXPORTS / f"{parcel.name}-{options.to}"
     problems += place_problems(out)
     if problems:
@@ -67,10 +67,10 @@ def export(source: str, options: ExportOptions) -> Exported:
 
 def _write(work: Path, parcel: Parcel, to: str) -> Proof:
     if to == "hf":
-        hf.write(work, parcel)
+        to_huggingface.write(work, parcel)
         return proof.check_hf(work, parcel)
     if to == "nanogpt":
-        nanogpt_ckpt.write(work, parcel)
+        to_nanogpt.write(work, parcel)
         return proof.check_nanogpt(work, parcel)
     glass_folder.write(work, parcel)
     return proof.check_own_format(work, parcel)
@@ -78,11 +78,11 @@ def _write(work: Path, parcel: Parcel, to: str) -> Proof:
 
 def _notes(parcel: Parcel, to: str) -> list[Choice]:
     shape, tokenizer = parcel.shape, parcel.tokenizer
-    notes = [Choice("tokenizer", tokenizer.name, figures.plural(tokenizer.vocab_size, "token"))]
+    notes = [Choice("tokenizer", tokenizer.name, format.plural(tokenizer.vocab_size, "token"))]
     if parcel.padding:
         had = shape.vocab_size + parcel.padding
         reason = f"of {had:,}: the other {parcel.padding} were padding and stand for no token"
-        notes.append(Choice("vocabulary", figures.plural(shape.vocab_size, "row"), reason))
+        notes.append(Choice("vocabulary", format.plural(shape.vocab_size, "row"), reason))
     if to == "hf" and shape.arch == "modern":
         notes += _nanochat_notes(parcel)
     elif to == "hf" and not shape.bias:
@@ -94,7 +94,7 @@ def _nanochat_notes(parcel: Parcel) -> list[Choice]:
     shape = parcel.shape
     notes = [Choice("layout", "NanoChat", "its norms have no gains: they are in the matrices that follow")]
     if shape.tie_embeddings and not bool((parcel.weights["transformer.ln_f.weight"] == 1).all()):
-        numbers = figures.count(shape.vocab_size * shape.n_embd)
+        numbers = format.count(shape.vocab_size * shape.n_embd)
         reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
         notes.append(Choice("head", "separate", reason))
     if shape.dropout:
@@ -105,7 +105,7 @@ def _nanochat_notes(parcel: Parcel) -> list[Choice]:
 
 def _nanogpt_notes(parcel: Parcel) -> list[Choice]:
     notes = []
-    if nanogpt_ckpt.adamw_memory(parcel) is None:
+    if to_nanogpt.adamw_memory(parcel) is None:
         reason = "there is no AdamW state of every parameter: sample.py loads it, train.py cannot resume it"
         notes.append(Choice("optimizer", "left out", reason))
     else:
@@ -117,8 +117,8 @@ def _nanogpt_notes(parcel: Parcel) -> list[Choice]:
             f"{difference:.2g} there, as they do for GPT-2 itself"
         )
         notes.append(Choice("activation", "exact GELU", reason))
-    if nanogpt_ckpt.needs_meta(parcel.tokenizer):
-        place = f"data/{nanogpt_ckpt.dataset_name(parcel)}/{META}"
+    if to_nanogpt.needs_meta(parcel.tokenizer):
+        place = f"data/{to_nanogpt.dataset_name(parcel)}/{META}"
         notes.append(Choice(META, "beside it", f"sample.py looks for it at {place} in nanoGPT's folder"))
         if parcel.tokenizer.name not in ("char", "ids"):
             reason = "sample.py reads a prompt character by character, not as this tokenizer does"
@@ -168,7 +168,7 @@ def _mark(work: Path, parcel: Parcel, to: str) -> None:
         "model": f"{parcel.name}{update}",
         "sha256": {path.name: file_sha256(path) for path in sorted(work.iterdir())},
     }
-    hf.write_json(work / MARKER, content | {"digest": json_sha256(content)})
+    to_huggingface.write_json(work / MARKER, content | {"digest": json_sha256(content)})
 
 
 def _written(out: Path) -> dict[str, str] | None:

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.exchange.disk import written_to_disk
-from glassgpt.exchange.hf import write_json
-from glassgpt.exchange.parcel import Parcel
+from glassgpt.exchange.exportable import Parcel
+from glassgpt.exchange.free_space import written_to_disk
+from glassgpt.exchange.to_huggingface import write_json
 from glassgpt.model.pretrained import CONFIG, OUR_TYPE, WEIGHTS
 
 

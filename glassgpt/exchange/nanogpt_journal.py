@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.account import flops
-from glassgpt.account.clock import PHASES
-from glassgpt.account.journal import Record
-from glassgpt.account.peak import Peak
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
-from glassgpt.insight.endings import how_it_ended
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import Evaluation, History
+from glassgpt.estimate import flops
+from glassgpt.estimate.batching import BatchPlan
+from glassgpt.estimate.peak import Peak
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.train.batching import BatchPlan
-from glassgpt.train.schedule import learning_rate
+from glassgpt.record.clock import PHASES
+from glassgpt.record.journal import Record
+from glassgpt.runs.exit_status import how_it_ended
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.schedule import learning_rate
 
 SOURCE = "nanogpt"
 _REASONS = {"finished": "finished", "interrupted": "interrupted", "crashed": "crashed", "oom": "crashed"}

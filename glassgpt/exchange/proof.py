@@ -19,13 +19,13 @@ from torch import Tensor
 from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokens
 from glassgpt.data.tokenizers import TOKENIZER_JSON, NumberedTokenizer, Tokenizer
 from glassgpt.errors import UserError
-from glassgpt.exchange import nanogpt_ckpt
-from glassgpt.exchange.parcel import Parcel
-from glassgpt.figures import plural
+from glassgpt.exchange import to_nanogpt
+from glassgpt.exchange.exportable import Parcel
+from glassgpt.format import plural
 from glassgpt.model.pretrained import read_pretrained
 from glassgpt.model.weights import model_of
-from glassgpt.train.ckpt import read_ckpt
-from glassgpt.train.rundir import CKPT
+from glassgpt.record.run_dir import CKPT
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_ckpt
 
 TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: float32 has seven digits
 _MOST_TOKENS = 1024
@@ -114,7 +114,7 @@ def check_nanogpt(folder: Path, parcel: Parcel) -> Proof:
     """With the exact GELU, as nanoGPT's model.py has it."""
     ckpt = read_ckpt(folder / CKPT)
     model = model_of(ckpt.shape, ckpt.weights, str(folder / CKPT)).eval()
-    return _compared(nanogpt_ckpt.exact_gelu(parcel), model, "GlassGPT, from the file", 0)
+    return _compared(to_nanogpt.exact_gelu(parcel), model, "GlassGPT, from the file", 0)
 
 
 @torch.no_grad()
@@ -168,5 +168,5 @@ def gelu_difference(parcel: Parcel) -> float:
         generator=torch.Generator().manual_seed(0),
     )
     with torch.no_grad():
-        exact = nanogpt_ckpt.exact_gelu(parcel).model()(tokens)
+        exact = to_nanogpt.exact_gelu(parcel).model()(tokens)
         return float((parcel.model()(tokens) - exact).abs().max())

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from glassgpt.errors import UserError
-from glassgpt.model.decode import CacheReader, WindowReader, prepared
-from glassgpt.model.draws import Draws
+from glassgpt.model.decoding import CacheReader, WindowReader, prepared
 from glassgpt.model.gpt import GPT
+from glassgpt.model.sampling import Draws
 
 
 def generate(

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from glassgpt.config import TrainConfig, activation
 from glassgpt.model import fused, loss
-from glassgpt.model.cache import Cache, LayerCache
+from glassgpt.model.kv_cache import Cache, LayerCache
 
 # Ways to compute attention. `sdpa`: PyTorch takes the first of its own that can; `manual`: the formula.
 ATTENTION = {

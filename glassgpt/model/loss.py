@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import float8, fused, pieces
+from glassgpt.model import float8, fused, loss_chunks
 
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Of each of the targets (N), from `hidden` (N, C) by a head of `weight` (V, C)."""
-    rows = pieces.rows_to_score(len(targets), len(weight), hidden.device.type)
+    rows = loss_chunks.rows_to_score(len(targets), len(weight), hidden.device.type)
     parts = (slice(start, start + rows) for start in range(0, len(targets), rows))
     return torch.cat([_at_once(hidden[part], weight, targets[part], "none") for part in parts])
 
@@ -29,9 +29,9 @@ def cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False, low: bool = False
 ) -> Tensor:
     """Their mean. `low`: by products in 8-bit floats."""
-    if pieces.are_few(len(targets), len(weight)):
+    if loss_chunks.are_few(len(targets), len(weight)):
         return _at_once(hidden, weight, targets, "mean")
-    rows = pieces.rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
+    rows = loss_chunks.rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
     return _InPieces.apply(hidden, weight, targets, rows, kernel, low)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -47,7 +47,7 @@ class _InPieces(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool, low: bool
     ) -> Tensor:
-        low = low and pieces.fits_8_bits(len(weight))
+        low = low and loss_chunks.fits_8_bits(len(weight))
         head = _Head8(hidden, weight) if low else _Head(hidden, weight, kernel)
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(targets), rows):

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from glassgpt.data.fingerprint import check_recorded
+from glassgpt.data.digests import check_recorded
 from glassgpt.errors import UserError, first_line
 from glassgpt.model.fused import EPSILON
 from glassgpt.model.gpt import ROTARY_BASE, GPTConfig

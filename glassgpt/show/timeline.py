@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from glassgpt.account.clock import PHASES
-from glassgpt.insight.facts import Facts
-from glassgpt.insight.history import Bools, Evaluation, Floats, History, Ints, Save
+from glassgpt.record.clock import PHASES
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.run_log import Bools, Evaluation, Floats, History, Ints, Save
 
 BARS = 40  # about so many
 FEWEST_BARS, MOST_BARS = 10, 60

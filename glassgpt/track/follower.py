@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.config import trackers_in
 from glassgpt.paths import read_document
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
 from glassgpt.track.tracker import Series, Told, TrackedRun, Tracker, series_of
 
 PROJECT = "glassgpt"  # where the settings name none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassgpt.account.journal import Record
+from glassgpt.record.journal import Record
 
 STEP = {
     "loss": "train/loss",

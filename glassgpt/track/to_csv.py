@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
+from glassgpt.record.journal import Record
 from glassgpt.track.tracker import Told, TrackedRun
 
 # fmt: off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from glassgpt.account.journal import Record
+from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
 from glassgpt.track.tracker import Told, TrackedRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from glassgpt.account.journal import Record
+from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
 from glassgpt.track.tracker import Told, TrackedRun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from glassgpt.account.journal import Record
 from glassgpt.errors import UserError
+from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
 from glassgpt.track.tracker import Told, TrackedRun
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from glassgpt.account.journal import Record
+from glassgpt.record.journal import Record
 
 # `step`, or an evaluation of one split; and up to which iteration it was told.
 Series = tuple[str, str, bool]

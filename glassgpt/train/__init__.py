@@ -1,6 +1,6 @@
 """Training: the loop, and what it needs at hand.
 
-The room has the name of what it does, and `glassgpt.train(config)` is how it is done from Python. So the
+The room has the name of what it does, and `glassgpt.training(config)` is how it is done from Python. So the
 module itself can be called.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from glassgpt.train.session import train  # needs torch, which takes seconds to import
+        from glassgpt.training.session import train  # needs torch, which takes seconds to import
 
         return train(*arguments, **options)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.cli import main
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
 
 Capture = pytest.CaptureFixture[str]
 GLASS = (sys.executable, "-c", "from glassgpt.cli import run; run()")

@@ -15,9 +15,9 @@ import pytest
 from workplace import TINY, WORDS, Capture, contents, records, refused
 
 from glassgpt.__main__ import run
-from glassgpt.account import journal
 from glassgpt.cli import commands, main
-from glassgpt.data import bulk
+from glassgpt.data import prepare_bulk
+from glassgpt.record import journal
 from glassgpt.version import VERSION
 
 # --- stopped
@@ -34,7 +34,7 @@ class Impatient:
 sys.meta_path.insert(0, Impatient())
 runpy.run_module("glassgpt", run_name="__main__")
 """
-    for module in ("glassgpt.cli", "glassgpt.config", "dataclasses", "glassgpt.cli.explain"):
+    for module in ("glassgpt.cli", "glassgpt.config", "dataclasses", "glassgpt.cli.explain_commands"):
         words = [sys.executable, "-c", code, module]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert (module, done.returncode, done.stderr.strip()) == (module, 130, "stopped at once")
@@ -120,7 +120,7 @@ def test_ctrl_c_while_much_is_prepared(
     Path("many.jsonl").write_text("\n".join(lines) + "\n")
     words = ["prepare", "many.jsonl", "--tokenizer=byte", "--shard_tokens=100000", "--workers=1"]
     saved = 0
-    original = bulk._save
+    original = prepare_bulk._save
 
     def save(*arguments: Any) -> None:
         nonlocal saved
@@ -130,7 +130,7 @@ def test_ctrl_c_while_much_is_prepared(
         saved += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(bulk, "_save", save)
+        patch.setattr(prepare_bulk, "_save", save)
         assert main(words) == 130
     assert capsys.readouterr().err == said
     assert main(words) == 0

@@ -16,7 +16,7 @@ from commands import (
     told,
 )
 
-from glassgpt.insight.facts import Facts
+from glassgpt.runs.facts import Facts
 
 # As the issue names them.
 # fmt: off

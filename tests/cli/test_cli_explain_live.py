@@ -40,8 +40,8 @@ from commands import (
     write_run,
 )
 
-from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.record import journal
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,9 @@ from commands import (
     write_run,
 )
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.cli import main
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
 
 
 @pytest.fixture(autouse=True)

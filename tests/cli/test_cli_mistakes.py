@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from workplace import TINY, Capture, contents, glass, prepare_mine, prepared, refused
 
-from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.record import journal
 
 
 @pytest.fixture

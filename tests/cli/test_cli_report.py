@@ -272,7 +272,7 @@ def test_a_report_that_fails_does_not_fail_the_run(tiny_data: Path, capsys: Capt
 def test_a_run_where_plotly_is_not_installed(
     tiny_data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glassgpt.show.report.listener.find_spec", lambda name: None)
+    monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
     said = trained(capsys, tiny_data)
     assert "plotly is not installed" in said
     assert not Path("run/report.html").exists()

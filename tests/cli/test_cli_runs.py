@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from workplace import TINY, WORDS, Capture, contents, glass, prepare_mine, prepared, records, refused, train
 
-from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.record import journal
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ import pytest
 from commands import EVIL, controls, environment
 from rich.console import Console
 
-from glassgpt.cli.doctor import _progress, doctor
+from glassgpt.cli.doctor_command import _progress, doctor
+from glassgpt.doctor import checks, compile_check, disk_check, selftests, speed_check
+from glassgpt.doctor.check import Answer, Check, Line, Page, Visit
 from glassgpt.errors import UserError
-from glassgpt.insight.doctor import checks, compiling, disk, selftests, speed
-from glassgpt.insight.doctor.checkup import Answer, Check, Line, Page, Visit
-from glassgpt.show.doctor import DoctorPage
+from glassgpt.show.terminal.doctor_view import DoctorPage
 
 Capture = pytest.CaptureFixture[str]
 
 DOCTOR = (
     sys.executable,
     "-c",
-    "import sys; from glassgpt.cli.doctor import doctor; sys.exit(doctor(sys.argv[1:]))",
+    "import sys; from glassgpt.cli.doctor_command import doctor; sys.exit(doctor(sys.argv[1:]))",
 )
 
 
@@ -114,7 +114,7 @@ def test_mistakes_are_told(
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys; from glassgpt.cli.doctor import doctor as d; d(['-h']); print('torch' in sys.modules)"
+    code = "import sys; from glassgpt.cli.doctor_command import doctor as d; d(['-h']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout.splitlines()[-1] == "False"
     assert "--out_dir" in done.stdout
@@ -154,12 +154,12 @@ def test_a_terminal_sees_what_is_under_way() -> None:
 
 def test_the_page_in_docs_has_the_limits_of_the_program() -> None:
     text = " ".join((Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8").split())
-    for limits in ((speed._FAST, speed._SLOW), (speed._FAST_COPY, speed._SLOW_COPY)):
+    for limits in ((speed_check._FAST, speed_check._SLOW), (speed_check._FAST_COPY, speed_check._SLOW_COPY)):
         assert f"elow {limits[0]:.0%}" in text
         assert f"is a note, below {limits[1]:.0%} a problem" in text
-    assert compiling._LIMIT_S == selftests._LIMIT_S
-    assert f"cut off after {compiling._LIMIT_S:.0f} seconds" in text
-    sizes = [size // 2**20 for size in disk._SIZES]
+    assert compile_check._LIMIT_S == selftests._LIMIT_S
+    assert f"cut off after {compile_check._LIMIT_S:.0f} seconds" in text
+    sizes = [size // 2**20 for size in disk_check._SIZES]
     assert f"Files of {sizes[0]}, {sizes[1]} and {sizes[2]} MiB" in text
     assert f"after {selftests._UPDATES} updates are within 1e-5" in text
     assert selftests._EQUAL == 1e-5

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glassgpt.account.cards import named_card
 from glassgpt.cli import main
-from glassgpt.cli.plan import plan
-from glassgpt.insight.plan.propose import PROPOSED, propose
-from glassgpt.insight.plan.target import of_card
-from glassgpt.insight.plan.text import known_text
+from glassgpt.cli.plan_command import plan
+from glassgpt.estimate.cards import named_card
+from glassgpt.plan.dataset_size import known_text
+from glassgpt.plan.propose import PROPOSED, propose
+from glassgpt.plan.target import of_card
 from glassgpt.recipe import combine, find_recipe
 
 
@@ -123,8 +123,8 @@ def test_the_table_of_cards_leaves_this_machine_alone(
         raise AssertionError("the machine was looked at")
 
     for name in ("this_cpu", "this_machine"):
-        monkeypatch.setattr(f"glassgpt.insight.plan.target.{name}", probed)
-    monkeypatch.setattr("glassgpt.insight.plan.recommended.CARDS", ("RTX 4090",))
+        monkeypatch.setattr(f"glassgpt.plan.target.{name}", probed)
+    monkeypatch.setattr("glassgpt.plan.recommended.CARDS", ("RTX 4090",))
     assert main(["plan", "--cards", "--json"]) == 0
     assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
     assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
@@ -135,7 +135,7 @@ def test_the_table_of_cards_leaves_this_machine_alone(
 def test_the_table_of_cards_shows_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.insight.plan.recommended.CARDS", ("RTX 4090", "H200"))
+    monkeypatch.setattr("glassgpt.plan.recommended.CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
     usual = plan.__globals__["console"]
     monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: shown if stderr else usual())

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account import journal
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
-from glassgpt.insight.tune import tuning
 from glassgpt.recipe import read_recipe
+from glassgpt.record import journal
+from glassgpt.tune import tuning
 
 SMALL = [
     "--max_iters=2", "--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_tokens=64",

@@ -21,16 +21,16 @@ from commands import environment
 from rich.console import Console
 
 from glassgpt.cli import main
-from glassgpt.cli.tune import tune
+from glassgpt.cli.tune_command import tune
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.insight.tune import tuning as tunings
-from glassgpt.insight.tune.ground import Ground
-from glassgpt.insight.tune.setting import Setting
-from glassgpt.insight.tune.trial import Trial
-from glassgpt.insight.tune.workshop import Workshop
 from glassgpt.recipe import combine, find_recipe, read_recipe
-from glassgpt.show.tune import TuneConsole
+from glassgpt.show.terminal.tune_view import TuneConsole
+from glassgpt.tune import tuning as tunings
+from glassgpt.tune.setting import Setting
+from glassgpt.tune.trial import Trial
+from glassgpt.tune.tune_facts import Ground
+from glassgpt.tune.worker_process import Workshop
 
 Capture = pytest.CaptureFixture[str]
 GIB = 2**30
@@ -91,7 +91,7 @@ class FakeWorkshop(Workshop):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorkshop]:
-    monkeypatch.setattr("glassgpt.insight.tune.workshop.Workshop", FakeWorkshop)
+    monkeypatch.setattr("glassgpt.tune.worker_process.Workshop", FakeWorkshop)
     return FakeWorkshop
 
 
@@ -219,7 +219,7 @@ def test_bad_words(words: list[str], said: str) -> None:
 
 def test_help_imports_no_torch() -> None:
     code = (
-        "import sys; from glassgpt.cli.tune import tune\n"
+        "import sys; from glassgpt.cli.tune_command import tune\n"
         "assert tune(['--help']) == 0\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=60)
@@ -264,7 +264,7 @@ def test_no_dataset_where_one_was_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_being_stopped_leaves_nothing_behind(number: signal.Signals, tiny_data: Path) -> None:
     code = (
-        "import sys\nfrom glassgpt.cli.tune import tune\n"
+        "import sys\nfrom glassgpt.cli.tune_command import tune\n"
         f"tune(['shakespeare_char_cpu', '--data_dir={tiny_data}', '--budget=60s'])"
     )
     process = subprocess.Popen(

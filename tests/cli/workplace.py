@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account import journal
 from glassgpt.cli import main
+from glassgpt.record import journal
 
 WORDS = "the quick brown fox jumps over a lazy dog;\n"
 TINY = [

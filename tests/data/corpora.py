@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from glassgpt.data import parcels, parquet
+from glassgpt.data import document_batches, parquet
+from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.ranks import END_OF_TEXT
 from glassgpt.data.tokenizers import load_tokenizer
 
 WORDS = (
@@ -28,8 +28,8 @@ WORDS = (
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents are many parcels."""
-    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1000)
-    monkeypatch.setattr(parcels, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(document_batches, "PARCEL_BYTES", 1000)
+    monkeypatch.setattr(document_batches, "BLOCK_BYTES", 1500)
     monkeypatch.setattr(parquet, "_ROWS", 7)
 
 

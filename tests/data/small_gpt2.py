@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from glassgpt.data.ranks import Ranks, parse_tokenizer_json
+from glassgpt.data.bpe_table import Ranks, parse_tokenizer_json
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [

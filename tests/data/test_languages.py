@@ -13,7 +13,7 @@ from small_gpt2 import learn
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
-from glassgpt.data.ranks import PATTERN
+from glassgpt.data.bpe_table import PATTERN
 from glassgpt.data.tokenizers import BytePairTokenizer, carried_tokenizer, load_tokenizer, train_bpe
 
 HINDI = [

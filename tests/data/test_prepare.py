@@ -15,8 +15,9 @@ import pytest
 from corpora import documents, json_lines
 from small_gpt2 import CORPUS, learn, write_layouts
 
+from glassgpt import files
 from glassgpt.data import prepare as prepare_module
-from glassgpt.data import sources, staging, tokenizer_json
+from glassgpt.data import sources, tokenizer_json
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer
@@ -343,7 +344,7 @@ def test_what_appeared_meanwhile_is_kept(
     made(text_file, tmp_path / "other")
     monkeypatch.setattr(prepare_module, "_write_dataset", meanwhile)
     with (
-        staging.alone(tmp_path / "other"),
+        files.alone(tmp_path / "other"),
         pytest.raises(UserError, match=r"holds other files \(thesis\.tex\)"),
     ):
         made(text_file, tmp_path / "out")
@@ -361,8 +362,8 @@ def test_a_lock_that_was_removed_is_not_taken(tmp_path: Path, monkeypatch: pytes
             (tmp_path / ".out.lock").unlink()
         return True
 
-    monkeypatch.setattr(staging, "try_lock", lock)
-    with staging.alone(tmp_path / "out"):
+    monkeypatch.setattr(files, "try_lock", lock)
+    with files.alone(tmp_path / "out"):
         assert (tmp_path / ".out.lock").exists()
         assert len(tried) == 2
 

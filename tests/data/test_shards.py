@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from glassgpt.data.batches import evaluation_batch, gather, training_batch
 from glassgpt.data.dataset import open_dataset, verify
-from glassgpt.data.seen import Seen
+from glassgpt.data.dedup import Seen
 from glassgpt.data.shards import Shards, ShardWriter
 from glassgpt.errors import UserError
 
@@ -132,7 +132,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_too_many_shards_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.data.bulk._MOST_SHARDS", 100)
+    monkeypatch.setattr("glassgpt.data.prepare_bulk._MOST_SHARDS", 100)
     json_lines(tmp_path / "a.jsonl", documents(300))
     with pytest.raises(UserError, match=r"--shard_tokens 10 would make about [0-9,]+ files .* at least"):
         made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=10)
@@ -198,7 +198,7 @@ def test_overwriting_removes_all_shards(folder: Path) -> None:
 
 
 def test_seen_remembers_across_files_and_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.data.seen._RECENT", 5)
+    monkeypatch.setattr("glassgpt.data.dedup._RECENT", 5)
     drawn = np.random.default_rng(0).integers(0, 60, 200, dtype=np.uint64) + np.uint64(2**63)
     seen, known = Seen(tmp_path / "keys"), set()
     for start in range(0, 200, 8):

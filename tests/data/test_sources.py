@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from glassgpt.cli import main
 from glassgpt.data import sources
 from glassgpt.data.corpus import is_corpus, open_corpus
-from glassgpt.data.options import PrepareOptions, check_options
+from glassgpt.data.prepare_options import PrepareOptions, check_options
 from glassgpt.data.sources import (
     Document,
     Source,

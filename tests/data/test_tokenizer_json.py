@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, learn, ranks_of, write_layouts
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.ranks import download_ranks
+from glassgpt.data.bpe_table import download_ranks
 from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, same_tokens, tokenizer_beside
 from glassgpt.data.tokenizers import (
     GPT2_DIGEST,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, library, small_bpe, write_layouts
 
 from glassgpt.data import tokenizers
+from glassgpt.data.bpe_table import PATTERN
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.ranks import PATTERN
 from glassgpt.data.tokenizer_json import tokenizer_beside
 from glassgpt.data.tokenizers import (
     ByteTokenizer,

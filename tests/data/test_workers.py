@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.data import parcels, workers
+from glassgpt.data import document_batches, workers
 from glassgpt.data.workers import encode_all
 from glassgpt.errors import UserError
 
@@ -20,12 +20,12 @@ from glassgpt.errors import UserError
 class TellsMask:
     """In place of an encoder: whether its process could be interrupted."""
 
-    def __call__(self, parcel: parcels.Parcel) -> bool:
+    def __call__(self, parcel: document_batches.Parcel) -> bool:
         return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_no_worker_is_interrupted_while_it_starts() -> None:
-    numbered = [(i, parcels.Parcel(Path("a"), i, "text", [], 0)) for i in range(4)]
+    numbered = [(i, document_batches.Parcel(Path("a"), i, "text", [], 0)) for i in range(4)]
     encoder: Any = TellsMask()
     assert encoder(numbered[0][1])
     told: list[Any] = [interruptible for _, _, interruptible in encode_all(iter(numbered), encoder, 2)]
@@ -68,7 +68,7 @@ def test_no_room_for_a_thread_is_said_and_leaves_no_process(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     encoder: Any = TellsMask()
-    numbered = [(0, parcels.Parcel(Path("a"), 0, "text", [], 0))]
+    numbered = [(0, document_batches.Parcel(Path("a"), 0, "text", [], 0))]
     with pytest.raises(UserError, match=r"can't start new thread.*--workers 1"):
         list(encode_all(iter(numbered), encoder, 2))
     deadline = time.monotonic() + 20

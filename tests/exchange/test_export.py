@@ -16,26 +16,26 @@ from typing import Any
 
 import pytest
 import torch
+from exported_runs import LINE, TOKENIZERS, own_logits, prepared, sent, some_tokens, train_with_each, trained
 from safetensors.torch import load_file, save_file
 from small_runs import CONTEXT
-from some_runs import LINE, TOKENIZERS, own_logits, prepared, sent, some_tokens, train_with_each, trained
 from torch import Tensor
 
 from glassgpt import config as settings
-from glassgpt.account import journal
 from glassgpt.cli import main
-from glassgpt.data.fingerprint import MARKER
-from glassgpt.data.nanogpt import read_meta
+from glassgpt.data.digests import MARKER
+from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
-from glassgpt.exchange import hf, proof
+from glassgpt.exchange import proof, to_huggingface
+from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.options import ExportOptions
-from glassgpt.exchange.parcel import open_parcel
+from glassgpt.exchange.exportable import open_parcel
 from glassgpt.model.pretrained import read_pretrained
 from glassgpt.model.weights import to_transformers
-from glassgpt.train.origin import open_origin
+from glassgpt.record import journal
+from glassgpt.training.weight_source import open_origin
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_an_export_that_computes_something_else_is_not_written(
         positions[CONTEXT - 1, 3] += 1e-2  # one number of all
         return state | {"transformer.wpe.weight": positions}
 
-    monkeypatch.setattr(hf, "to_transformers", slightly_wrong)
+    monkeypatch.setattr(to_huggingface, "to_transformers", slightly_wrong)
     if not installed:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"the export is wrong: .* its logits differ by up to .* nothing was"):
@@ -209,7 +209,7 @@ def test_a_tokenizer_that_reads_differently_is_not_written(
 ) -> None:
     right = open_parcel(str(root / "runs" / "char")).tokenizer
     wrong = dump_tokenizer(CharTokenizer(right.decode(range(right.vocab_size))[::-1]))
-    monkeypatch.setattr(hf, "dump_tokenizer", lambda tokenizer: wrong)
+    monkeypatch.setattr(to_huggingface, "dump_tokenizer", lambda tokenizer: wrong)
     with pytest.raises(UserError, match="does not turn text into the same tokens and back"):
         sent(root / "runs" / "char", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

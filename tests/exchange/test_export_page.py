@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exported_runs import TEXT, prepared, trained
 from safetensors.torch import load_file, save_file
-from some_runs import TEXT, prepared, trained
 
+from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.options import ExportOptions
-from glassgpt.exchange.parcel import open_parcel
+from glassgpt.exchange.exportable import open_parcel
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOADERS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "export.md").read_text(encoding="utf-8"), re.S | re.M)

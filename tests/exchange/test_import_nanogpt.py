@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.cli import main
 from glassgpt.errors import UserError
-from glassgpt.exchange.nanogpt_run import import_run
-from glassgpt.exchange.options import ImportOptions
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.reading import read_history
+from glassgpt.exchange.exchange_options import ImportOptions
+from glassgpt.exchange.import_nanogpt import import_run
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.train.checkpoint import committed, load_last
-from glassgpt.train.ckpt import read_ckpt
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.open import read_history
+from glassgpt.training.checkpoint.checkpoints import committed, load_last
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_ckpt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHARACTERS = "\n abcdefgh"

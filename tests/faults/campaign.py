@@ -39,14 +39,15 @@ import torch
 from children import MOMENTS, Child
 from shim import COUNT_CHANGES, KILL_AFTER, KILL_BEFORE, Fault, faulty
 
-from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
-from glassgpt.train import checkpoint, session
-from glassgpt.train.checkpoint import committed, describe, load_tensors
-from glassgpt.train.rundir import is_run
-from glassgpt.train.saver import Saver
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.record import journal
+from glassgpt.record.run_dir import is_run
+from glassgpt.training import session
+from glassgpt.training.checkpoint import checkpoints
+from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.checkpoint.saver import Saver
 
 
 @dataclass
@@ -208,7 +209,7 @@ def outcome(config: TrainConfig) -> dict[str, Any]:
         "losses": losses,
         "evals": evals,
         "end": records[-1]["reason"],
-        "best": checkpoint.best(run_dir).iter,  # type: ignore[union-attr]
+        "best": checkpoints.best(run_dir).iter,  # type: ignore[union-attr]
     }
 
 
@@ -280,9 +281,9 @@ def sabotage() -> None:
     write = Saver._write
 
     def careless(saver: Saver, tensors: Any, state: dict[str, Any], record: Any) -> Any:
-        place = saver._run_dir / checkpoint.FOLDER / f"{state['iter']:08d}"
+        place = saver._run_dir / checkpoints.FOLDER / f"{state['iter']:08d}"
         place.mkdir(parents=True, exist_ok=True)
-        target = checkpoint.free_place(place.parent, place.name)
+        target = checkpoints.free_place(place.parent, place.name)
         record = write(saver, tensors, state, record)
         place.rmdir()
         target.rename(place)

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from glassgpt.account.clock import Ledger
-from glassgpt.train.saver import Saver
+from glassgpt.record.clock import Ledger
+from glassgpt.training.checkpoint.saver import Saver
 
 MOMENTS = ("startup", "train", "eval", "save", "compile")  # what a process is doing
 _CODES = {name: code for code, name in enumerate(MOMENTS, start=1)}

@@ -41,11 +41,11 @@ from signals import command
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
-from glassgpt.show import console, nanogpt  # noqa: F401 - loaded once, not by every process
-from glassgpt.show.report import listener, page  # noqa: F401
-from glassgpt.train.checkpoint import committed
-from glassgpt.train.learner import Learner
-from glassgpt.train.rundir import is_run
+from glassgpt.record.run_dir import is_run
+from glassgpt.show.report import page, report_listener  # noqa: F401
+from glassgpt.show.terminal import console, nanogpt_console  # noqa: F401 - loaded once, not by every process
+from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.training.learner import Learner
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EMFILE, errno.EFBIG, errno.EACCES)
 UPDATES = 6

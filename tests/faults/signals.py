@@ -27,9 +27,9 @@ from children import MOMENTS, Child
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.recipe import to_toml
-from glassgpt.train.checkpoint import committed
-from glassgpt.train.rundir import is_run
-from glassgpt.train.saver import Saver
+from glassgpt.record.run_dir import is_run
+from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.training.checkpoint.saver import Saver
 
 settings = partial(campaign.settings, max_iters=45)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.insight.runs import summarize
-from glassgpt.train.session import resume, train
+from glassgpt.record import journal
+from glassgpt.runs.run_list import summarize
+from glassgpt.training.session import resume, train
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, -3.0, 3600.0, 365 * 86_400.0])

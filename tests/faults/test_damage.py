@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.train.checkpoint import committed, load_last
-from glassgpt.train.session import resume, train
+from glassgpt.record import journal
+from glassgpt.training.checkpoint.checkpoints import committed, load_last
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 

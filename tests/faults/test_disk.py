@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account import journal
 from glassgpt.config import TrainConfig
-from glassgpt.data.options import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
-from glassgpt.train.checkpoint import committed, describe, load_tensors
-from glassgpt.train.session import train
+from glassgpt.record import journal
+from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.session import train
 
 
 def mount(*arguments: str) -> bool:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.train.checkpoint import committed, describe, load_tensors
-from glassgpt.train.session import resume, train
+from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 

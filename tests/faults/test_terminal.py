@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
 
 GLASS = [sys.executable, "-m", "glassgpt"]
 # Long enough to be caught in the middle: about ten milliseconds an update.

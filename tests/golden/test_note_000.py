@@ -8,9 +8,9 @@ import re
 import pytest
 from note_000 import console_log, quoted
 
-from glassgpt.insight.explain import Explanation, explain
-from glassgpt.insight.logs.reading import read_log
-from glassgpt.insight.logs.text import read_lines
+from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.runs.lines import read_lines
+from glassgpt.runs.recognise import read_log
 
 
 def explained(text: str) -> Explanation:

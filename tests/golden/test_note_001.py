@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from glassgpt.insight.explain import Explanation, explain
-from glassgpt.insight.glossary import glossary
-from glassgpt.insight.logs.reading import read_log
-from glassgpt.insight.logs.text import read_lines
+from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.explain.glossary import glossary
+from glassgpt.runs.lines import read_lines
+from glassgpt.runs.recognise import read_log
 
 LINES = (
     "iter 4980: loss 0.8010, time 33.22ms, mfu 11.07%",

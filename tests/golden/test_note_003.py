@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from note_003 import cpu_log, gpu_log
 
-from glassgpt.insight.compare import Comparison, compare
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.reading import read_history
+from glassgpt.compare import Comparison, compare
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.open import read_history
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
-from glassgpt.account.cards import find_card
-from glassgpt.insight.compare import Comparison, compare
-from glassgpt.insight.facts import Facts, facts_of
-from glassgpt.insight.given import read_given, with_given
-from glassgpt.insight.history import History
-from glassgpt.insight.reading import read_history
+from glassgpt.compare import Comparison, compare
+from glassgpt.estimate.cards import find_card
+from glassgpt.runs.facts import Facts, facts_of
+from glassgpt.runs.open import read_history
+from glassgpt.runs.overrides import read_given, with_given
+from glassgpt.runs.run_log import History
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from glassgpt.insight.facts import Facts, facts_of
-from glassgpt.insight.reading import read_history
+from glassgpt.runs.facts import Facts, facts_of
+from glassgpt.runs.open import read_history
 
 HERE = Path(__file__).parent
 LOGS = sorted(path.name.removesuffix(".facts.json") for path in HERE.glob("*.facts.json"))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from little import VOCABULARY, little_gpt
+from tiny_models import VOCABULARY, little_gpt
 from torch import Tensor
 
-from glassgpt.model import pieces
+from glassgpt.model import loss_chunks
+from glassgpt.model.cuda_graph import Recording
 from glassgpt.model.gpt import GPT
-from glassgpt.model.recording import Recording
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -71,7 +71,7 @@ def test_fused_attention_in_bfloat16_is_as_near_to_float32(arch: str, how: str) 
 
 @both
 def test_compiled_it_has_the_same_loss_and_gradients(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "FEW_BYTES", 0)  # the loss in pieces, as large vocabularies have it
+    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)  # the loss in pieces, as large vocabularies have it
     model = model_of(arch)
     plain_loss, plain = gradients(model)
     model.set_compiled(True)

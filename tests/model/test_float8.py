@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glassgpt.model import float8, loss, pieces
+from glassgpt.model import float8, loss, loss_chunks
 from glassgpt.model.gpt import GPT, GPTConfig
 
 ON_A_CARD = pytest.mark.gpu(float8=True)
@@ -233,8 +233,8 @@ def test_the_whole_model(device: str, shape: dict[str, Any], monkeypatch: pytest
     model = GPT(GPTConfig(**settings | shape)).to(device)
     model.set_kernels(device == "cuda")
     tokens = torch.randint(0, 1001, (8, 65), device=device)
-    monkeypatch.setattr(pieces, "FEW_BYTES", 0)
-    monkeypatch.setitem(pieces.PIECE_BYTES, device, 128 * 2 * 1024)
+    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
+    monkeypatch.setitem(loss_chunks.PIECE_BYTES, device, 128 * 2 * 1024)
 
     def step(low: bool) -> tuple[float, Tensor]:
         model.set_float8(low)
@@ -253,7 +253,7 @@ def test_the_whole_model(device: str, shape: dict[str, Any], monkeypatch: pytest
 
 def test_a_vocabulary_that_fits_no_8_bits_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a card refuses it: here it would pass unnoticed."""
-    monkeypatch.setattr(pieces, "FEW_BYTES", 0)
+    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
     monkeypatch.setattr(float8, "_kernels", lambda: pytest.fail("in 8 bits"))
     hidden, weight = normal(16, 32).requires_grad_(), normal(1001, 32, seed=1).requires_grad_()
     (grad,) = torch.autograd.grad(loss.cross_entropy(hidden, weight, torch.arange(16), low=True), hidden)

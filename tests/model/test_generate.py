@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from little import CONTEXT, VOCABULARY, little_gpt, reference, some_tokens
+from tiny_models import CONTEXT, VOCABULARY, little_gpt, reference, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.draws import Draws
 from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT
+from glassgpt.model.sampling import Draws
 from glassgpt.model.weights import from_transformers, load_weights
 
 ARCHS = ["gpt2", "modern"]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from little import CONTEXT, VOCABULARY, gradients, little_config, little_gpt, some_batch, some_tokens
+from tiny_models import CONTEXT, VOCABULARY, gradients, little_config, little_gpt, some_batch, some_tokens
 from torch import Tensor
 from torch.nn import functional as F
 
-from glassgpt.account import flops
 from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.estimate import flops
 from glassgpt.model.fused import _rotate
 from glassgpt.model.gpt import GPT, GPTConfig, _rotary
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import fused, pieces
+from glassgpt.model import fused, loss_chunks
 from glassgpt.model.gpt import GPT, GPTConfig, _rotary
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
@@ -163,8 +163,8 @@ def test_a_model_with_kernels_is_the_same_model(
     plain_loss, plain = gradients(model, low=False, kernels=False)
     rough_loss, rough = gradients(model, low=True, kernels=False)
     if in_pieces:
-        monkeypatch.setattr(pieces, "FEW_BYTES", 0)
-        monkeypatch.setitem(pieces.PIECE_BYTES, "cuda", 100 * 2 * 1000)
+        monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
+        monkeypatch.setitem(loss_chunks.PIECE_BYTES, "cuda", 100 * 2 * 1000)
     own_loss, own = gradients(model, low=False, kernels=True)
     assert own_loss == pytest.approx(plain_loss, abs=1e-5)
     assert (own - plain).norm() < 1e-5 * plain.norm()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import loss, pieces
+from glassgpt.model import loss, loss_chunks
 
 
 def some(rows: int, width: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,8 +34,8 @@ def test_in_pieces_it_is_the_same(
     targets[list(ignored)] = IGNORED_TARGET
     limit = 8 * vocabulary * data.draw(st.integers(1, rows + 1))  # in bytes: so many rows at a time
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "FEW_BYTES", 0)
-        patch.setitem(pieces.PIECE_BYTES, "cpu", limit)
+        patch.setattr(loss_chunks, "FEW_BYTES", 0)
+        patch.setitem(loss_chunks.PIECE_BYTES, "cpu", limit)
         found = loss.cross_entropy(hidden, weight, targets)
     wanted = plain(hidden, weight, targets)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -63,14 +63,14 @@ def test_in_16_bits_it_is_as_near_to_the_truth(
         return sum(float((mine - true).norm() / true.norm()) for mine, true in zip(grads, truth, strict=True))
 
     at_once = error()
-    monkeypatch.setattr(pieces, "FEW_BYTES", 0)
-    monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", 100 * 8 * 300)
+    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
+    monkeypatch.setitem(loss_chunks.PIECE_BYTES, "cpu", 100 * 8 * 300)
     assert error() <= at_once * 1.02
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_pieces_are_even_and_small(tokens: int, vocabulary: int) -> None:
-    rows = pieces.rows_at_a_time(tokens, vocabulary, "cuda", kernel=True)
+    rows = loss_chunks.rows_at_a_time(tokens, vocabulary, "cuda", kernel=True)
     assert 1 <= rows <= tokens
     assert rows <= 64 or (rows - 63) * vocabulary * 2 <= 2**30
     count = -(-tokens // rows)
@@ -90,13 +90,13 @@ def test_losses_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     hidden, weight, targets = some(200, 8, 11, 3)
     targets[70] = IGNORED_TARGET
     at_once = loss.losses(hidden, weight, targets)
-    monkeypatch.setitem(pieces._SCORED_BYTES, "cpu", 8 * 11 * 64)
-    assert pieces.rows_to_score(200, 11, "cpu") == 64
+    monkeypatch.setitem(loss_chunks._SCORED_BYTES, "cpu", 8 * 11 * 64)
+    assert loss_chunks.rows_to_score(200, 11, "cpu") == 64
     torch.testing.assert_close(loss.losses(hidden, weight, targets), at_once, rtol=0, atol=1e-6)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_what_is_scored_at_a_time_fits(tokens: int, vocabulary: int) -> None:
-    rows = pieces.rows_to_score(tokens, vocabulary, "cuda")
+    rows = loss_chunks.rows_to_score(tokens, vocabulary, "cuda")
     assert 1 <= rows <= tokens
     assert rows <= 64 or 8 * rows * vocabulary <= 2**29

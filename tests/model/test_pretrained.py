@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from little import CONTEXT, change_config, little_config, nanochat, reference, some_batch, some_tokens
 from safetensors.torch import load_file, save_file
+from tiny_models import CONTEXT, change_config, little_config, nanochat, reference, some_batch, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError

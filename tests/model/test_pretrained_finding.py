@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from little import change_config, reference
+from tiny_models import change_config, reference
 
 from glassgpt.errors import UserError
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained

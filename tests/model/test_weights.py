@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from little import CONTEXT, little_gpt, nanochat, reference, some_tokens
+from tiny_models import CONTEXT, little_gpt, nanochat, reference, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glassgpt.sample.options import SampleOptions
-from glassgpt.sample.writer import Writer
+from glassgpt.sample.sample_options import SampleOptions
+from glassgpt.sample.sampler import Writer
 
 SOME = SampleOptions(num_samples=4, max_new_tokens=40, top_k=None, temperature=1.5, seed=3, device="cpu")
 

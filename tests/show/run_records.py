@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from glassgpt.account.clock import PHASES
-from glassgpt.account.journal import Record
 from glassgpt.config import TrainConfig
+from glassgpt.record.clock import PHASES
+from glassgpt.record.journal import Record
 
 
 def record(kind: str, iteration: int, fields: Record, changes: Record) -> Record:

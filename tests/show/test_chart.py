@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.show.chart import bar, plot, sparkline
+from glassgpt.show.terminal.chart import bar, plot, sparkline
 
 few = settings(max_examples=150, deadline=None)
 

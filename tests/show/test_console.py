@@ -24,11 +24,11 @@ from run_records import (
     whole_run,
 )
 
-from glassgpt.account.clock import PHASES
-from glassgpt.account.journal import NAME, Journal, Record, encode
 from glassgpt.errors import UserError
-from glassgpt.show.console import RunConsole
-from glassgpt.show.replay import replay, replay_svg
+from glassgpt.record.clock import PHASES
+from glassgpt.record.journal import NAME, Journal, Record, encode
+from glassgpt.show.terminal.console import RunConsole
+from glassgpt.show.terminal.replay import replay, replay_svg
 
 LABEL = 14  # characters in front of a line's text
 

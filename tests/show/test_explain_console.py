@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reported import columns
+from report_pages import columns
 from rich.cells import cell_len
 from rich.console import Console
 
-from glassgpt.insight.explain import explain
-from glassgpt.insight.findings.finding import Finding, Severity
-from glassgpt.insight.history import Evaluation, History, Segment, Setup
-from glassgpt.insight.logs.trainers import BY_ID
-from glassgpt.show.explain import print_explanation, print_finding
-from glassgpt.show.watching import print_news
-from glassgpt.words import LANGUAGES, speaking
+from glassgpt.explain.explanation import explain
+from glassgpt.explain.rule import Finding, Severity
+from glassgpt.i18n import LANGUAGES, speaking
+from glassgpt.runs.run_log import Evaluation, History, Segment, Setup
+from glassgpt.runs.trainers import BY_ID
+from glassgpt.show.terminal.explain_view import print_explanation, print_finding
+from glassgpt.show.terminal.watch_view import print_news
 
 NANOGPT = BY_ID["nanogpt"]
 MARKS = "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
@@ -171,7 +171,7 @@ def test_a_hundred_thousand_lines_are_drawn_at_once() -> None:
 
 
 def test_news() -> None:
-    from glassgpt.insight.watching import News
+    from glassgpt.explain.watch import News
 
     explanation = explain(run())
     out = io.StringIO()
@@ -187,7 +187,7 @@ def test_news() -> None:
 
 
 def test_news_without_numbers() -> None:
-    from glassgpt.insight.watching import News
+    from glassgpt.explain.watch import News
 
     out = io.StringIO()
     evals = (Evaluation(None, 0, 2.5), Evaluation(5, 0, None), Evaluation(6, 0, math.nan))

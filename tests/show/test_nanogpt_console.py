@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from run_records import checkpoint_record, end_record, eval_record, record, step_record
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
 from glassgpt.data import prepare as prepare_module
-from glassgpt.data.options import PrepareOptions
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.show import nanogpt
-from glassgpt.show.nanogpt import NanogptConsole
-from glassgpt.train.session import resume, train
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
+from glassgpt.show.terminal import nanogpt_console
+from glassgpt.show.terminal.nanogpt_console import NanogptConsole
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -179,7 +179,7 @@ def running_mfu(config: TrainConfig, steps: list[Record], parameters: int, peak:
 def test_mfu_is_a_running_mean_that_begins_with_the_sixth_iteration(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nanogpt, "_A100_FLOPS", 1e9)  # of an A100 it would be 0.00% throughout
+    monkeypatch.setattr(nanogpt_console, "_A100_FLOPS", 1e9)  # of an A100 it would be 0.00% throughout
     config = tiny(console="nanogpt", max_iters=12, gradient_accumulation_steps=2)
     output, records = ran(config)
     steps, vocab_size = of_kind(records, "step"), records[0]["model"]["vocab_size"]

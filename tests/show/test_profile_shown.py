@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 from run_records import step_record, whole_run
 
-from glassgpt.account.journal import Record
-from glassgpt.insight.explain import explain
-from glassgpt.insight.own import history_of
-from glassgpt.show.console import RunConsole
-from glassgpt.show.profile import short_name
+from glassgpt.explain.explanation import explain
+from glassgpt.record.journal import Record
+from glassgpt.runs.from_journal import history_of
 from glassgpt.show.report.page import report_html
+from glassgpt.show.terminal.console import RunConsole
+from glassgpt.show.terminal.profile_view import short_name
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
 

@@ -20,16 +20,16 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reported import FINDINGS, bare_run, columns, glassgpt_run, nanogpt_run, speak_without_catalogue
+from report_pages import FINDINGS, bare_run, columns, glassgpt_run, nanogpt_run, speak_without_catalogue
 
 from glassgpt.errors import UserError
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.findings.finding import Finding
-from glassgpt.insight.history import Evaluation, History, Setup
+from glassgpt.explain.rule import Finding
+from glassgpt.i18n import speaking
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import Evaluation, History, Setup
 from glassgpt.show.report.page import report_html, write_report
 from glassgpt.show.report.thinning import band_of, thinned
 from glassgpt.show.timeline import phases_of, timeline_of
-from glassgpt.words import speaking
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
 

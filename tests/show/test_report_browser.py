@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import FINDINGS, glassgpt_run, nanogpt_run, speak_without_catalogue
+from report_pages import FINDINGS, glassgpt_run, nanogpt_run, speak_without_catalogue
 
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import History
+from glassgpt.i18n import speaking
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import History
 from glassgpt.show.report.page import report_html
-from glassgpt.words import speaking
 
 CHROMIUM = shutil.which("chromium")
 

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from run_records import end_record, run_record, whole_run
 
-from glassgpt.account import journal
-from glassgpt.account.journal import Record
-from glassgpt.account.sink import Sink
-from glassgpt.show.report.listener import NAME, ReportAtEnd
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
+from glassgpt.record.sink import Sink
 from glassgpt.show.report.page import report_html
-from glassgpt.train.interrupt import Stop, Stopped
+from glassgpt.show.report.report_listener import NAME, ReportAtEnd
+from glassgpt.training.interrupt import Stop, Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.show.report.listener.find_spec", lambda name: None)
+    monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
     said = heard(tmp_path, records(tmp_path))
     assert said.startswith("report        none: plotly is not installed (pip install 'glassgpt[report]')")
     assert f"glass report {tmp_path}" in said
@@ -150,8 +150,8 @@ def test_a_report_that_takes_longer_than_a_listener_may(
         return report_html(*given)
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", slow)
-    monkeypatch.setattr("glassgpt.account.sink.PATIENCE_S", 0.1)
-    monkeypatch.setattr("glassgpt.show.report.listener.NOTICE_AFTER_S", 0.1)
+    monkeypatch.setattr("glassgpt.record.sink.PATIENCE_S", 0.1)
+    monkeypatch.setattr("glassgpt.show.report.report_listener.NOTICE_AFTER_S", 0.1)
     out = io.StringIO()
     sink = Sink(tmp_path / journal.NAME, 0, [ReportAtEnd(Console(file=out, width=200), Stop())])
     for record in records(tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from glassgpt.insight.runs import RunSummary
-from glassgpt.show.runs import print_runs
+from glassgpt.runs.run_list import RunSummary
+from glassgpt.show.terminal.runs_view import print_runs
 
 
 def summary(path: str = "runs/mine", **changes: Any) -> RunSummary:

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from glassgpt.account import journal
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.model.generate import generate_samples
-from glassgpt.sample import writer as writers
-from glassgpt.sample.options import SampleOptions
-from glassgpt.show.sample import SEPARATOR, describe
-from glassgpt.train.checkpoint import FOLDER, best, committed
-from glassgpt.train.session import train
+from glassgpt.record import journal
+from glassgpt.sample import sampler as writers
+from glassgpt.sample.sample_options import SampleOptions
+from glassgpt.show.terminal.sample_view import SEPARATOR, describe
+from glassgpt.training.checkpoint.checkpoints import FOLDER, best, committed
+from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
 Capture = pytest.CaptureFixture[str]

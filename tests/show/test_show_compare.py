@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from rich.console import Console
 
-from glassgpt.insight.compare import compare
-from glassgpt.insight.facts import facts_of
-from glassgpt.insight.history import Evaluation, History, Segment, Setup, Steps
-from glassgpt.insight.logs.trainers import BY_ID
-from glassgpt.show.compare import print_comparison
+from glassgpt.compare import compare
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import Evaluation, History, Segment, Setup, Steps
+from glassgpt.runs.trainers import BY_ID
+from glassgpt.show.terminal.compare_view import print_comparison
 
 _NANOGPT = BY_ID["nanogpt"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import (
+from fake_trackers import (
     MakeConfig,
     Notebook,
     failing_once,
@@ -24,13 +24,13 @@ from notebooks import (
     told,
 )
 
-from glassgpt.account import journal, sink
-from glassgpt.account.journal import Record
+from glassgpt.record import journal, sink
+from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.follower import Follower
 from glassgpt.track.metrics import metrics_of
 from glassgpt.track.tracker import Told, TrackedRun
-from glassgpt.train.session import train
+from glassgpt.training.session import train
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_tracker_that_joins_at_a_resume_is_told_what_was_before(
 
 
 def test_a_run_goes_on_telling_whom_it_told(tiny: MakeConfig, notebook: Notebook) -> None:
-    from glassgpt.train.session import resume as go_on
+    from glassgpt.training.session import resume as go_on
 
     config = tiny(max_iters=4, track="wandb")
     train(config)

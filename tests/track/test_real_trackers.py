@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import MakeConfig, Notebook, findings, patiently, records, resume, run_until_crash, told
+from fake_trackers import MakeConfig, Notebook, findings, patiently, records, resume, run_until_crash, told
 
-from glassgpt.account import sink
 from glassgpt.errors import UserError
+from glassgpt.record import sink
 from glassgpt.track import trackers
 from glassgpt.track.follower import Follower
 from glassgpt.track.tracker import TrackedRun
 from glassgpt.track.trackers import MAKERS
-from glassgpt.train.session import train
+from glassgpt.training.session import train
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from notebooks import MakeConfig, records, resume, run_until_crash, table
+from fake_trackers import MakeConfig, records, resume, run_until_crash, table
 
 from glassgpt.track.to_csv import COLUMNS
-from glassgpt.train.session import train
+from glassgpt.training.session import train
 
 
 def test_csv_files_are_tables_of_what_holds(tiny: MakeConfig) -> None:

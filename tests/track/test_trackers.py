@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import (
+from fake_trackers import (
     MakeConfig,
     Notebook,
     failing_once,
@@ -25,15 +25,15 @@ from notebooks import (
     told,
 )
 
-from glassgpt.account import sink
-from glassgpt.account.journal import Record
 from glassgpt.config import TRACKERS, TrainConfig, trackers_asked
 from glassgpt.errors import UserError
-from glassgpt.problems import find_problems
+from glassgpt.record import sink
+from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.follower import Follower
 from glassgpt.track.trackers import MAKERS, check_installed
-from glassgpt.train.session import train
+from glassgpt.training.session import train
+from glassgpt.validate import find_problems
 
 
 @pytest.fixture

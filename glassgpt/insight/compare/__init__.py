@@ -1,5 +1,5 @@
 """Runs side by side: what differs, which is faster, which is better, and why."""
 
-from glassgpt.insight.compare.comparison import Comparison, compare
+from glassgpt.compare.comparison import Comparison, compare
 
 __all__ = ["Comparison", "compare"]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt import figures
-from glassgpt.insight.facts import Facts
-from glassgpt.insight.history import Bools, Floats, History
+from glassgpt import format
+from glassgpt.i18n import say
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.run_log import Bools, Floats, History
 from glassgpt.show.report.drawing import (
     Chart,
     Layout,
@@ -24,10 +25,9 @@ from glassgpt.show.report.drawing import (
     plain_layout,
     set_logarithmic,
 )
-from glassgpt.show.report.losses import bits_per_byte_chart, loss_chart
+from glassgpt.show.report.loss_charts import bits_per_byte_chart, loss_chart
 from glassgpt.show.report.thinning import thinned
 from glassgpt.show.timeline import Timeline
-from glassgpt.words import say
 
 
 def charts_of(history: History, facts: Facts, timeline: Timeline | None) -> list[Chart | Missing]:
@@ -102,7 +102,7 @@ def _keep_low_bars_visible(layout: Layout, timeline: Timeline, unit_s: float) ->
             "y": rest * 1.5 / unit_s,
             "xanchor": "left",
             "showarrow": False,
-            "text": say("← higher than drawn: {time}", time=figures.duration(float(heights[top]))),
+            "text": say("← higher than drawn: {time}", time=format.duration(float(heights[top]))),
             "font": {"color": "var(--ink)", "size": 13},
         }
     ]
@@ -114,7 +114,7 @@ def _time_summary(history: History, facts: Facts, timeline: Timeline) -> str:
     if history.ledger and timeline.total_s > 0:
         total_s = timeline.total_s
         share = float(timeline.pauses.sum() + timeline.startup.sum()) / total_s
-    total = figures.duration(total_s)
+    total = format.duration(total_s)
     sentences = [
         say(
             "Iterations in each bar: {width}. All bars together: about {total}.",
@@ -155,10 +155,10 @@ def _step_time(history: History, facts: Facts) -> Chart | Missing:
         set_logarithmic(layout, drawn_values(traces), " ms")
     summary = say("This log has too few iterations to tell a steady one.")
     if facts.steady_ms is not None:
-        usual = figures.milliseconds(facts.steady_ms)
+        usual = format.milliseconds(facts.steady_ms)
         summary = say("A steady iteration takes {time}.", time=usual)
         if facts.steady_p95_ms is not None:
-            slow = figures.milliseconds(facts.steady_p95_ms)
+            slow = format.milliseconds(facts.steady_p95_ms)
             summary = say(
                 "A steady iteration takes {time}; one in twenty more than {slow}.", time=usual, slow=slow
             )
@@ -206,7 +206,7 @@ def _mfu(history: History, facts: Facts) -> Chart | Missing:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
     peak = history.setup.peak_flops or history.trainer.mfu_peak
     if peak:
-        sentences.append(say("{peak} counts as 100%.", peak=figures.flop_rate(peak)))
+        sentences.append(say("{peak} counts as 100%.", peak=format.flop_rate(peak)))
     if history.trainer.mfu_is_running_average:
         sentences.append(say("It is a running average, so an evaluation pulls it down for a while."))
     summary = " ".join(sentences) or say("The share of the peak that the model's own FLOPs reach.")
@@ -220,7 +220,7 @@ def _tokens_per_s(history: History) -> Chart | None:
     names = say("tokens per second"), say("smoothed")
     traces = noisy_line(history, rows, history.steps.tokens_per_s[rows], names, "var(--speed)")
     layout = _layout_of_one(history, rangemode="tozero", tickformat="~s")
-    usual = figures.count(float(np.median(history.steps.tokens_per_s[rows])))
+    usual = format.count(float(np.median(history.steps.tokens_per_s[rows])))
     return Chart("tokens", say("Tokens per second"), say("Usually {number}.", number=usual), traces, layout)
 
 
@@ -264,10 +264,10 @@ def _memory(history: History) -> Chart | Missing:
     rows = np.flatnonzero(np.isfinite(used))
     traces = [line(history, rows, used[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
     layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" GiB")
-    highest = figures.size(float(used[rows].max()))
+    highest = format.size(float(used[rows].max()))
     capacity = history.setup.memory_bytes
     if capacity:
-        summary = say("At most {highest} of {capacity}.", highest=highest, capacity=figures.size(capacity))
+        summary = say("At most {highest} of {capacity}.", highest=highest, capacity=format.size(capacity))
     else:
         summary = say("At most {highest}.", highest=highest)
     return Chart("memory", say("Memory"), summary, traces, layout)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from glassgpt.insight.history import Evaluation, Floats, History, Ints
+from glassgpt.i18n import say
+from glassgpt.runs.run_log import Evaluation, Floats, History, Ints
 from glassgpt.show.report.thinning import BAND_POINTS, Band, band_of, thinned
-from glassgpt.words import say
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]

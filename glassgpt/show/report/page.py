@@ -11,22 +11,22 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from glassgpt import figures
-from glassgpt.data.staging import replace_file
+from glassgpt import format
 from glassgpt.errors import UserError
-from glassgpt.harmless import harmless_words
-from glassgpt.insight.facts import Facts
-from glassgpt.insight.findings.finding import Finding
-from glassgpt.insight.history import History
-from glassgpt.insight.verdict import verdict_on
+from glassgpt.explain.rule import Finding
+from glassgpt.explain.summary import verdict_on
+from glassgpt.files import replace_file
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
 from glassgpt.paths import with_tilde
-from glassgpt.show import facts as facts_shown
-from glassgpt.show.facts import Row
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.run_log import History
+from glassgpt.sanitize import harmless_words
+from glassgpt.show import facts_table as facts_shown
+from glassgpt.show.facts_table import Row
 from glassgpt.show.report import tables
 from glassgpt.show.report.charts import charts_of
 from glassgpt.show.report.drawing import Chart, Missing
 from glassgpt.show.timeline import phases_of, timeline_of
-from glassgpt.words import RIGHT_TO_LEFT, current_language, say
 
 _BRAND = "GlassGPT"
 _MARK = f'<meta name="generator" content="{_BRAND}">'
@@ -199,7 +199,7 @@ def _phase_bar(phases: dict[str, float]) -> str:
     )
     listed = "".join(
         f'<li><i class="phase-{name}"></i><span>{text(names[name])}</span>'
-        f"{_number(figures.duration(seconds))}{_number(f'{seconds / total:.1%}')}</li>"
+        f"{_number(format.duration(seconds))}{_number(f'{seconds / total:.1%}')}</li>"
         for name, seconds in phases.items()
     )
     return f'<div class="bar" aria-hidden="true">{parts}</div>\n<ul class="phases">{listed}</ul>'

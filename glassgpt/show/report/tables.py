@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassgpt import figures
-from glassgpt.insight.history import History
-from glassgpt.show.facts import Row
-from glassgpt.words import say
+from glassgpt import format
+from glassgpt.i18n import say
+from glassgpt.runs.run_log import History
+from glassgpt.show.facts_table import Row
 
 _MAX_CELL = 400  # characters
 
@@ -41,7 +41,7 @@ def profile_table(record: Mapping[str, Any]) -> tuple[str, list[Row]]:
         "The trace is {trace}, for {place}.",
         first=f"{record['from_iter'] + 1:,}",
         last=f"{record['from_iter'] + updates:,}",
-        time=figures.milliseconds(record["wall_ms"] / updates),
+        time=format.milliseconds(record["wall_ms"] / updates),
         of=of,
         busy=f"{record['busy']:.0%}",
         trace=plain(record["trace"]),
@@ -49,7 +49,7 @@ def profile_table(record: Mapping[str, Any]) -> tuple[str, list[Row]]:
     )
     rows = []
     for piece in record["top"]:
-        time, calls = figures.milliseconds(piece["ms"] / updates), f"{piece['calls'] / updates:.4g}"
+        time, calls = format.milliseconds(piece["ms"] / updates), f"{piece['calls'] / updates:.4g}"
         reason = say("{time} and {calls} calls per update", time=time, calls=calls)
         rows.append(Row(plain(piece["name"]), f"{piece['share']:.1%}", reason))
     return caption, rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.insight.history import Floats, Ints
+from glassgpt.runs.run_log import Floats, Ints
 
 MAX_POINTS = 2000
 BAND_POINTS = 240

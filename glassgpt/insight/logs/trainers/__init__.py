@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from glassgpt.insight.logs.trainer import Trainer
+from glassgpt.runs.trainer import Trainer
 
 # In the order in which a tie is decided; the one that reads anything is asked last.
 _ORDER = (

@@ -1,0 +1,62 @@
+"""glass runs, glass show"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.errors import UserError
+from glassgpt.paths import user_path
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """List the runs in a folder."""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Print what a run printed, from its journal."""
+
+    # Write it as an SVG picture to this file instead.
+    svg: str = ""
+    # Characters per line of the picture.
+    width: int = 132
+
+
+def runs(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(RunsOptions, "glass runs [FOLDER]")
+    from glassgpt.runs.run_list import find_runs
+    from glassgpt.show.terminal.runs_view import print_runs
+
+    names, _, problems = parsed(words, RunsOptions)
+    if len(names) > 1:
+        problems.append(f"one folder at a time, not {' and '.join(names)}")
+    folder = Path(names[0] if names else "runs")
+    if names and not folder.is_dir():
+        problems.append(f"there is no folder {folder}")
+    if problems:
+        raise UserError(problems)
+    print_runs(find_runs(folder), folder, console())
+    return 0
+
+
+def show(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(ShowOptions, "glass show RUN")
+    from glassgpt.show.terminal.replay import replay, replay_svg
+
+    names, options, problems = parsed(words, ShowOptions)
+    if len(names) != 1:
+        problems.append("say which run to show; `glass runs` lists them")
+    if options.width < 40:
+        problems.append("--width must be at least 40")
+    if problems:
+        raise UserError(problems)
+    if options.svg:
+        replay_svg(Path(names[0]), user_path(options.svg), options.width)
+    else:
+        replay(Path(names[0]), console())
+    return 0

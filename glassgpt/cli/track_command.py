@@ -1,0 +1,57 @@
+"""glass track: a run's journal, told to trackers afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glassgpt import format
+from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.config import TRACKERS, trackers_in
+from glassgpt.errors import UserError, first_line
+from glassgpt.record import journal
+from glassgpt.track.track_options import TrackOptions
+
+
+def track(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(TrackOptions, "glass track RUN")
+    from glassgpt.track.trackers import check_installed, follower
+
+    names, options, problems = parsed(words, TrackOptions)
+    asked = trackers_in({"track": options.to})
+    if len(names) != 1:
+        problems.append("say which run to tell about; `glass runs` lists them")
+    if not asked:
+        problems.append(f"say whom to tell: --to={','.join(TRACKERS)}")
+    problems += [f"--to={name} is not one of {', '.join(TRACKERS)}" for name in asked if name not in TRACKERS]
+    if not problems:
+        problems += _unfit(Path(names[0]), asked)
+    if problems:
+        raise UserError(problems)
+    check_installed(asked)
+    out = console()
+    for name in asked:
+        try:
+            told = follower(name, Path(names[0])).replay()
+        except UserError as error:
+            problems += error.problems
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others are told
+            problems.append(f"{name} failed: {first_line(error)}")
+        else:
+            out.print(f"{name:<13} {format.plural(told, 'record')} told", soft_wrap=True, markup=False)
+    if problems:
+        raise UserError(problems)
+    return 0
+
+
+def _unfit(run_dir: Path, asked: tuple[str, ...]) -> list[str]:
+    """Two must not write the same files at once."""
+    from glassgpt.runs.run_list import is_running
+
+    if not (run_dir / journal.NAME).is_file():
+        return [f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"]
+    runs = [record for record in journal.read(run_dir / journal.NAME) if record["kind"] == "run"]
+    if not runs:
+        return [f"{run_dir / journal.NAME} does not say what run it is of"]
+    told = trackers_in(runs[-1].get("config", {})) if is_running(run_dir) else ()
+    return [f"{name} is being told by the run itself, which is still going" for name in asked if name in told]

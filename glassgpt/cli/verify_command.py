@@ -1,0 +1,56 @@
+"""glass verify"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.errors import UserError
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Compare every file of a run, an export or a dataset with its recorded SHA-256.
+
+    Says what is damaged, what is still good, and how to continue.
+    Exit code 0: nothing is damaged. 1: something is.
+    """
+
+    # Print everything as one JSON document.
+    json: bool = False
+
+
+def verify(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(VerifyOptions, "glass verify RUN|EXPORT|DATASET ...")
+    from glassgpt.data.progress import passing
+    from glassgpt.doctor.verify_files import find
+    from glassgpt.doctor.verify_files import verify as verify_folder
+    from glassgpt.runs.run_list import size_on_disk
+    from glassgpt.show.terminal.verify_view import show_verified
+
+    names, options, problems = parsed(words, VerifyOptions)
+    found = []
+    for name in names:
+        try:
+            found.append(find(name))
+        except UserError as error:
+            problems += error.problems
+    if not names:
+        problems.append("say what to verify: glass verify RUN, an export or a dataset")
+    if problems:
+        raise UserError(problems)
+    results = []
+    for kind, folder in found:
+        size = size_on_disk(folder)
+        with passing(f"verifying {folder}", size, lambda line: print(line, file=sys.stderr), True) as advance:
+            results.append(verify_folder(kind, folder, advance))
+        if not options.json:
+            show_verified(results[-1], console(), first=len(results) == 1)
+    good = not any(result.of("damaged") for result in results)
+    if options.json:
+        document = {"good": good, "verified": [result.as_dict() for result in results]}
+        print(json.dumps(document, indent=1))
+    return 0 if good else 1

@@ -1,0 +1,201 @@
+"""What `glass prepare` can be asked for, and what is wrong with asking it.
+
+    glass prepare my.txt --tokenizer bpe:1024 --val_fraction 0.05 --out_dir data/mine
+
+The comment above each option is its line in `glass prepare --help`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.data.corpus import is_corpus, is_pattern
+from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.document_batches import holds_documents
+from glassgpt.data.hub import hub_name
+from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
+from glassgpt.data.prepare_resume import MARK
+from glassgpt.data.sources import dataset_problem, is_kept_download, is_odd
+from glassgpt.data.tokenizers import tokenizer_problem
+from glassgpt.errors import UserError
+from glassgpt.files import writable_problem
+from glassgpt.paths import user_path
+
+_VAL_BYTES = 20_000_000
+_OF_BULK = ("text_column", "dedup", "workers", "shard_tokens")
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What `glass prepare` can be asked for."""
+
+    # What to read: pylib, shakespeare_char, shakespeare, fineweb_edu, openwebtext, tinystories, any dataset
+    # on Hugging Face (owner/name or owner/name:part), or a file, folder or 'pattern*' of your own.
+    dataset: str
+    # A local copy of what is otherwise downloaded: of shakespeare* a file, of the others a folder too.
+    source: str = ""
+    # char, byte, gpt2, bpe:N (N tokens learned from the text), or auto, which says what it chose and why.
+    tokenizer: str = "auto"
+    # A folder with GPT-2's tokenizer files, for --tokenizer gpt2 without a network.
+    tokenizer_files: str = ""
+    # The share of the text kept for validation. none: 0.1, as nanoGPT; of pylib 0.03, which is plenty; of
+    # documents in bulk about 20 MB, but from 0.0005 to 0.1.
+    val_fraction: float | None = None
+    # Where the dataset goes; data/<name> when empty.
+    out_dir: str = ""
+    # Replace a dataset that is already there. Without it, nothing is ever overwritten.
+    overwrite: bool = False
+
+    # --- documents in bulk: parquet, JSON lines, patterns, Hugging Face ---
+
+    # The column of a parquet file, or the field of a line of JSON, that has the text.
+    text_column: str = "text"
+    # Leave out documents that were there before, word for word. Takes 8 bytes of memory per document.
+    dedup: bool = False
+    # Processes that encode. none: one per core. The result is the same for any number.
+    workers: int | None = None
+    # Tokens per file. A preparation that was stopped goes on after the last full one.
+    shard_tokens: int = 100_000_000
+
+
+def out_directory(options: PrepareOptions) -> Path:
+    if options.out_dir:
+        path = user_path(options.out_dir)
+        return path if path.name not in ("", "..") else path.resolve()  # "." has no name to rename to
+    return Path("data", dataset_name(options))
+
+
+def dataset_name(options: PrepareOptions) -> str:
+    """What the dataset is called unless somebody says otherwise."""
+    name = options.dataset
+    if name in BUILT_IN:
+        return name
+    path = user_path(name).resolve()
+    if path.is_dir():
+        return path.name
+    if not path.exists() and is_pattern(name):
+        return next(parent.name for parent in path.parents if not is_pattern(str(parent)))
+    if not path.exists() and (on_hub := hub_name(name)):
+        return re.sub(r"[^\w.-]+", "-", f"{on_hub.repository.split('/')[1]}-{on_hub.part}").strip("-")
+    return path.name.split(".")[0] if holds_documents(path.name) else path.stem
+
+
+def val_fraction(options: PrepareOptions) -> float:
+    """A whole validation split is evaluated at the end of every run, so it should not be huge."""
+    if options.val_fraction is not None:
+        return options.val_fraction
+    return 0.03 if options.dataset == "pylib" else 0.1
+
+
+def corpus_val_fraction(options: PrepareOptions, size_bytes: int) -> float:
+    """Of documents in bulk: enough to measure a loss well. `size_bytes`: on disk."""
+    if options.val_fraction is not None:
+        return options.val_fraction
+    return min(max(_VAL_BYTES / max(1, size_bytes), 0.0005), 0.1)
+
+
+def check_options(options: PrepareOptions, out: Path) -> None:
+    """Everything that can be known to be wrong before any work, all at once."""
+    in_bulk = is_corpus(options.dataset, options.dedup)
+    problems = [
+        dataset_problem(options.dataset) if not in_bulk or is_odd(user_path(options.dataset)) else None,
+        tokenizer_problem(options.tokenizer),
+        *(_bulk_problems(options) if in_bulk else _text_problems(options)),
+    ]
+    if options.val_fraction is not None and not 0 < options.val_fraction < 1:
+        problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
+    if options.tokenizer_files and asked_tokenizer(options) != "gpt2":
+        problems.append("--tokenizer_files is only read by gpt2: add --tokenizer gpt2, or leave it out")
+    elif options.tokenizer_files and not user_path(options.tokenizer_files).is_dir():
+        problems.append(f"--tokenizer_files {options.tokenizer_files} is not a folder: give one")
+    problems.append(_place_problem(options, out) or writable_problem(out))
+    if found := [problem for problem in problems if problem]:
+        raise UserError(found)
+
+
+def check_place(options: PrepareOptions, out: Path) -> None:
+    """Once more, right before something goes there."""
+    if problem := _place_problem(options, out):
+        raise UserError(problem)
+
+
+def _text_problems(options: PrepareOptions) -> list[str]:
+    problems = []
+    if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
+        problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {options.source}")
+    elif options.source and not user_path(options.source).is_file():
+        problems.append(f"--source {options.source} is not a file: give a text file")
+    usual = PrepareOptions("")
+    problems += [
+        f"--{name} is for documents in bulk (parquet, JSON lines, a pattern, Hugging Face): leave it out"
+        for name in _OF_BULK
+        if getattr(options, name) != getattr(usual, name)
+    ]
+    return problems
+
+
+def _bulk_problems(options: PrepareOptions) -> list[str]:
+    problems = []
+    source = options.source
+    if source and not (is_pattern(source) or user_path(source).exists()):
+        problems.append(f"--source {source} is not there: give a file, a folder or a pattern")
+    elif source and user_path(options.dataset).exists():
+        problems.append(f"--source is for what is downloaded: to read files, run  glass prepare {source}")
+    if options.tokenizer == "char":
+        problems.append("--tokenizer char has to know every character beforehand: use byte or bpe:N")
+    problems += [
+        f"--{name} {value} is not at least 1"
+        for name in ("workers", "shard_tokens")
+        if (value := getattr(options, name)) is not None and value < 1
+    ]
+    return problems
+
+
+# What a dataset's folder in nanoGPT's repository comes with; prepare works beside these and keeps them.
+NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
+
+
+def keep_scripts(out: Path, work: Path) -> None:
+    """Takes them along from the folder that `work` will replace."""
+    for script in NANOGPT_SCRIPTS:
+        if (out / script).is_file():
+            shutil.copy2(out / script, work)
+
+
+def _place_problem(options: PrepareOptions, out: Path) -> str | None:
+    """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
+    text = user_path(options.source or options.dataset)
+    place, read = out.resolve(), text.resolve()
+    if (options.source or options.dataset not in BUILT_IN) and (
+        read.is_relative_to(place) or (read.is_dir() and place.is_relative_to(read))
+    ):
+        return (
+            f"the dataset at {out} and the text at {text} are in each other's way: choose another --out_dir"
+        )
+    if not out.exists():
+        return f"{out} is a broken link: choose another --out_dir" if out.is_symlink() else None
+    if not out.is_dir() or out.is_symlink():
+        return f"{out} is not a plain folder: choose another --out_dir"
+    names = sorted(path.name for path in out.iterdir())
+    if "train.bin" in names and MANIFEST not in names:
+        return (
+            f"{out} holds nanoGPT's files, which need no preparing: train with --data_dir={out}, "
+            "or choose another --out_dir"
+        )
+    ours = set(NANOGPT_SCRIPTS)
+    if MANIFEST in names:
+        # The mark is of a preparation that was killed right after it gave the folder its name.
+        ours |= {MANIFEST, MARK, *TOKENIZER_FILES, *filter(split_of, names)}
+    if foreign := [name for name in names if name not in ours and not is_kept_download(out / name)]:
+        return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
+    if MANIFEST in names and not options.overwrite:
+        return f"{out} holds a dataset already: add --overwrite to replace it, or choose another --out_dir"
+    return None
+
+
+def asked_tokenizer(options: PrepareOptions) -> str:
+    """The tokenizer as far as it is known without reading: "auto" when the text will decide."""
+    return BUILT_IN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer

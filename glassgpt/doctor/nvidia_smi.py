@@ -1,0 +1,112 @@
+"""What nvidia-smi tells about a card: clock, temperature, power, what slows it down, who uses it.
+
+    cards, complaint = read_cards(ask)
+
+Its fields differ between drivers, and a card may answer "[N/A]" to any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glassgpt.doctor.shell import Told
+
+Ask = Callable[..., Told | None]
+
+# Newer drivers call them events, older ones know only the second name, and the oldest neither.
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
+_FIELDS = (
+    "uuid", "name", "temperature.gpu", "clocks.sm", "clocks.max.sm", "power.draw", "power.limit",
+    "power.default_limit", "utilization.gpu",
+)  # fmt: skip
+
+_NUMBERS = ("temperature", "clock", "clock_max", "power", "power_limit", "power_default", "busy")
+
+# NVML's bits.
+_SETTING, _POWER_CAP = 0x2, 0x4
+_HARDWARE, _HOT, _HOT_HARDWARE, _POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+
+
+@dataclass(frozen=True)
+class CardState:
+    """None: this card or driver does not tell."""
+
+    uuid: str  # to know it by; identifies the card, so it is never shown
+    name: str
+    reasons: int | None = None  # for a clock below the highest, as bits
+    temperature: float | None = None  # degrees Celsius
+    clock: float | None = None  # MHz
+    clock_max: float | None = None
+    power: float | None = None  # watts
+    power_limit: float | None = None
+    power_default: float | None = None
+    busy: float | None = None  # percent of the time
+
+    def is_slowed_by(self, bits: int) -> bool:
+        return bool((self.reasons or 0) & bits)
+
+    @property
+    def is_too_hot(self) -> bool:
+        return self.is_slowed_by(_HOT | _HOT_HARDWARE)
+
+    @property
+    def is_short_of_power(self) -> bool:
+        return self.is_slowed_by(_POWER_BRAKE)
+
+    @property
+    def is_slowed_by_hardware(self) -> bool:
+        return self.is_slowed_by(_HARDWARE)
+
+    @property
+    def is_at_power_limit(self) -> bool:
+        return self.is_slowed_by(_POWER_CAP)
+
+    @property
+    def has_set_clocks(self) -> bool:
+        return self.is_slowed_by(_SETTING)
+
+
+def read_cards(ask: Ask) -> tuple[list[CardState], str]:
+    """The cards, and what nvidia-smi complained about. Neither: there is no nvidia-smi, or no answer."""
+    complaint = ""
+    for reasons in _REASONS:
+        fields = [*_FIELDS, reasons] if reasons else list(_FIELDS)
+        told = ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if told is None:
+            return [], ""
+        if told.code == 0:
+            return parse_cards(told.text), ""
+        complaint = (told.text.splitlines() or [f"exit code {told.code}"])[0]
+        if "not a valid field" not in told.text:
+            break
+    return [], complaint
+
+
+def parse_cards(text: str) -> list[CardState]:
+    """Lines of as many values as were asked for; other lines are warnings."""
+    cards = []
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) not in (len(_FIELDS), len(_FIELDS) + 1):
+            continue
+        uuid, name, *numbers = values[: len(_FIELDS)]
+        reasons = values[len(_FIELDS)] if len(values) > len(_FIELDS) else ""
+        told = {name: _number(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
+        cards.append(CardState(uuid.removeprefix("GPU-"), name, reasons=_bits(reasons), **told))
+    return cards
+
+
+def _number(value: str) -> float | None:
+    """None for [N/A], [Not Supported], [Unknown Error], ERR! and whatever else is no number."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _bits(value: str) -> int | None:
+    try:
+        return int(value, 16)
+    except ValueError:
+        return None

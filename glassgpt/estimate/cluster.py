@@ -1,0 +1,168 @@
+"""Cards that train together: what they send each other, and how long they wait for it. No torch.
+
+    cluster = Cluster(cards=8, machines=16, link=link_of(card), network_gb_s=50.0)
+    waiting_s(work, cluster, micro_s=0.12)             # of an update, that nothing hides
+
+Exchanges go round a ring of all cards, each sending to the next, so the slowest stretch sets the pace. In an
+all-reduce each card sends 2 (n - 1) / n of the tensor, in an all-gather or a reduce-scatter (n - 1) / n.
+
+Without sharding (DDP) every card has the whole model. Gradients are averaged once per update, in float32,
+after the last micro-batch: nothing hides that. Sharded (FSDP2) every card keeps a part. A block's weights are
+gathered for the forward and again for the backward pass of every micro-batch, while the block before is
+computed; the first cannot hide, nor what is no block: embeddings and head, gathered once. Gradients are
+scattered in the last micro-batch. Muon gathers the blocks' matrices once more per update.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from glassgpt.estimate import memory, overheads
+from glassgpt.estimate.cards import Card
+from glassgpt.estimate.memory import Work
+from glassgpt.estimate.speed import Pace
+
+NETWORK_GB_S = 12.5  # of a machine, if nobody says: one port of 100 Gbit/s
+_NETWORK_REACHED = 0.8  # of that; an assumption
+_UNKNOWN_LINK = "PCIe 3.0 x16"  # of a card that nobody knows: the least that is usual
+_FORWARD_AGAIN = 1 / 4  # of a micro-batch's arithmetic, where the backward pass computes it once more
+_GRADIENT_BYTES = 4  # of a number that is exchanged: weights and gradients are float32
+
+
+@dataclass(frozen=True)
+class Link:
+    """One entry of `links.toml`."""
+
+    name: str
+    gb_s: float
+    reached: float
+    source: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gb_s * 1e9 * self.reached
+
+
+@cache
+def links() -> dict[str, Link]:
+    text = (resources.files("glassgpt.estimate") / "links.toml").read_text(encoding="utf-8")
+    return {entry["name"]: Link(**entry) for entry in tomllib.loads(text)["link"]}
+
+
+def link_of(card: Card | None) -> Link:
+    """To the other cards of its machine."""
+    return links()[(card.link if card is not None else None) or _UNKNOWN_LINK]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`cards` in each of so many machines; one card by itself unless told otherwise."""
+
+    cards: int = 1
+    machines: int = 1
+    link: Link | None = None  # between the cards of a machine
+    network_gb_s: float = NETWORK_GB_S  # of a machine, to the others, in one direction
+
+    @property
+    def ranks(self) -> int:
+        return self.cards * self.machines
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of the slowest stretch of a ring through all cards."""
+        stretches = []
+        if self.cards > 1 and self.link is not None:
+            stretches.append(self.link.bytes_per_s)
+        if self.machines > 1:
+            stretches.append(self.network_gb_s * 1e9 * _NETWORK_REACHED)
+        return min(stretches, default=float("inf"))
+
+    def all_reduce_s(self, size: float) -> float:
+        return 2 * self.gather_s(size)
+
+    def gather_s(self, size: float) -> float:
+        """Of a tensor of `size` bytes, whole; scattering and adding up takes as long."""
+        return (self.ranks - 1) / self.ranks * size / self.bytes_per_s
+
+    def describe(self) -> list[str]:
+        """What is assumed, in words."""
+        said = []
+        if self.cards > 1 and self.link is not None:
+            said.append(
+                f"within a machine {self.link.name}: {self.link.gb_s:g} GB/s a card and direction, of which "
+                f"{self.link.reached:.0%} are reached"
+            )
+        if self.machines > 1:
+            said.append(
+                f"between machines {self.network_gb_s:g} GB/s each and direction (--network), of which "
+                f"{_NETWORK_REACHED:.0%} are reached"
+            )
+        return said
+
+
+ONE_CARD = Cluster()
+
+
+# --- what goes round ---
+
+
+def _sizes(work: Work) -> tuple[int, int]:
+    """Bytes of the blocks' weights, and of the others."""
+    everything = _GRADIENT_BYTES * memory.parameters(work)
+    blocks = _GRADIENT_BYTES * memory.block_parameters(work) * work.config.n_layer
+    return blocks, everything - blocks
+
+
+def sent_bytes(work: Work) -> float:
+    """By each card in an update."""
+    blocks, others = _sizes(work)
+    part = (work.ranks - 1) / work.ranks
+    if not work.is_sharded:
+        return part * 2 * (blocks + others)
+    gathered = work.micro_steps * (2 * blocks + others)
+    return part * (gathered + blocks + others + _muons_bytes(work))
+
+
+def _muons_bytes(work: Work) -> int:
+    of_muon = work.config.optimizer == "muon"
+    return _GRADIENT_BYTES * memory.matrix_parameters(work) if of_muon else 0
+
+
+def waiting_s(work: Work, cluster: Cluster, micro_s: float) -> float:
+    """Seconds of an update in which cards wait. `micro_s`: how long a micro-batch computes."""
+    blocks, others = _sizes(work)
+    if not work.is_sharded:
+        return cluster.all_reduce_s(blocks + others)
+    forward_s = micro_s * (_FORWARD_AGAIN if work.config.activation_checkpointing else overheads.FORWARD)
+    backward_s = micro_s - forward_s
+    gather_s, others_s = cluster.gather_s(blocks), cluster.gather_s(others)
+    layers = work.config.n_layer
+    forward = others_s + _unhidden_s(gather_s, forward_s, layers)
+    backward = _unhidden_s(gather_s, backward_s, layers)
+    # Gradients are scattered beside; those of the last block and of what is no block, alone.
+    last = _unhidden_s(2 * gather_s, backward_s, layers) + others_s
+    muon = cluster.gather_s(_muons_bytes(work))
+    return work.micro_steps * forward + (work.micro_steps - 1) * backward + last + muon
+
+
+def _unhidden_s(exchange_s: float, computing_s: float, layers: int) -> float:
+    """Block by block, one exchanged while another is computed: the first, and where that takes longer."""
+    return exchange_s / layers + (layers - 1) / layers * max(0.0, exchange_s - computing_s)
+
+
+def pace_together(card: Pace, work: Work, cluster: Cluster) -> Pace:
+    """Of all cards. `card`: of one that waits for nobody."""
+    if cluster.ranks == 1:
+        return card
+    own = work.tokens * work.micro_steps
+    rates, shares = [], []
+    for rate in (card.low, card.mid, card.high):
+        computing_s = own / rate
+        share = computing_s / (computing_s + waiting_s(work, cluster, computing_s / work.micro_steps))
+        rates.append(cluster.ranks * rate * share)
+        shares.append(share)
+    low, mid, high = (mfu * share for mfu, share in zip(card.mfu, shares, strict=True))
+    return Pace(rates[0], rates[1], rates[2], (low, mid, high), card.why)

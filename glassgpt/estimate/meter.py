@@ -1,0 +1,119 @@
+"""From seconds and tokens to the figures people compare: step time, tokens/s, FLOP/s, MFU, time to go.
+
+Pure arithmetic, so that every figure shown is tested with a fake clock. The identities hold by construction:
+tokens/s x FLOPs/token = FLOP/s, and FLOP/s / peak = MFU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.estimate.peak import Peak, mfu_percent
+from glassgpt.record.clock import Ledger, since
+
+STEP_PHASES = ("data", "train")  # what an update consists of; nothing else enters its time
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast updates went. All None when there was no update to judge by."""
+
+    step_ms: float | None
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+
+
+def rates(
+    updates: int, seconds: float, tokens_per_update: int, flops_per_token: int, peak: Peak, ranks: int = 1
+) -> Rates:
+    """`ranks`: devices that shared the work; the peak is of one."""
+    if updates == 0 or seconds <= 0:
+        return Rates(None, None, None, None)
+    tokens_per_s = updates * tokens_per_update / seconds
+    flops_per_s = tokens_per_s * flops_per_token
+    return Rates(seconds / updates * 1000, tokens_per_s, flops_per_s, mfu_percent(flops_per_s / ranks, peak))
+
+
+class Interval:
+    """The time between two log lines.
+
+    A process's first update holds compiling and warming up. It goes into the phase `compile` whole, and is
+    left out of the step time; once steady updates are known, one of them is moved back from `compile`.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._opened = self._timed_from = self._data_split_at = ledger.seconds()
+        self._owed_by_compile = False
+        self.updates = 0  # that count for the step time
+        self.first_update_s: float | None = None  # if this interval has a process's first
+
+    def update_done(self, first_s: float | None = None) -> None:
+        """`first_s`: how long it took, if it was the first of this process."""
+        if first_s is None:
+            self.updates += 1
+        else:
+            self.first_update_s = first_s
+            self._timed_from = self._ledger.seconds()
+            self._owed_by_compile = True
+
+    def leave_out(self, before: dict[str, float]) -> None:
+        """The last update, begun at that reading of the ledger, was watched, which is slow: it counts as part
+        of `log`, and not for the step time."""
+        spent = since(before, self._ledger.seconds())
+        for name in STEP_PHASES:
+            self._ledger.move(name, "log", spent[name])
+        self.updates -= 1
+        self._data_split_at = self._ledger.seconds()
+
+    def split_data_from_train(self, waited_s: float | None) -> None:
+        """Corrects the host's view of `data` by how long the device really waited for it, where known."""
+        now = self._ledger.seconds()
+        if waited_s is not None:
+            by_host = now["data"] - self._data_split_at["data"]
+            self._ledger.move("data", "train", by_host - waited_s)
+            self._ledger.move("train", "data", waited_s - by_host)
+        self._data_split_at = self._ledger.seconds()
+
+    def close(self) -> tuple[float, dict[str, float]]:
+        """Seconds of the timed updates, seconds per phase of everything; then the next interval begins."""
+        now = self._ledger.seconds()
+        timed = since(self._timed_from, now)
+        seconds = sum(timed[name] for name in STEP_PHASES)
+        phases = since(self._opened, now)
+        if self._owed_by_compile and self.updates:
+            steady = seconds / self.updates
+            self._ledger.move("compile", "train", steady)
+            self._owed_by_compile = False
+            if phases["compile"] > steady:  # the first update was in this very interval
+                phases["compile"] -= steady
+                phases["train"] += steady
+        self._opened = self._timed_from = self._ledger.seconds()
+        self.updates, self.first_update_s = 0, None
+        return seconds, phases
+
+
+@dataclass
+class Mean:
+    """A running mean of costs, for the time to go."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+def time_to_go(
+    updates: int, step_s: float | None, evaluations: float, eval_s: float, saves: float, save_s: float
+) -> float | None:
+    """Seconds until the end, evaluations and checkpoints included."""
+    if step_s is None:
+        return None
+    return updates * step_s + evaluations * eval_s + saves * save_s

@@ -1,0 +1,234 @@
+"""glass import nanogpt: nanoGPT's out_dir and what it printed, as a run of ours.
+
+The ckpt.pt is read without executing anything in it (training/checkpoint/nanogpt_ckpt.py), the log as `glass explain` reads it. The
+run's folder appears whole or not at all, and the folder it came from is left as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.dataset import Dataset, open_dataset
+from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.tokenizers import tokenizer_identity, write_tokenizer
+from glassgpt.errors import UserError
+from glassgpt.estimate.batching import plan_batch
+from glassgpt.exchange.exchange_options import ImportOptions
+from glassgpt.exchange.nanogpt_journal import SOURCE, Told, records_of
+from glassgpt.files import move_into_place, staging, writable_problem
+from glassgpt.paths import user_path
+from glassgpt.recipe import Recipe, combine
+from glassgpt.record import journal
+from glassgpt.record.journal import Journal
+from glassgpt.record.run_dir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
+from glassgpt.runs.open import read_history
+from glassgpt.runs.run_log import History
+from glassgpt.training.checkpoint.nanogpt_ckpt import Ckpt, read_ckpt
+from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.training.init_weights import knows_tokens
+from glassgpt.training.job import Progress
+from glassgpt.training.weight_source import of_ckpt
+
+_MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
+_ROUNDED = 6e-5  # a loss in a log has four decimals
+
+
+@dataclass(frozen=True)
+class Imported:
+    told: Told
+    updates: int  # in the log
+    evaluations: int
+
+
+def import_run(out_dir: str, options: ImportOptions) -> Imported:
+    path = _find_ckpt(out_dir)
+    ckpt = read_ckpt(path)
+    problems: list[str] = []
+    history = _read_log(options.log, ckpt, problems)
+    dataset = _find_dataset(ckpt, options.data_dir, problems)
+    out = user_path(options.out) if options.out else first_free(RUNS / path.absolute().parent.name)
+    problems += _place_problems(out)
+    if problems:
+        raise UserError(problems)
+    told = _told(ckpt, out, history, dataset, options.log)
+    with staging(out, "--out") as work:
+        _write(work, told, ckpt)
+        move_into_place(work, out)
+    if history is None:
+        return Imported(told, 0, 0)
+    return Imported(told, len(history.steps), len(history.evals))
+
+
+# --- what there is ---
+
+
+def _find_ckpt(out_dir: str) -> Path:
+    path = user_path(out_dir)
+    if path.is_dir():
+        path = path / CKPT
+    if not path.is_file():
+        raise UserError(f"{out_dir} is no out_dir of nanoGPT's: there is no {CKPT} in it")
+    return path
+
+
+def _read_log(name: str, ckpt: Ckpt, problems: list[str]) -> History | None:
+    if not name:
+        return None
+    try:
+        history = read_history(str(user_path(name)) if name != "-" else name)
+    except UserError as error:
+        problems += error.problems
+        return None
+    if history.trainer.id != SOURCE:
+        problems.append(f"--log={name} is a log of {history.trainer.name}, not of nanoGPT")
+        return None
+    problem = _mismatch(name, history, ckpt)
+    problems += [problem] if problem else []
+    return history
+
+
+def _mismatch(name: str, history: History, ckpt: Ckpt) -> str | None:
+    """A log of another run would tell another story of these weights."""
+    here = [
+        done.val_loss for done in history.evals if done.iteration == ckpt.iter and done.val_loss is not None
+    ]
+    said, best = [loss for loss in here if math.isfinite(loss)], ckpt.best_val_loss
+    if (
+        said
+        and best is not None
+        and math.isfinite(best)
+        and all(abs(loss - best) > _ROUNDED for loss in said)
+    ):
+        return (
+            f"--log={name} is of another run: after {ckpt.iter} updates it has a validation loss of "
+            f"{said[-1]:.4f}, {ckpt.path} of {best:.4f}"
+        )
+    return None
+
+
+def _find_dataset(ckpt: Ckpt, data_dir: str, problems: list[str]) -> Dataset | None:
+    """The run's data, where there is any: by flag, beside nanoGPT's folder, or here."""
+    name = str(ckpt.settings.get("dataset", ""))
+    folders = [ckpt.path.absolute().parent.parent / "data" / name, Path("data") / name] if name else []
+    for folder in [user_path(data_dir)] if data_dir else folders:
+        if data_dir or any((folder / file).exists() for file in (MANIFEST, "train.bin")):
+            try:
+                return _fitting(open_dataset(folder), ckpt)
+            except UserError as error:
+                problems += error.problems
+                return None
+    return None
+
+
+def _fitting(dataset: Dataset, ckpt: Ckpt) -> Dataset:
+    vocabulary = dataset.manifest.vocab_size
+    if not knows_tokens(of_ckpt(ckpt.path), vocabulary):
+        raise UserError(
+            f"{dataset.directory} has a vocabulary of {vocabulary}, {ckpt.path} of {ckpt.shape.vocab_size}: "
+            "give the folder it was trained on by --data_dir=FOLDER"
+        )
+    return dataset
+
+
+def _place_problems(out: Path) -> list[str]:
+    try:
+        check_new(str(out))
+    except UserError as error:
+        return [problem.replace("--out_dir", "--out") for problem in error.problems]
+    if out.is_dir() and any(out.iterdir()):
+        return [f"--out={out} is not empty: choose another --out"]
+    problem = writable_problem(out, "--out")
+    return [problem] if problem else []
+
+
+# --- what becomes of it ---
+
+
+def _told(ckpt: Ckpt, out: Path, history: History | None, dataset: Dataset | None, log: str) -> Told:
+    config = _config(ckpt, dataset)
+    plan, _ = plan_batch(config, "cpu", None)
+    written = ckpt.path if log in ("", "-") else user_path(log)
+    return Told(
+        run_dir=out,
+        config=config,
+        shape=ckpt.shape,
+        plan=plan,
+        dataset=dataset,
+        history=history,
+        choices=_choices(ckpt, history, dataset),
+        saved_iter=ckpt.iter,
+        val_loss=ckpt.best_val_loss,
+        ended_at=written.stat().st_mtime,
+    )
+
+
+def _config(ckpt: Ckpt, dataset: Dataset | None) -> TrainConfig:
+    """nanoGPT's settings, and the model as its weights have it."""
+    names = ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias")
+    settings: dict[str, Any] = dict(ckpt.settings) | {name: getattr(ckpt.shape, name) for name in names}
+    if dataset is not None and dataset.directory != Path("data") / str(settings.get("dataset")):
+        settings["data_dir"] = str(dataset.directory)
+    return combine(Recipe(ckpt.path.parent.name, "", settings), {})
+
+
+def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None) -> list[Choice]:
+    where = "its log" if history is not None else "its checkpoint alone: give its output by --log=FILE"
+    choices = [Choice("imported", "nanoGPT", f"from {where}")]
+    if not ckpt.settings:
+        choices.append(Choice("config", "defaults", "the checkpoint does not say how it was trained"))
+    if dataset is None:
+        reason = "to sample or resume, prepare it or give its folder by --data_dir"
+        choices.append(Choice("data", "not found", reason))
+    if history is not None:
+        reason = "an evaluation took what its iteration took beyond a usual one; saving is in it"
+        choices.append(Choice("times", "worked out", reason))
+        choices.append(Choice("lr", "worked out", "from the settings; nanoGPT does not print it"))
+    return choices
+
+
+def _write(work: Path, told: Told, ckpt: Ckpt) -> None:
+    place = Place(work)
+    try:
+        place.write_config(told.config)
+    finally:
+        place.close()
+    if told.dataset is not None:
+        write_tokenizer(work / TOKENIZER, told.dataset)
+    saver = Saver(work, keep=1)
+    try:
+        head = {"lm_head.weight"}  # which is the embedding, and is saved once
+        weights = {name: tensor for name, tensor in ckpt.weights.items() if name not in head}
+        saver.save({"model": weights, "optimizer": ckpt.optimizer}, _state(told))
+        saver.poll(wait=True)
+    finally:
+        saver.close()
+    record = Journal(work / journal.NAME)
+    try:
+        for line in records_of(told):
+            record.write(journal.shareable(line))
+    finally:
+        record.close()
+
+
+def _state(told: Told) -> dict[str, Any]:
+    done, data = told.saved_iter, told.dataset
+    loss = told.val_loss if told.val_loss is not None and math.isfinite(told.val_loss) else None
+    progress = Progress(iter=done, sequences=done * told.plan.sequences, val_loss=loss)
+    if loss is not None:
+        progress.best_val_loss, progress.best_iter = loss, done
+    return {
+        "iter": done,
+        "val_loss": loss,
+        "progress": dataclasses.asdict(progress),
+        "scaler": {},
+        "model": dataclasses.asdict(told.shape),
+        "config": dataclasses.asdict(told.config),
+        "data_hash": "" if data is None else data.hash,
+        "measured_on": _MEASURED_ON,
+        "tokenizer": "" if data is None else tokenizer_identity(data),
+    }

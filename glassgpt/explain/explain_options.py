@@ -1,0 +1,72 @@
+"""The options of `glass explain`, `glass compare` and `glass report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.errors import UserError
+from glassgpt.estimate.cards import Card, named_card
+from glassgpt.i18n import LANGUAGES
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """Read a training log like an expert would: what happened, what it cost, what to change.
+
+    RUN is a folder of GlassGPT's, LOG the console output of any trainer it knows, - the standard input. What
+    a log does not say can be said with --a.n_layer=12, --a.parameters=33M, --a.config=FILE. To watch a
+    trainer: python -u train.py 2>&1 | glass explain - --watch
+    """
+
+    # Print facts and findings as one JSON document.
+    json: bool = False
+    # Also say what each piece of a line means.
+    full: bool = False
+    # Follow a log that grows, or a pipe, and say what is seen as it happens.
+    watch: bool = False
+    # The card it ran on, e.g. "RTX 4070 Ti": what its MFU is worth there.
+    gpu: str = ""
+    # Language: en, hi or ar; empty: that of the locale.
+    lang: str = ""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Put runs or logs side by side: what differs, which is faster, which is better, and why.
+
+    A is the first of them, B the second: --a.n_layer=12 --b.config=FILE say what a log does not.
+    """
+
+    # Print the comparison as one JSON document.
+    json: bool = False
+    # The card whose peak counts as 100% MFU.
+    gpu: str = ""
+    # Language: en, hi or ar; empty: that of the locale.
+    lang: str = ""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write one HTML page about a run or a log, which opens without a network."""
+
+    # The file to write; empty: report.html in the run's folder, or the log's name with .html here.
+    out: str = ""
+    # The card it ran on.
+    gpu: str = ""
+    # Language: en, hi or ar; empty: that of the locale.
+    lang: str = ""
+
+
+def card_named(name: str, problems: list[str]) -> Card | None:
+    if not name:
+        return None
+    try:
+        return named_card(name).card
+    except UserError as error:
+        problems += error.problems
+        return None
+
+
+def check_language(name: str, problems: list[str]) -> None:
+    if name and name not in LANGUAGES:
+        problems.append(f"--lang={name} is not one of {', '.join(LANGUAGES)}")

@@ -1,0 +1,60 @@
+"""The options of `glass plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt.estimate.cluster import NETWORK_GB_S
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Know before you start: memory, time, loss, data and schedule of a run, and what is wrong with it."""
+
+    # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
+    gpu: str = "auto"
+    # Cards in a machine that train together, one process each.
+    gpus: int = 1
+    # Machines that train together, each with that many cards.
+    nodes: int = 1
+    # With --nodes: GB/s from each machine to the others, e.g. 1.25 for Ethernet with 10 Gbit/s, 400 for eight
+    # ports of InfiniBand NDR.
+    network: float = NETWORK_GB_S
+    # Propose the model, batch and length with the best expected loss in so many hours instead.
+    hours: float | None = None
+    # With --hours: also write the proposal to this file, ready for `glass train FILE`.
+    out: str = ""
+    # Recommended settings for the cards people own, as a table.
+    cards: bool = False
+    # Of an hour of one machine, in any currency: what the run will cost.
+    price: float | None = None
+    # Print everything as one JSON document.
+    json: bool = False
+
+
+_LONGEST_HOURS = 10 * 365 * 24
+_MOST = {"gpus": 1024, "nodes": 65_536, "network": 1e6, "price": 1e9}
+_LEAST_NETWORK = 1e-6  # GB/s
+
+
+def check_options(options: PlanOptions) -> list[str]:
+    problems = []
+    for name, most in _MOST.items():
+        value = getattr(options, name)
+        if value is not None and value > most:
+            problems.append(f"--{name}={value:g} is more than anybody has: at most {most:,.0f}")
+    if 0 < options.network < _LEAST_NETWORK:
+        problems.append(f"--network={options.network:g} is less than a telephone's; it is in GB/s")
+    if options.network != NETWORK_GB_S and options.nodes == 1:
+        problems.append(f"--network={options.network:g} is between machines: it goes with --nodes")
+    for name in ("hours", "price", "gpus", "nodes", "network"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            problems.append(f"--{name}={value:g} must be greater than 0")
+    if options.hours is not None and options.hours > _LONGEST_HOURS:
+        problems.append(f"--hours={options.hours:g} is longer than ten years")
+    if options.out and not options.out.endswith(".toml"):
+        problems.append(f"--out={options.out} is for `glass train`, which takes files called .toml")
+    if options.out and options.hours is None:
+        problems.append("--out goes with --hours: there is nothing proposed to write")
+    return problems

@@ -1,0 +1,245 @@
+"""A run's folder: where it is, that it is new, and that only one process at a time writes to it.
+
+runs/quickstart/
+    config.toml       the resolved settings; `glass train runs/quickstart/config.toml` asks for the same
+    journal.jsonl     what happened
+    checkpoints/      see checkpoint.py
+    tokenizer/        what turns its tokens back into text
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.files import replace_file, sync_to_disk, try_lock
+from glassgpt.paths import read_document, regular_unlinked, user_path
+from glassgpt.recipe import to_toml
+from glassgpt.record import journal
+from glassgpt.record.journal import Record
+
+RUNS = Path("runs")
+CONFIG = "config.toml"
+LOCK = "lock"
+TOKENIZER = "tokenizer"
+CHECKPOINTS = "checkpoints"
+COMMITTED = re.compile(r"(\d{8,})(?:\.(\d+))?")  # a checkpoint's name; ".1": again at the same iteration
+CKPT = "ckpt.pt"  # nanoGPT's
+_LAST_LINE = "# That was all."
+
+
+def is_whole_config(path: Path) -> bool:
+    """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
+    return path.is_file() and _LAST_LINE.encode() in read_document(path)
+
+
+def is_run(directory: Path) -> bool:
+    """Also one that lost its other files: its checkpoints hold everything that is needed."""
+    checkpoints = directory / CHECKPOINTS
+    return (
+        (directory / journal.NAME).exists()
+        or (directory / CONFIG).exists()
+        or (checkpoints.is_dir() and any(COMMITTED.fullmatch(entry.name) for entry in checkpoints.iterdir()))
+    )
+
+
+def check_new(asked: str) -> None:
+    """Complains if the folder asked for holds a run, or cannot be a folder. Makes nothing."""
+    directory = user_path(asked)
+    if can_go_on(directory):
+        raise UserError(
+            f"--out_dir={asked} holds a run already, and runs are never overwritten; "
+            "go on with it by --init_from=resume, or choose another --out_dir"
+        )
+    for path in (directory, *directory.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out_dir={asked} cannot be made: {path} is a file; choose another --out_dir")
+
+
+def make_run_dir(asked: str, name: str) -> Path:
+    """Makes the folder asked for, which must not hold a run; else the first free of runs/NAME, NAME-2, …"""
+    if asked:
+        check_new(asked)
+        _make(user_path(asked), exist_ok=True)
+        return user_path(asked)
+    return _make_numbered(RUNS, name)
+
+
+def _make_numbered(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        directory = parent / (name if number == 1 else f"{name}-{number}")
+        number += 1
+        if not directory.exists():
+            try:
+                _make(directory, exist_ok=False)
+            except FileExistsError:  # another process was faster
+                continue
+            return directory
+
+
+def _make(directory: Path, exist_ok: bool) -> None:
+    try:
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=exist_ok)
+        for path in made:
+            sync_to_disk(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise UserError(f"{directory} cannot be made: {error.strerror}; choose another --out_dir") from None
+
+
+def existing_run_dir(asked: str, name: str) -> Path:
+    """The folder to resume: the one asked for, or the latest of runs/NAME, runs/NAME-2, …"""
+    if not asked:
+        return newest_of(RUNS / name)
+    if not can_go_on(user_path(asked)):
+        raise UserError(f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are")
+    return user_path(asked)
+
+
+def can_go_on(directory: Path) -> bool:
+    """Whether it holds a run, of ours or nanoGPT's."""
+    return is_run(directory) or (directory / CKPT).is_file()
+
+
+def family(base: Path) -> list[Path]:
+    """The runs called BASE, BASE-2, …, in this order."""
+    pattern = re.compile(re.escape(base.name) + r"(?:-(\d+))?")
+    numbered = [
+        (int(match[1] or 1), path)
+        for path in (base.parent.iterdir() if base.parent.is_dir() else ())
+        if (match := pattern.fullmatch(path.name)) and can_go_on(path)
+    ]
+    return [path for _, path in sorted(numbered)]
+
+
+def newest_of(base: Path) -> Path:
+    runs = family(base)
+    if not runs:
+        raise UserError(f"there is no run {base}; `glass runs` lists the runs there are")
+    return runs[-1]
+
+
+def first_free(base: Path) -> Path:
+    """BASE, or the first of BASE-2, BASE-3, … that holds no run."""
+    number, directory = 1, base
+    while can_go_on(directory):
+        number += 1
+        directory = base.with_name(f"{base.name}-{number}")
+    return directory
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the processes of a team need to know of the folder that the first of them holds."""
+
+    directory: Path
+    process: int  # starts of the run before this one
+    start: str  # a random name of this one
+    was_finished: bool
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+
+def _starts_so_far(path: Path) -> int:
+    """How often the run was started, from the journal's end."""
+    starts = 0
+    for record in journal.read_backwards(path) if path.exists() else ():
+        if isinstance(record.get("process"), int):
+            return starts + int(record["process"]) + 1
+        starts += record["kind"] == "run"  # without a number, as other programs may write it
+    return starts
+
+
+def end_of_training(path: Path) -> Record:
+    """The `end` record of a run that has finished or stopped early, from the journal's end; empty if it has
+    not. What only evaluated it later (--eval_only) does not count."""
+    evaluated = None
+    for record in journal.read_backwards(path) if path.exists() else ():
+        if record.get("reason") == "evaluated":
+            evaluated = record.get("process")
+        elif evaluated is None or record.get("process") != evaluated:
+            return record if record.get("reason") in ("finished", "stopped early") else {}
+    return {}
+
+
+def lock(directory: Path, write: bool = True) -> ExitStack | None:
+    """Locks a run's folder until it is closed, or the process ends; None if another process holds it.
+
+    The folder itself is locked, which nobody can delete from under a lock, and a file in it: network drives
+    lock only what is open for writing, and older versions look at the file alone. `write`: make that file.
+    """
+    with ExitStack() as held:
+        descriptors = []
+        with suppress(PermissionError):  # Windows opens no folders
+            descriptors.append(os.open(directory, os.O_RDONLY))
+            held.callback(os.close, descriptors[-1])
+        if write or (directory / LOCK).exists():
+            mode = "a" if write else "r"
+            file = held.enter_context(open(directory / LOCK, mode, opener=regular_unlinked))
+            descriptors.append(file.fileno())
+        return held.pop_all() if all(map(try_lock, descriptors)) else None
+
+
+class Place:
+    """A run's folder while a process trains in it. Nobody else does: it holds a lock that dies with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.start = secrets.token_hex(4)
+        self._enter(directory)
+        path, checkpoints = directory / journal.NAME, directory / CHECKPOINTS
+        try:
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                raise UserError(f"{path} is no regular file to write into: move it away")
+            if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would fail
+                raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
+            self.process = _starts_so_far(path)
+            # Otherwise the last process died, maybe between its last checkpoint and its end.
+            self.was_finished = bool(end_of_training(path))
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self, directory: Path) -> None:
+        try:
+            held = lock(directory)
+        except OSError as error:
+            what = error.filename or directory
+            raise UserError(
+                f"{what} cannot be written to: {error.strerror}; choose another --out_dir"
+            ) from None
+        if held is None:
+            raise UserError(f"another process is training in {directory} right now; let it end first")
+        self.directory, self._lock = directory, held
+
+    def leave_for_rescue(self) -> None:
+        """Goes on in a new folder: the old one is not this run's any more. Beside it, or in the current
+        folder if it was on a drive that is gone."""
+        name, parent = f"{self.directory.name or 'run'}-rescued", self.directory.parent
+        self._lock.close()
+        try:
+            self._enter(_make_numbered(parent if parent.is_dir() else Path(), name))
+        except UserError:
+            self._enter(_make_numbered(Path(), name))
+
+    def write_config(self, config: TrainConfig) -> None:
+        text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_LAST_LINE}\n"
+        try:
+            replace_file(self.directory / CONFIG, text.encode())
+            sync_to_disk(self.directory)
+        except OSError as error:
+            raise UserError(f"{self.directory / CONFIG} cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        with suppress(OSError):  # nothing was written to it
+            self._lock.close()

@@ -1,0 +1,159 @@
+"""build-nanogpt (the video's repository) and its log.txt.
+
+    validation loss: 10.9462
+    step     0 | loss: 10.952601 | lr 8.3916e-07 | norm: 14.8389 | dt: 40877.42ms | tok/sec: 801.62
+
+An evaluation has no number: it is made at the top of the step whose line comes next, inside its time. log.txt
+says `0 val 10.9462`, `0 train 10.952601`, `0 hella 0.2463`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.explain.glossary import (
+    Entry,
+    LastLine,
+    gradient_norm,
+    last_evaluation,
+    learning_rate,
+    tokens_per_second,
+)
+from glassgpt.i18n import say
+from glassgpt.runs.builder import Recording
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.numbers import NUMBER, number
+from glassgpt.runs.run_log import History
+from glassgpt.runs.trainer import Trainer
+
+_STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
+_TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
+_LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
+_NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
+_SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
+_VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
+_FILE = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
+_SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
+
+
+def read(line: str, into: Recording) -> bool:
+    if "oss:" in line and (told := _STEP.search(line)):
+        return _read_step(told, into)
+    if "loss:" in line and (told := _VAL.search(line)):
+        into.evaluated_before_next(number(told[1]))
+        return False  # too plain to tell one trainer from another
+    if line[:1].isdigit() and (told := _FILE.match(line)):
+        return _read_file(told, into)
+    if "heckpoint" in line and _SAVE.search(line):
+        into.saved()
+    return False
+
+
+def _read_step(told: re.Match[str], into: Recording) -> bool:
+    rest = told[3]
+    time, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _LR, _NORM, _SPEED))
+    if not time and "ms" in into.last_had:
+        return False  # torn
+    into.step(
+        int(told[1]),
+        number(told[2]),
+        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
+        lr=number(lr[1]) if lr else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1]) if speed else math.nan,
+    )
+    return True
+
+
+def _read_file(told: re.Match[str], into: Recording) -> bool:
+    iteration, kind, value = int(told[1]), told[2], number(told[3])
+    if kind == "train":
+        into.step(iteration, value)
+    elif kind == "val":
+        into.evaluated(iteration, value)
+    return True
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "validation loss: {val}"),
+            say(
+                "The mean loss over 20 validation batches, before the step whose line comes next, inside "
+                "its time."
+            ),
+        ),
+        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
+        Entry(
+            last.shown("loss", "loss: {:.6f}"),
+            say("The mean loss over all micro-batches and ranks of this update."),
+        ),
+        Entry(last.shown("lr", "lr {:.4e}"), learning_rate()),
+        Entry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm()),
+        Entry(
+            last.shown("ms", "dt: {:.2f}ms"),
+            say(
+                "The whole turn of the loop: evaluation, HellaSwag, samples and checkpoint are in it where "
+                "they are made."
+            ),
+        ),
+        Entry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
+    ]
+
+
+def _eval_time_cause() -> str:
+    return say(
+        "{trainer} evaluates with its clock running: these times hold the validation, and where the "
+        "script has them also HellaSwag's 10,042 questions, the samples and the checkpoint.",
+        trainer=TRAINER.name,
+    )
+
+
+def _rarer_eval_advice(old: int, new: int, share: str) -> str:
+    """Its intervals are in the code, and most of the time is HellaSwag's."""
+    return say(
+        "Make HellaSwag and the samples rarer: every {new} iterations instead of {old} saves up to {share}.",
+        old=old,
+        new=new,
+        share=share,
+    )
+
+
+def _cannot_resume_advice() -> str:
+    return say("build-nanogpt saves every 5000 iterations and cannot resume: add both before a long run.")
+
+
+def _data_restart_cause() -> str:
+    return say("Its data loader begins with the first shard in every process.")
+
+
+def _data_restart_advice(share: str) -> str:
+    return say(
+        "Save the loader's shard and position with the checkpoint: {share} of the iterations then see new "
+        "text.",
+        share=share,
+    )
+
+
+TRAINER = Trainer(
+    "build-nanogpt",
+    "build-nanogpt",
+    reader=lambda: read,
+    introduction=re.compile(r"^total desired batch size:\s*\d"),
+    glossary=_glossary,
+    first_iteration=0,
+    step_time_includes_eval=True,
+    tokens_per_s_is_of_step=True,
+    is_gpt2_shaped=True,
+    keeps_float32_masters=True,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    final_eval_offsets=(0,),
+    eval_time_cause=_eval_time_cause,
+    rarer_eval_advice=_rarer_eval_advice,
+    cannot_resume_advice=_cannot_resume_advice,
+    restarts_data_on_resume=True,
+    data_restart_cause=_data_restart_cause,
+    data_restart_advice=_data_restart_advice,
+)

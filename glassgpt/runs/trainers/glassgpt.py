@@ -1,0 +1,66 @@
+"""GlassGPT's own runs. Its journal is no text of lines: `runs/from_journal.py` reads it."""
+
+from __future__ import annotations
+
+from glassgpt.config import TrainConfig
+from glassgpt.explain.glossary import (
+    Entry,
+    LastLine,
+    gradient_norm,
+    last_evaluation,
+    learning_rate,
+    tokens_per_second,
+)
+from glassgpt.i18n import say
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.run_log import History
+from glassgpt.runs.trainer import Trainer
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(last.shown("iteration", "iter {}"), say("Updates done so far.")),
+        Entry(last.shown("loss", "loss {:.4f}"), say("The mean loss over all micro-batches of this update.")),
+        Entry(
+            last.shown("ms", "{:.2f} ms"),
+            say(
+                "The mean time of an update since the line before; evaluation, checkpoints and compiling "
+                "are outside."
+            ),
+        ),
+        Entry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second()),
+        Entry(
+            last.shown("mfu", "MFU {:.1f}%"),
+            say("Achieved FLOP/s over the peak that the start of the run names."),
+        ),
+        Entry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        Entry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
+        Entry(
+            last_evaluation(history, "train {train}  val {val}"),
+            say("The same tokens of each split every time, with a standard error."),
+        ),
+    ]
+
+
+TRAINER = Trainer(
+    "glassgpt",
+    "GlassGPT",
+    glossary=_glossary,
+    first_iteration=1,
+    lines_count_updates=True,
+    one_run_per_log=True,
+    step_time_is_interval_mean=True,  # evaluations and saves are outside
+    compile_off_flag="--compile=off",
+    mfu_counts_palm_flops=True,
+    is_gpt2_shaped=True,
+    states_exact_parameters=True,
+    keeps_float32_masters=True,
+    loss_is_interval_mean=True,
+    evaluates_next_token_loss=True,
+    evaluates_same_tokens=True,
+    takes_known_settings=True,
+    schedule_fits_run=True,
+    defaults={"learning_rate": TrainConfig.learning_rate},
+    shows_saves=True,
+    resume_command="glass train --init_from=resume --out_dir=RUN",
+)

@@ -1,0 +1,100 @@
+"""litgpt and the older lit-gpt: pretraining and fine-tuning.
+
+    Epoch 1 | iter 16 step 4 | loss train: 10.939, val: n/a | iter time: 300.07 ms (step) remaining time: …
+    iter 0 step 0: loss 1.6460, iter time: 820.31ms (optimizer.step)
+    iter 100: val loss 3.1234, val time: 1234.56 ms
+
+An iteration is one micro-batch; some of them end in an optimizer step. Their times are without validation.
+"""
+
+from __future__ import annotations
+
+import re
+
+from glassgpt.explain.glossary import Entry, LastLine
+from glassgpt.i18n import say
+from glassgpt.runs.builder import Recording
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.numbers import NUMBER, number
+from glassgpt.runs.run_log import History
+from glassgpt.runs.trainer import Trainer
+
+_STEP = re.compile(
+    rf"\biter\s+(\d+)\s*\|?\s*st[eE]p\s+(\d+)\s*[:|]\s*loss(?: train)?(?: \(curr\))?:?\s*{NUMBER}"
+    rf"(?:, val: (?:{NUMBER}|n/a))?.{{0,120}}?\b(?:iter|train) time:\s*{NUMBER}\s*(ms|s)\b"
+)
+_VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*(ms|s)\b)?")
+_FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: {NUMBER}\s*s\b")
+_FINAL = re.compile(rf"\bFinal evaluation \| val loss: {NUMBER}")
+_SAVE = re.compile(r"\bSaving checkpoint to\b")
+_END = re.compile(
+    r"^\W*(?:Training time:|Saving LoRA weights|Training Time\b|- Training Time)", re.IGNORECASE
+)
+
+
+def read(line: str, into: Recording) -> bool:
+    if "time:" in line and (told := _STEP.search(line)):
+        iteration, _, loss, val, time, unit = told.groups()
+        if val and into.validated is None:
+            into.evaluated(None, number(val))  # the last one's, again on every line; nothing says when it was
+        into.step(int(iteration), number(loss), ms=number(time) * (1000 if unit == "s" else 1))
+        return True
+    if "val_loss" in line and (told := _FORK_VAL.search(line)):
+        into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) * 1000)
+        return True
+    if "val loss" in line:
+        if told := _VAL.search(line):
+            ms = number(told[3]) * (1000 if told[4] == "s" else 1) if told[3] else None
+            into.evaluated(int(told[1]), number(told[2]), ms=ms)
+            return told[3] is not None
+        if told := _FINAL.search(line):
+            into.evaluated(into.last, number(told[1]))
+            into.event("finish", line)
+            return True
+    if "Saving" in line and _SAVE.search(line):
+        into.saved_after_last()
+    elif _END.match(line):
+        into.event("finish", line)
+    return False
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last.shown("iteration", "iter {}"), say("The number of this micro-batch, from 1; not an update.")
+        ),
+        Entry(
+            "step …", say("Updates of the weights so far; one every gradient_accumulation_iters iterations.")
+        ),
+        Entry(last.shown("loss", "loss train: {:.3f}"), say("A running mean of the training loss.")),
+        Entry(
+            "val: …",
+            say(
+                "The last validation loss, printed again on every line until there is a new one; n/a: none "
+                "yet."
+            ),
+        ),
+        Entry(
+            last.shown("ms", "iter time: {:.2f} ms"),
+            say("This micro-batch alone; those marked (step) hold the optimizer too."),
+        ),
+    ]
+
+
+TRAINER = Trainer(
+    "litgpt",
+    "litgpt",
+    reader=lambda: read,
+    introduction=re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
+    command="litgpt",
+    setting_names={
+        "micro_batch_size": "batch_size",
+        "lr_warmup_steps": "warmup_iters",
+        "max_seq_length": "block_size",
+    },
+    glossary=_glossary,
+    first_iteration=1,
+    steps_are_micro_batches=True,
+    often_finetunes=True,
+    resume_command="--resume=auto",
+)

@@ -1,0 +1,196 @@
+"""llm.c, in CUDA, in C and its PyTorch reference, and its main.log.
+
+    val loss 4.517179
+    step    1/74 | loss 4.36 (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms | 33.8% bf16 MFU | 50819 tok/s
+    step 1/74: train loss 4.367631 (80.639749 ms, 50819 tok/s)
+    step 0: train loss 5.356082 (took 19942.187000 ms)
+    s:0 tel:10.9843
+
+An evaluation has no number. The CUDA trainer makes it after the step whose line came last, outside its time;
+the C one before the step whose line comes next.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from glassgpt.explain.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.i18n import say
+from glassgpt.runs.builder import Recording
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.numbers import NUMBER, number
+from glassgpt.runs.run_log import History
+from glassgpt.runs.trainer import Trainer
+
+_STEP = re.compile(
+    rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
+)
+_USUAL = re.compile(
+    rf"\bstep\s+(\d+)/(\d+) \| (?:train )?loss\s+{NUMBER}(?: \([^)]{{0,20}}\))?\s*\| norm\s+{NUMBER}"
+    rf"(?: \([^)]{{0,20}}\))?\s*\| lr {NUMBER} \| {NUMBER} ms \| {NUMBER}% [\w ]{{0,20}}MFU \| {NUMBER} tok/s"
+)
+_TIME = re.compile(rf"{NUMBER}\s*ms\b")
+_MFU = re.compile(rf"{NUMBER}%[ \w]{{0,40}}\bMFU")
+_LR = re.compile(rf"\blr {NUMBER}")
+_NORM = re.compile(rf"\bnorm\s+{NUMBER}")
+_SPEED = re.compile(rf"{NUMBER}\s*tok/s")
+_VAL = re.compile(rf"^\W*val loss\s+{NUMBER}\s*$")
+_FILE = re.compile(rf"^s:(\d+) (trl|tel|eval):{NUMBER}(?: lr:{NUMBER})?(?: norm:{NUMBER})?(?=\s|$)")
+_SAVE = re.compile(r"\bWriting checkpoint at step (\d+)")
+_RESUME = re.compile(r"^\|\s*resume\s*\|\s*1\s*\||weight init method\s*\|\s*intermediate checkpoint")
+_SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
+
+
+def read(line: str, into: Recording) -> bool:
+    if "MFU" in line and (told := _USUAL.search(line)):
+        iteration, planned, loss, norm, lr, ms, mfu, speed = told.groups()
+        into.trainer = TRAINER
+        into.notes.said["planned_iterations"] = int(planned)
+        into.step(
+            int(iteration),
+            number(loss),
+            ms=number(ms),
+            mfu=_told(mfu),
+            lr=number(lr),
+            grad_norm=number(norm),
+            tokens_per_s=number(speed),
+        )
+        return True
+    if "loss " in line and (told := _STEP.search(line)):
+        return _read_step(told, into)
+    if "val loss" in line and (told := _VAL.search(line)):
+        _read_eval(number(told[1]), into)
+        return False
+    if line.startswith("s:") and (told := _FILE.match(line)):
+        return _read_file(told, into)
+    if "Writing" in line and (told := _SAVE.search(line)):
+        into.saved(int(told[1]))
+    elif "total average iteration time" in line or line.startswith("peak memory consumption"):
+        into.event("finish", line)
+    elif "skipping" in line and _SKIPPED.search(line):
+        into.event("warning", line)
+    elif line.startswith("|") and _RESUME.search(line):
+        into.begins(resumed=True)
+    return False
+
+
+def _read_step(told: re.Match[str], into: Recording) -> bool:
+    iteration, planned, loss, rest = told.groups()
+    time, mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _LR, _NORM, _SPEED))
+    if not time:
+        return False  # torn, or another trainer's
+    if "(took" in rest:
+        into.trainer = _IN_C
+    elif "| (" in rest:
+        into.trainer = _IN_PYTHON
+    elif planned:
+        into.trainer = TRAINER
+    if planned:
+        into.notes.said["planned_iterations"] = int(planned)
+    into.step(
+        int(iteration),
+        number(loss),
+        ms=number(time[1]),
+        mfu=_told(mfu[1]) if mfu else math.nan,
+        lr=number(lr[1]) if lr else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1]) if speed else math.nan,
+    )
+    return True
+
+
+def _told(mfu: str) -> float:
+    """-100 stands for a card that it does not know."""
+    value = number(mfu)
+    return value if value >= 0 else math.nan
+
+
+def _read_eval(loss: float, into: Recording) -> None:
+    if into.trainer is _IN_C:
+        into.evaluated_before_next(loss)
+    elif into.resuming:
+        into.evaluated_before_next(loss, offset=-1)
+    elif into.last is None:
+        into.evaluated(0, loss)
+    else:
+        into.evaluated(into.last, loss)
+
+
+def _read_file(told: re.Match[str], into: Recording) -> bool:
+    """main.log counts the updates done before: its s:0 is the console's step 1."""
+    into.trainer = _IN_C
+    iteration, kind, value, lr, norm = told.groups()
+    if kind == "trl":
+        into.step(
+            int(iteration),
+            number(value),
+            lr=number(lr) if lr else math.nan,
+            grad_norm=number(norm) if norm else math.nan,
+        )
+    elif kind == "tel":
+        into.evaluated(int(iteration), number(value))
+    return True
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "val loss {val}"),
+            say(
+                "The mean loss over val_max_steps validation batches, after the step whose line came before."
+            ),
+        ),
+        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
+        Entry(
+            last.shown("loss", "loss {:.6f} (+z)"),
+            say(
+                "The mean loss of this update. z: how many standard deviations it is above the mean of the "
+                "last 128."
+            ),
+        ),
+        Entry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm()),
+        Entry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        Entry(
+            last.shown("ms", "{:.2f} ms"),
+            say("This update alone, measured on the GPU; evaluation and checkpoints are outside."),
+        ),
+        Entry(
+            last.shown("mfu", "{:.1f}% MFU"),
+            say("Model FLOPs utilization against the peak of this card, from llm.c's own table."),
+        ),
+        Entry(last.shown("tokens_per_s", "{:.0f} tok/s"), say("Tokens per second, a running average.")),
+    ]
+
+
+# fmt: off
+_SETTING_NAMES = {
+    "micro batch size B": "batch_size", "sequence length T": "block_size",
+    "learning rate (LR)": "learning_rate", "warmup iterations": "warmup_iters",
+    "weight decay": "weight_decay", "val_loss_every": "eval_interval",
+    "val_max_steps": "eval_iters", "vocab_size V": "vocab_size", "num_layers L": "n_layer",
+    "num_heads NH": "n_head", "channels C": "n_embd", "train_num_batches": "max_iters",
+}
+# fmt: on
+
+TRAINER = Trainer(
+    "llm.c",
+    "llm.c",
+    reader=lambda: read,
+    introduction=re.compile(r"^\|\s*train data pattern\s*\|"),
+    article="An",  # its first letter is read as a word, "el"
+    setting_names=_SETTING_NAMES,
+    glossary=_glossary,
+    first_iteration=1,
+    uses_torch=False,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    often_finetunes=True,
+    eval_splits=1,
+    final_eval_offsets=(0, 1),  # after the last update, which main.log counts as one more
+    shows_saves=True,
+    resume_command="-y 1",
+)
+_IN_C = replace(TRAINER, first_iteration=0)
+_IN_PYTHON = replace(TRAINER, step_time_includes_eval=True, eval_timed_in_later_step=1)

@@ -1,0 +1,187 @@
+"""nanoGPT and its many forks, lit-llama, which prints the same lines, and llama2.c, which has the same loop.
+
+    step 250: train loss 1.9639, val loss 2.0676
+    saving checkpoint to out-shakespeare-char
+    iter 250: loss 2.0307, time 26177.52ms, mfu 1.52%
+    250 | loss 2.0307 | lr 5.000000e-04 | 26177.52ms | mfu 1.52%
+
+The time of an iteration is from the line before in the loop, so it holds the evaluation and the save of its
+own number. The evaluation is of the weights after that many updates; the loss is of the last micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.config import TrainConfig
+from glassgpt.explain.glossary import Entry, LastLine, last_evaluation, learning_rate, one_loss
+from glassgpt.i18n import say
+from glassgpt.recipe import NANOGPT_DEFAULTS
+from glassgpt.runs.builder import Recording
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.numbers import NUMBER, number
+from glassgpt.runs.run_log import History
+from glassgpt.runs.trainer import A100_PEAK, Trainer
+
+_USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
+# minGPT's lines, whose time and epochs are other things; the reader of any trainer takes them.
+_MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
+_HEAD = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
+_LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}ms(?: \| mfu {NUMBER}%)?")
+_LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
+_TIME = re.compile(rf"\btime\b\s*[:=]?\s*{NUMBER}\s*(ms|s)\b")
+_MFU = re.compile(rf"\bmfu\b\s*[:=]?\s*{NUMBER}\s*%")
+_LR = re.compile(rf"\b(?:lr|learning rate)\b\s*[:=]?\s*{NUMBER}")
+_NORM = re.compile(rf"\b(?:grad[ _]?)?norm\b\s*[:=]?\s*{NUMBER}")
+_SPEED = re.compile(
+    rf"\b(?:tok/s(?:ec)?|tk/s|tokens?/s(?:ec)?)\s*[:=]?\s*{NUMBER}|{NUMBER}\s*(?:tok|tk|tokens)/s"
+)
+_EVAL = re.compile(
+    rf"\bstep\s+(\d+)[^:|]{{0,40}}:\s*(?:.{{0,40}}?train loss\s*:?\s*(?:{NUMBER}|\.\.\.|…))?"
+    rf".{{0,40}}?\bval(?:idation)? loss\s*:?\s*(?:{NUMBER}|\.\.\.|…)"
+)
+_SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
+
+
+def read(line: str, into: Recording) -> bool:
+    """Take what the line says; True if it is about an iteration."""
+    if "iter" in line and (usual := _USUAL.search(line)):
+        iteration, loss, ms, mfu = usual.groups()
+        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu))
+        return True
+    if "iter" in line and (head := _HEAD.search(line)) and not _MINGPT.match(line):
+        return _read_unusual(int(head[1]), head[2], into)
+    if "ms" in line and (told := _LLAMA2_C.match(line)):
+        iteration, loss, lr, ms, mfu = told.groups()
+        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu), lr=number(lr))
+        return True
+    if "val" in line and (told := _EVAL.search(line)):
+        iteration, train_loss, val_loss = told.groups()
+        into.evaluated(int(iteration), _maybe(val_loss), _maybe(train_loss))
+        return True
+    if "aving" in line and _SAVE.search(line):
+        into.saved()
+    return False
+
+
+def _read_unusual(iteration: int, rest: str, into: Recording) -> bool:
+    """Other fields, another order, or a piece of a line only."""
+    loss, time = _LOSS.search(rest), _TIME.search(rest)
+    said = {name for name, found in (("loss", loss), ("ms", time)) if found}
+    if not said or (not into.quoted and not into.last_had <= said):
+        into.begun = iteration
+        return False  # nothing, or torn: its numbers may be cut too
+    mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_MFU, _LR, _NORM, _SPEED))
+    into.step(
+        iteration,
+        number(loss[1]) if loss else None,
+        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
+        mfu=_told(mfu[1] if mfu else None),
+        lr=number(lr[1]) if lr else math.nan,
+        grad_norm=number(norm[1]) if norm else math.nan,
+        tokens_per_s=number(speed[1] or speed[2]) if speed else math.nan,
+    )
+    return True
+
+
+def _told(mfu: str | None) -> float:
+    """-100 stands for "not known yet"."""
+    value = math.nan if mfu is None else number(mfu)
+    return value if value >= 0 else math.nan
+
+
+def _maybe(text: str | None) -> float | None:
+    return None if text is None else number(text)
+
+
+def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+    return [
+        Entry(
+            last_evaluation(history, "step {step}: train loss {train}, val loss {val}"),
+            say(
+                "An evaluation, of the weights before this iteration's update: the mean loss over "
+                "eval_iters random batches of each split, without dropout. That is why its training loss "
+                "can be below that of the batches around it."
+            ),
+        ),
+        Entry(
+            "saving checkpoint to …" if history.saves else "",
+            say("ckpt.pt is written over the last one, inside the time of this iteration."),
+        ),
+        Entry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
+        Entry(last.shown("loss", "loss {:.4f}"), one_loss()),
+        Entry(
+            last.shown("ms", "time {:.2f}ms"),
+            say(
+                "From the end of the iteration before to the end of this one. An evaluation or a save in "
+                "it is in this time too; a steady iteration takes {steady} here.",
+                steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
+            ),
+        ),
+        Entry(
+            last.shown("mfu", "mfu {:.2f}%"),
+            say(
+                "Model FLOPs utilization: the arithmetic that the model needs, divided by what an A100 "
+                "could do in that time (312 TFLOP/s), whatever the card is; and it is a running average, "
+                "0.9 of the last value and 0.1 of this iteration. -100% means that it is not known yet."
+            ),
+        ),
+        Entry(last.shown("lr", "lr {:.3g}"), learning_rate()),
+    ]
+
+
+def _data_restart_cause() -> str:
+    return say(
+        "Every process of nanoGPT seeds its random offsets with 1337 + rank, so a resumed one draws the "
+        "offsets of a fresh one. On a small text that is read many times over this matters little."
+    )
+
+
+def _data_restart_advice(share: str) -> str:
+    return say(
+        "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
+        "text. GlassGPT goes on where the data stopped.",
+        share=share,
+    )
+
+
+# Those of its train.py that are numbers; its learning rate is ours.
+_DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
+    name: value for name, value in NANOGPT_DEFAULTS.items() if isinstance(value, int | float)
+}
+
+TRAINER = Trainer(
+    "nanogpt",
+    "nanoGPT",
+    reader=lambda: read,
+    introduction=re.compile(r"^tokens per iteration will be:\s*\d"),
+    glossary=_glossary,
+    first_iteration=0,
+    loop_includes_max_iters=True,
+    step_time_includes_eval=True,  # one clock around evaluation, save and update
+    clock_reads_before_sync=True,  # only `loss.item()`, at logged iterations, waits for the GPU
+    compile_off_flag="--compile=False",
+    mfu_peak=A100_PEAK,  # whatever the card
+    mfu_is_running_average=True,
+    mfu_counts_palm_flops=True,
+    is_gpt2_shaped=True,
+    keeps_float32_masters=True,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    evaluates_before_first_step=True,
+    evaluates_random_batches=True,
+    eval_splits=2,
+    eval_line_is_common=True,
+    ends_on_regular_eval=True,
+    takes_known_settings=True,
+    settings_give_batch_tokens=True,
+    defaults=_DEFAULTS,
+    shows_saves=True,
+    saves_only_after_eval=True,
+    overwrites_checkpoint=True,
+    resume_command="python train.py … --init_from=resume",
+    restarts_data_on_resume=True,
+    data_restart_cause=_data_restart_cause,
+    data_restart_advice=_data_restart_advice,
+)

@@ -1,0 +1,221 @@
+"""A model that writes: weights, the tokenizer that goes with them, and a device to run on."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from glassgpt.config import Choice
+from glassgpt.data.bpe_table import download_ranks
+from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.nanogpt_bin import META, read_meta
+from glassgpt.data.tokenizer_json import tokenizer_beside
+from glassgpt.data.tokenizers import (
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    encode_prompt,
+    gpt2_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+)
+from glassgpt.errors import UserError
+from glassgpt.model.generate import generate_samples
+from glassgpt.model.gpt import GPT
+from glassgpt.model.sampling import Draws
+from glassgpt.model.weights import model_of
+from glassgpt.paths import user_path
+from glassgpt.record.run_dir import CKPT, RUNS, TOKENIZER, family, newest_of
+from glassgpt.sample.sample_options import SampleOptions
+from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.training.device import Placement, choose_device, choose_dtype
+from glassgpt.training.init_weights import known_tokenizer, knows_tokens
+from glassgpt.training.weight_source import Origin, open_origin
+
+_CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
+
+
+@dataclass(frozen=True)
+class Writer:
+    origin: Origin
+    model: GPT
+    tokenizer: Tokenizer
+    placement: Placement
+    choices: tuple[Choice, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt's tokens. For an empty one: a line break, or where a text begins if there are none."""
+        if text:
+            return [int(token) for token in encode_prompt(self.tokenizer, text)]
+        try:
+            line_break = self.encode("\n")
+        except UserError:  # a text of one line has no line break among its characters
+            line_break = []
+        # And where the ids are all that is known, a line break is none of them.
+        return line_break or [0 if self.tokenizer.eot is None else self.tokenizer.eot]
+
+    def shown(self, prompt: list[int], text: str) -> str:
+        """The prompt as it stands before what is written. Ids, unlike text, need a blank before the next."""
+        return self.tokenizer.decode(prompt) if text else ""
+
+    def write(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
+        """Yields, token by token, what is new in each of the samples that are written together. An empty
+        list ends such a group."""
+        size = self._group_size(len(prompt) + options.max_new_tokens)
+        for first in range(0, options.num_samples, size):
+            numbers = range(first, min(first + size, options.num_samples))
+            yield from self._write_group(prompt, options, numbers)
+            yield []
+
+    def _write_group(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
+        # A token may end in the middle of a character; it shows when the character is whole.
+        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in numbers]
+        draws = Draws(
+            self.tokenizer.vocab_size, options.temperature, options.top_k, options.top_p, options.seed
+        )
+        count, graph = options.max_new_tokens, self.placement.graph
+        steps = generate_samples(self.model, prompt, count, draws, samples=numbers, graph=graph)
+        while True:
+            with self.placement.autocast():
+                tokens = next(steps, None)
+            if tokens is None:
+                break
+            yield [
+                decoder.decode(self.tokenizer.token_bytes(token))
+                for decoder, token in zip(decoders, tokens, strict=True)
+            ]
+        yield [decoder.decode(b"", final=True) for decoder in decoders]
+
+    def _group_size(self, length: int) -> int:
+        shape = self.model.config
+        each = 2 * 4 * shape.n_layer * shape.n_embd * min(length, shape.block_size)
+        return max(1, _CACHE_BYTES // each)
+
+
+def open_writer(run: str, options: SampleOptions) -> Writer:
+    origin = open_origin(run, which="best")
+    device, device_choice = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    tokenizer = find_tokenizer(origin, options.data_dir)
+    model = model_of(origin.shape, origin.weights, origin.what)
+    graph = _choose_graph(options.compile, device)
+    choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
+    if device.type == "cuda" or options.compile == "on":
+        choices.append(graph)
+    placement = Placement(device, str(dtype.value), graph=graph.value == "on")
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return Writer(
+        origin,
+        model.to(device).eval(),
+        tokenizer,
+        placement,
+        tuple(choices),
+    )
+
+
+def _choose_graph(asked: str, device: torch.device) -> Choice:
+    """What `compile` means here."""
+    if device.type != "cuda":
+        return Choice("compile", "off", "a step is recorded only on a CUDA card; there is nothing to compile")
+    if asked == "off":
+        return Choice("compile", "off", "asked for: each token's kernels are launched one by one")
+    return Choice("compile", "on", "the step from token to token is recorded once, as a CUDA graph")
+
+
+def find_source(run: str | None, options: SampleOptions) -> str:
+    """What `open_writer` shall open, from the ways there are to say it."""
+    if options.init_from != "resume":
+        if run or options.out_dir:
+            raise UserError(f"--init_from={options.init_from} says which model: leave out RUN and --out_dir")
+        return options.init_from
+    if run and options.out_dir:
+        raise UserError(f"{run} and --out_dir={options.out_dir} both say which run: leave one out")
+    return run or str(_newest_of_row(options.out_dir) if options.out_dir else _newest_run())
+
+
+def _newest_of_row(out_dir: str) -> Path:
+    """Of OUT_DIR, OUT_DIR-2, …, the last that has something to write with."""
+    base = user_path(out_dir)
+    ready = [folder for folder in family(base) if _has_weights(folder)]
+    if not ready and not _has_weights(base):
+        return newest_of(base)  # which says what is wrong
+    return ready[-1] if ready else base
+
+
+def _newest_run() -> Path:
+    """The run that was written to last, in runs/ or nanoGPT's default folder."""
+    folders = [*(RUNS.iterdir() if RUNS.is_dir() else ()), *Path().glob("out*")]
+    runs: list[Path] = [folder for folder in folders if _has_weights(folder)]
+    if not runs:
+        raise UserError(f"there is no run in {RUNS}/ to sample from; say which: glass sample RUN")
+    return max(runs, key=_last_written)
+
+
+def _last_written(folder: Path) -> float:
+    return max(file.lstat().st_mtime for file in folder.iterdir())
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / CKPT).is_file() or bool(committed(folder))
+
+
+def find_tokenizer(origin: Origin, data_dir: str = "") -> Tokenizer:
+    """The one that goes with the weights; `data_dir`: of a dataset that has it, if they do not say."""
+    tokenizer = _tokenizer(origin, data_dir)
+    _check_fit(origin, tokenizer)
+    return tokenizer
+
+
+def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
+    if data_dir:
+        return _of_dataset(user_path(data_dir))
+    if origin.kind == "gpt2":
+        return tokenizer_beside(origin.folder, "--init_from", "sample from another model")
+    if origin.kind == "run":
+        try:
+            return load_tokenizer(origin.folder / TOKENIZER)
+        except UserError as error:
+            fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
+            raise UserError(f"the tokenizer of {origin.folder} cannot be read ({error}); {fix}") from None
+    name = str(origin.settings.get("dataset", ""))
+    # Beside the checkpoint first: another project's data may have the same name.
+    for folder in (origin.folder.parent / "data" / name, Path("data") / name):
+        # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.
+        if name and any((folder / file).exists() for file in (MANIFEST, META, "train.bin")):
+            return _of_dataset(folder)
+    if origin.shape.vocab_size >= 50257:
+        return gpt2_tokenizer(download_ranks("connect to the network once, and tiktoken keeps it"))
+    raise UserError(
+        f"{origin.what} does not say which characters its {origin.shape.vocab_size} tokens are: give the "
+        f"folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
+    )
+
+
+def _of_dataset(folder: Path) -> Tokenizer:
+    """Of nanoGPT's, meta.pkl alone will do: its tokens are for training."""
+    if (folder / MANIFEST).exists() or not (folder / META).is_file():
+        return load_tokenizer(folder)
+    vocabulary = read_meta(folder / META)
+    if vocabulary.characters is None:
+        return IdsTokenizer(vocabulary.vocab_size)
+    return CharTokenizer(vocabulary.characters)
+
+
+def _check_fit(origin: Origin, tokenizer: Tokenizer) -> None:
+    """With another tokenizer a model writes nonsense, and nobody would know why."""
+    known = known_tokenizer(origin)
+    if known is not None and known != tokenizer_digest(tokenizer):
+        raise UserError(
+            f"{origin.what} was trained with another tokenizer than this {tokenizer.name}: give the folder "
+            "of the dataset it was trained on by --data_dir=FOLDER"
+        )
+    if known is None and not knows_tokens(origin, tokenizer.vocab_size):
+        raise UserError(
+            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"
+        )

@@ -1,0 +1,159 @@
+"""The team: the processes that train one run together. Here it is one, which agrees with itself.
+
+The loop and what it needs ask the team wherever several processes would have to agree, exchange or take
+turns. So there is one loop, and it never asks whether it is alone. ranks.py has the team of several.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from glassgpt.training.interrupt import Stop
+
+Plain = TypeVar("Plain")  # what JSON can say
+
+_STATED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # by torchrun
+
+
+class RankLost(Exception):
+    """Another process of the team died or got stuck; says which, and in what."""
+
+    def __init__(self, text: str, is_mine_to_say: bool = True) -> None:
+        super().__init__(text)
+        self.is_mine_to_say = is_mine_to_say  # of all processes that notice, one says it
+
+
+class Team:
+    """One process."""
+
+    rank = 0
+    size = 1
+    local_rank = 0  # on its machine
+    local_size = 1
+    attempt = 0  # how often the launcher has started the team anew
+    launch = ""  # names what the launcher was asked to do; the same at every attempt
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes: journal, console, checkpoints."""
+        return self.rank == 0
+
+    # --- before training ---
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A mistake that one process finds inside ends all of them, and is said once."""
+        yield
+
+    def from_first(self, make: Callable[[], Plain]) -> Plain:
+        """What the first process makes; the others wait for it."""
+        return make()
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """For what makes files: the first process, then one on every other machine, then all others."""
+        work()
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Complains if processes differ in any of these."""
+
+    def connect(self, device: torch.device, config: TrainConfig) -> list[Choice]:
+        """From here on tensors can be exchanged."""
+        if config.backend:
+            return [Choice("backend", config.backend, "not used: this run is one process")]
+        return []
+
+    # --- while training ---
+
+    def watch(self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]) -> None:
+        """`where`: phase and updates done, for others to name. `record_loss`: notes that one was lost."""
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Around what waits for the others without asking here."""
+        return nullcontext()
+
+    def be_patient(self) -> None:
+        """Training is over: from here on one may have much to write while the others wait."""
+
+    def heed(self, stop: Stop) -> None:
+        """What any process was told, all act on, at the same update."""
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Each becomes its mean over the processes."""
+
+    def exchanged_s(self) -> float:
+        """Seconds that averaging took since last asked. On a card: only after a synchronize."""
+        return 0.0
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """What is averaged inside does not enter `exchanged_s`."""
+        return nullcontext()
+
+    def assemble(self) -> None:
+        """Nobody goes on before everybody is here: work that only one of them has is waited for where it is
+        done, and not where results are exchanged next."""
+
+    def norm_of_parts(self, own: Tensor) -> Tensor:
+        """The norm of what is spread over the processes, of which `own` is the norm of this one's part."""
+        return own
+
+    def everybodys(self, own: Plain) -> list[Plain]:
+        """What each process has to say, by rank."""
+        return [own]
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """The sum over the processes."""
+        return values
+
+    def table(self, own: Sequence[float]) -> list[list[float]]:
+        """Everybody's row."""
+        return [list(own)]
+
+    # --- between threads that save ---
+
+    def post(self, name: str, value: Any) -> None:
+        """For `collect` on another process."""
+
+    def collect(self, name: str) -> Any:
+        """What was posted; waits for it."""
+        raise AssertionError("nobody else is there to post anything")
+
+    # --- the end ---
+
+    def blame(self, error: BaseException) -> BaseException:
+        """The error, or the loss of another process if that is what it comes from."""
+        return error
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Goodbye to the others, who are told of the error."""
+
+
+def join() -> Team:
+    """The team that this process was started for: by torchrun, `glass train --nproc`, or alone."""
+    said = [name for name in _STATED if os.environ.get(name)]
+    if "RANK" not in said and os.environ.get("WORLD_SIZE", "") in ("", "0", "1"):
+        return Team()
+    missing = [name for name in _STATED if name not in said]
+    if missing:
+        raise UserError(
+            f"the environment says that this is one of several processes, but not {', '.join(missing)}: "
+            "start them with torchrun, or `glass train --nproc N`"
+        )
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise UserError(
+            f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks count from 0 to one less"
+        )
+    from glassgpt.training.distributed.torch_group import Ranks
+
+    return Ranks.from_environment(os.environ)

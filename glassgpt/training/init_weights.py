@@ -1,0 +1,184 @@
+"""What a run takes over from weights that were trained before: whether they fit, and what goes with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from glassgpt.config import Choice, TrainConfig, Value, activation, data_dir, padded_vocabulary
+from glassgpt.data.dataset import Dataset, Manifest, read_manifest
+from glassgpt.data.tokenizer_json import tokenizer_in
+from glassgpt.data.tokenizers import Tokenizer, tokenizer_digest, tokenizer_identity
+from glassgpt.errors import UserError
+from glassgpt.record.run_dir import TOKENIZER
+from glassgpt.training.weight_source import Origin
+
+# --- settings ---
+
+# What weights decide about a model. Dropout has none; of context they allow less, see `fitted`.
+MODEL_SETTINGS = ("n_layer", "n_head", "n_embd", "bias", "arch", "activation", "tie_embeddings")
+
+
+def fitted(config: TrainConfig, origin: Origin) -> TrainConfig:
+    """The config with the model's settings as the weights need them. Less context than theirs is possible."""
+    fixed = {name: getattr(origin.shape, name) for name in MODEL_SETTINGS}
+    context = min(config.block_size, origin.shape.block_size)
+    return dataclasses.replace(config, **fixed, block_size=context)
+
+
+def model_setting(config: TrainConfig, name: str) -> Value:
+    return activation(config) if name == "activation" else getattr(config, name)
+
+
+def misfits(asked: Mapping[str, Any], config: TrainConfig, origin: Origin) -> list[str]:
+    """Flags that contradict the weights, which cannot be changed by asking."""
+    problems = [
+        f"--{name}={asked[name]} does not fit {origin.what}, which has {name}={getattr(origin.shape, name)}: "
+        "leave it out"
+        for name in MODEL_SETTINGS
+        if name in asked and model_setting(config, name) != getattr(origin.shape, name)
+    ]
+    if "block_size" in asked and config.block_size > origin.shape.block_size:
+        problems.append(
+            f"--block_size={config.block_size} is more context than {origin.what} has: at most "
+            f"{origin.shape.block_size}"
+        )
+    return problems
+
+
+# --- model and tokens ---
+
+
+def check_fit(config: TrainConfig, dataset: Dataset, origin: Origin, same_run: bool = False) -> None:
+    """Weights fit only the model and the tokens they were made with (dropout has no parameters)."""
+    problems = _token_problems(config, dataset, origin)
+    names = (*MODEL_SETTINGS, "block_size") if same_run else MODEL_SETTINGS
+    for name in names:
+        now, then = model_setting(config, name), getattr(origin.shape, name)
+        if now != then:
+            problems.append(f"--{name}={now} does not fit {origin.what}, which has {name}={then}")
+    if problems:
+        raise UserError(problems)
+
+
+def _token_problems(config: TrainConfig, dataset: Dataset, origin: Origin) -> list[str]:
+    manifest, what = dataset.manifest, origin.what
+    known = known_tokenizer(origin)
+    if known is not None and known == tokenizer_identity(dataset):
+        return []
+    if not knows_tokens(origin, manifest.vocab_size):
+        return [
+            f"--dataset={config.dataset} has a vocabulary of {manifest.vocab_size}, {what} of "
+            f"{origin.shape.vocab_size}; it needs {_its_dataset(origin)}"
+        ]
+    if known is not None or (origin.kind == "run" and not _is_named(origin, manifest)):
+        return [
+            f"--dataset={config.dataset} numbers its tokens differently from {what}, which needs "
+            f"{_its_dataset(origin)}"
+        ]
+    if origin.kind == "gpt2" and manifest.tokenizer != "gpt2":
+        return [
+            f"--dataset={config.dataset} has {manifest.tokenizer}, and {what} has no tokenizer beside its "
+            f"weights, so GPT-2's goes with them: it needs {_its_dataset(origin)}"
+        ]
+    return []
+
+
+def _its_dataset(origin: Origin) -> str:
+    """Of a folder's tokenizers only a BPE can be given to `prepare`."""
+    theirs = _pretrained_tokenizer(origin) if origin.kind == "gpt2" else None
+    if origin.kind != "gpt2":
+        return "the dataset it was trained on, or one prepared with its tokenizer"
+    if theirs is None:
+        return "a dataset prepared with --tokenizer=gpt2"
+    if theirs.name == "byte":
+        return "a dataset prepared with --tokenizer=byte"
+    if theirs.name in ("char", "ids"):
+        return f"the dataset that it was trained on: its tokenizer is {theirs.name}"
+    return f"a dataset prepared with --tokenizer=gpt2 --tokenizer_files={origin.folder}"
+
+
+def knows_tokens(origin: Origin, vocab_size: int) -> bool:
+    """Whether it was trained with a vocabulary of this size, which may have been rounded up."""
+    return origin.shape.vocab_size in (vocab_size, padded_vocabulary(vocab_size))
+
+
+def known_tokenizer(origin: Origin) -> str | None:
+    """The digest of the tokenizer that weights were trained with; None if nobody kept it.
+
+    Older checkpoints name the tokenizer and its files instead; then the digest is of the files in the run.
+    """
+    if origin.kind == "gpt2":
+        theirs = _pretrained_tokenizer(origin)
+        return None if theirs is None else tokenizer_digest(theirs)
+    recorded, folder = str(origin.state.get("tokenizer", "")), origin.folder / TOKENIZER
+    if not recorded.startswith("["):
+        return recorded or None
+    try:
+        kept = Dataset(folder, read_manifest(folder))
+        return tokenizer_identity(kept) if _is_named(origin, kept.manifest) else None
+    except UserError:  # the files are gone, or damaged
+        return None
+
+
+def _pretrained_tokenizer(origin: Origin) -> Tokenizer | None:
+    """The one beside pretrained weights; None for weights alone."""
+    fix = "begin from another model, such as --init_from=gpt2, or from scratch"
+    theirs = tokenizer_in(origin.folder, "--init_from", fix)
+    if theirs is not None and theirs.vocab_size > origin.shape.vocab_size:
+        raise UserError(
+            f"--init_from {origin.folder}: its tokenizer has ids up to {theirs.vocab_size - 1}, and its "
+            f"weights have rows for {origin.shape.vocab_size}: they do not belong together; {fix}"
+        )
+    return theirs
+
+
+def _is_named(origin: Origin, manifest: Manifest) -> bool:
+    """Whether a tokenizer is the one that an older checkpoint names, or none is named."""
+    files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
+    files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
+    named = json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+    return origin.state["tokenizer"] in ("", named)
+
+
+# --- iteration and optimizer ---
+
+
+def choose_takeover(
+    config: TrainConfig, dataset: Dataset, origin: Origin, goes_on: bool
+) -> tuple[bool, Choice]:
+    """Whether a run takes over iteration and optimizer as well, or weights alone; and why.
+
+    `goes_on`: the run is the one that the weights are of, whatever its data is now.
+    """
+    asked = config.init_state
+    cropped = config.block_size < origin.shape.block_size
+    if asked == "all" and (origin.iter is None or cropped):
+        why = "has no optimizer state" if origin.iter is None else "was trained with more context"
+        raise UserError(f"--init_state=all is not possible: {origin.what} {why}; --init_state=weights is")
+    if origin.iter is None:
+        why = "weights alone: begins at update 0"
+    elif cropped:
+        why = f"context cut from {origin.shape.block_size} to {config.block_size}: begins at update 0"
+    elif asked == "weights":
+        why = "weights alone, as --init_state asks: begins at update 0"
+    elif asked == "auto" and not goes_on and not _same_data(dataset, config, origin):
+        why = "weights alone, because the data is another: begins at update 0"
+    else:
+        has_optimizer = origin.optimizer or not origin.iter  # before the first update there is none to keep
+        how = "with its optimizer" if has_optimizer else "with a new optimizer: none was kept"
+        return True, Choice("init_from", origin.what, f"goes on at update {origin.iter:,} {how}")
+    return False, Choice("init_from", origin.what, why)
+
+
+def _same_data(dataset: Dataset, config: TrainConfig, origin: Origin) -> bool:
+    if origin.kind == "run":
+        return bool(origin.state["data_hash"] == dataset.hash)
+    return origin.settings.get("dataset") in (config.dataset, data_dir(config).name)
+
+
+def check_not_done(config: TrainConfig, done: int) -> None:
+    if done >= config.max_iters and not config.eval_only:
+        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would train it on")

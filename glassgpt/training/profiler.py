@@ -1,0 +1,178 @@
+"""A look into some updates with PyTorch's profiler: a trace for Perfetto, and a table of what took the time.
+
+    glass train --profile=10:20
+
+On a GPU the table is of kernels, as CUPTI sees them, also in CUDA graphs and compiled code; elsewhere of
+operators, each without those that it calls. Being watched slows an update, so those do not count for the step
+time (estimate/meter.py). If the profiler fails, the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from glassgpt.errors import first_line
+from glassgpt.record.finding import finding_record
+from glassgpt.record.journal import Record
+
+FOLDER = "profile"
+ROWS = 20  # of the table
+_UPDATE = "glass: update"  # how the trace names an update; what lies outside of one is not in the table
+_LONGEST_NAME = 300  # of a kernel, whose template arguments may fill a page
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A kernel or operator: what it took in all updates that were looked into."""
+
+    name: str
+    ms: float
+    share: float  # of all pieces
+    calls: int
+
+
+class Profiling:
+    """The updates of a run that are looked into: those done when `window[0]` to `window[1]` are.
+
+    In a team the first process `looks`, and the others go through those updates in the same way.
+    """
+
+    def __init__(
+        self, window: tuple[int, int] | None, run_dir: Path, device: torch.device, looks: bool = True
+    ) -> None:
+        self._window, self._folder, self._device, self._looks = window, run_dir / FOLDER, device, looks
+        self._profiler: profile | None = None
+        self._first = 0  # updates done when it began, which after a resume may be later than asked
+        self._failure: Exception | None = None
+        self._ended = False  # seen or failed: there is nothing more to tell
+
+    def covers(self, done: int) -> bool:
+        """Whether the update after `done` is to be looked into."""
+        return self._window is not None and self._window[0] <= done < self._window[1]
+
+    @contextlib.contextmanager
+    def watching(self, done: int) -> Iterator[None]:
+        if self._looks and self._profiler is None and self._failure is None:
+            self._begin(done)
+        with record_function(_UPDATE):
+            yield
+
+    def _begin(self, done: int) -> None:
+        on_gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # which else prints between our lines
+        profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+        try:
+            profiler.start()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run is worth more
+            self._failure = error
+        else:
+            self._profiler, self._first = profiler, done
+
+    def record(self, done: int, at_the_end: bool = False) -> Record | None:
+        """What was seen, once the last update of the window is done, or the run is; writes the trace."""
+        if self._failure is not None and not self._ended:
+            self._ended = True
+            return _failed(self._failure, done)
+        if self._profiler is None or (self.covers(done) and not at_the_end):
+            return None
+        profiler, self._profiler, self._ended = self._profiler, None, True
+        try:
+            profiler.stop()
+            events = list(profiler.events() or ())  # type: ignore[no-untyped-call]
+            trace = self._folder / f"trace-{self._first}-{done}.json.gz"
+            self._folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            return _record(events, self._first, done, trace)
+        except Exception as error:  # noqa: BLE001 - as above; a full disk is one of them
+            return _failed(error, done)
+
+    def close(self) -> None:
+        """For a run that ended in the middle: nobody waits for a trace then."""
+        if self._profiler is not None:
+            with contextlib.suppress(RuntimeError):
+                self._profiler.stop()
+            self._profiler = None
+
+
+def _record(events: Sequence[Any], first: int, done: int, trace: Path) -> Record:
+    updates = [event for event in events if event.name == _UPDATE and event.device_type == DeviceType.CPU]
+    spans = sorted(_span(event) for event in updates)
+    # What only annotates a time line, as an optimizer's step does, is no work of its own.
+    inside = [
+        event for event in events if not event.is_user_annotation and is_in(spans, event.time_range.start)
+    ]
+    kernels = [event for event in inside if event.device_type == DeviceType.CUDA]  # also copies and fills
+    operators = [event for event in inside if event.device_type == DeviceType.CPU]
+    if kernels:
+        table = table_of((event.name, event.time_range.elapsed_us()) for event in kernels)
+    else:
+        table = table_of((event.name, event.self_cpu_time_total) for event in operators)
+    wall_us = covered(spans)
+    return {
+        "kind": "profile",
+        "iter": done,
+        "from_iter": first,
+        "updates": len(updates),
+        "trace": f"{FOLDER}/{trace.name}",
+        "bytes": trace.stat().st_size,
+        "wall_ms": wall_us / 1000,
+        "of": "kernels" if kernels else "operators",
+        "busy": covered(map(_span, kernels or operators)) / wall_us,
+        "top": [asdict(piece) for piece in table[:ROWS]],
+    }
+
+
+def _span(event: Any) -> tuple[float, float]:
+    return event.time_range.start, event.time_range.end
+
+
+def is_in(spans: Sequence[tuple[float, float]], moment: float) -> bool:
+    """Whether it lies in one of them, which follow each other."""
+    before = bisect.bisect_right(spans, (moment, math.inf)) - 1
+    return before >= 0 and moment <= spans[before][1]
+
+
+def table_of(times: Iterable[tuple[str, float]]) -> list[Piece]:
+    """From names and microseconds; what took most comes first."""
+    total: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for name, us in times:
+        total[name] = total.get(name, 0.0) + us
+        calls[name] = calls.get(name, 0) + 1
+    everything = sum(total.values()) or 1.0
+    pieces = [
+        Piece(name[:_LONGEST_NAME], us / 1000, us / everything, calls[name]) for name, us in total.items()
+    ]
+    return sorted(pieces, key=lambda piece: -piece.ms)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much of the time lies in at least one of the spans: kernels may run side by side."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _failed(error: Exception, done: int) -> Record:
+    return finding_record(
+        done,
+        "profile-failed",
+        "warning",
+        "the profiler failed; the run goes on without it",
+        evidence=first_line(error),
+        explanation="PyTorch's profiler could not look into the updates. Nothing of the run is lost.",
+        advice="run without --profile",
+    )

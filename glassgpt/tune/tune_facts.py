@@ -1,0 +1,110 @@
+"""What the trials stand on: the machine, the model, and what a run would decide by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from glassgpt.config import TrainConfig
+from glassgpt.estimate import memory, overheads
+from glassgpt.tune.setting import Setting, with_setting
+from glassgpt.tune.trial import micro_steps_to_do
+
+# Of the memory that was free, what a setting may take. Evaluation, checkpoints and a desktop want some too.
+ROOM = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """Torch-free: the worker finds it out and sends it."""
+
+    device_type: str
+    device: str
+    device_name: str
+    torch: str  # its version
+    dtype: str
+    vocab_size: int
+    parameters: int
+    n_layer: int
+    block_size: int
+    sequences: int  # per update
+    updates: int  # of the run
+    flops_per_token: int
+    peak: float | None  # FLOP/s that count as 100 %
+    peak_source: str
+    free_bytes: int  # that a run could take, before it began
+    data: str  # which tokens, in words
+    data_bytes: int
+    usable_cores: float
+    threads: int  # that PyTorch takes by itself
+    busy_cores: float  # with what others do, over the last minute
+    automatic_batch: int
+    automatics: tuple[Setting, ...]  # what a run would decide for each micro-batch that is possible
+    dropout: bool
+    float8: bool
+
+    @property
+    def tokens(self) -> int:
+        """Per update."""
+        return self.sequences * self.block_size
+
+    @property
+    def room_bytes(self) -> int:
+        return int(ROOM[self.device_type] * self.free_bytes)
+
+    @property
+    def automatic(self) -> Setting:
+        return self.automatic_at(self.automatic_batch)
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        return tuple(setting.micro_batch for setting in self.automatics)
+
+    def automatic_at(self, micro_batch: int) -> Setting:
+        return next(setting for setting in self.automatics if setting.micro_batch == micro_batch)
+
+    def micro_steps(self, setting: Setting) -> int:
+        return self.sequences // setting.micro_batch
+
+    def micro_s(self, setting: Setting) -> float | None:
+        """About how long one micro-batch will take, before anything was measured."""
+        if self.peak is None:
+            return None
+        tokens = setting.micro_batch * self.block_size
+        return overheads.arithmetic_s(self.device_type, tokens, self.flops_per_token, self.peak)
+
+    def micro_steps_to_do(self, setting: Setting) -> int:
+        """In a trial, of an update's micro-batches."""
+        return micro_steps_to_do(self.micro_steps(setting), self.micro_s(setting))
+
+    def tuned(self, config: TrainConfig, setting: Setting) -> TrainConfig:
+        return with_setting(config, setting, self.sequences, self.automatic_batch, self.device_type)
+
+    def estimated_bytes(self, config: TrainConfig, setting: Setting) -> int:
+        """What it will take, counted from its tensors; on a card beside what CUDA takes for itself."""
+        need = memory.needed(
+            memory.Work(
+                config=self.tuned(config, setting),
+                vocab_size=self.vocab_size,
+                batch_size=setting.micro_batch,
+                micro_steps=self.micro_steps(setting),
+                device_type=self.device_type,
+                dtype=self.dtype,
+                kernels=setting.kernels,
+                compiled=setting.compile,
+                attention=setting.attention,
+                graph=setting.graph,
+                data_bytes=self.data_bytes if setting.data_on_card else 0,
+            )
+        )
+        return need.total if self.device_type == "cpu" else need.allocated
+
+
+def to_document(ground: Ground) -> dict[str, Any]:
+    return dataclasses.asdict(ground)
+
+
+def from_document(document: dict[str, Any]) -> Ground:
+    settings = tuple(Setting(**one) for one in document["automatics"])
+    return Ground(**document | {"automatics": settings})

@@ -1,0 +1,100 @@
+"""The process that does the trials: a line of JSON in for each, a line of JSON out.
+
+    {"do": "device", "asked": "auto"}
+    {"do": "look", "config": {…}, "vocab_size": null}
+    {"do": "try", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, "micro_steps": 4, …}
+
+It ends, with every process it has started, when nobody holds the other end of its input any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError, first_line, is_memory
+
+if TYPE_CHECKING:
+    from glassgpt.tune.trial_setup import Stage
+
+Document = dict[str, Any]
+
+
+def main() -> None:
+    # Whatever else prints, does so elsewhere: the answers have this stream for themselves.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    offer_to_be_killed()
+    requests: queue.Queue[Document] = queue.Queue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    work = Work()
+    while True:
+        answers.write(json.dumps(work.answer(requests.get())) + "\n")
+        answers.flush()
+
+
+def _listen(requests: queue.Queue[Document]) -> None:
+    for line in sys.stdin:
+        requests.put(json.loads(line))
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # which workshop.py sees to
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def offer_to_be_killed() -> None:
+    """Where memory runs out on Linux, the kernel shall take this process and leave others alone."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+class Work:
+    """What the requests ask for. The stage stays set for the next one."""
+
+    def __init__(self) -> None:
+        self._stage: tuple[Document, Stage] | None = None
+
+    def answer(self, request: Document) -> Document:
+        try:
+            return self._answer(request)
+        except UserError as error:
+            return {"problems": error.problems}
+        except Exception as error:  # noqa: BLE001 - whatever it was, the one who asks decides
+            outcome = "out of memory" if is_memory(error) else "crashed"
+            return {"outcome": outcome, "why": first_line(error)}
+
+    def _answer(self, request: Document) -> Document:
+        if request["do"] == "device":
+            from glassgpt.training.device import choose_device
+
+            return {"type": choose_device(request["asked"])[0].type}
+        stage = self._set_stage({name: request[name] for name in ("config", "vocab_size")})
+        if request["do"] == "look":
+            from glassgpt.tune.trial_setup import look
+            from glassgpt.tune.tune_facts import to_document
+
+            return to_document(look(stage))
+        from glassgpt.tune.setting import Setting
+        from glassgpt.tune.trial_run import try_out
+
+        wanted = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
+        return dataclasses.asdict(try_out(stage, Setting(**request["setting"]), **wanted))
+
+    def _set_stage(self, asked: Document) -> Stage:
+        from glassgpt.tune.trial_setup import set_stage
+
+        if self._stage is None or self._stage[0] != asked:
+            self._stage = asked, set_stage(TrainConfig(**asked["config"]), asked["vocab_size"])
+        return self._stage[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Trials in a process of their own, so that one that runs out of memory, crashes or hangs spoils nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.paths import python_path
+from glassgpt.tune.search import too_short
+from glassgpt.tune.setting import Setting
+from glassgpt.tune.trial import Trial
+from glassgpt.tune.tune_facts import Ground, from_document
+
+Document = dict[str, Any]
+_SIGKILL = 9  # which Windows has no name for
+_KILLED = "killed"
+
+
+class Died(Exception):
+    """The process is gone; what it said last."""
+
+
+class Hung(Exception):
+    """It did not answer in time."""
+
+
+class Worker:
+    """A process that does one thing after the other."""
+
+    # -P: a folder that happens to hold a torch.py is not where torch comes from.
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "glassgpt.tune.worker")
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=_environment(threads),
+            encoding="utf-8",
+            start_new_session=os.name != "nt",  # Ctrl-C reaches us alone, and a group is killed whole
+        )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def ask(self, request: Document, limit_s: float) -> Document:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=max(0.0, limit_s))
+        except queue.Empty:
+            raise Hung from None
+        except OSError:
+            line = None
+        if line is None:
+            raise Died(self._last_words())
+        answer: Document = json.loads(line)
+        if "problems" in answer:
+            raise UserError(answer["problems"])
+        return answer
+
+    def _last_words(self) -> str:
+        """Why it died: the signal, or the last line of what it printed."""
+        code = self._process.wait()
+        if code == -_SIGKILL:
+            return _KILLED
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{lines[-1][:200]} ({ended})" if lines else ended
+
+    def close(self) -> None:
+        """At once, with all it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        self._listener.join(timeout=5)
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    """As ours; with so many threads from the first moment on, as OpenMP wants to be told."""
+    own = {"PYTHONPATH": python_path()}
+    if threads is not None:
+        own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**os.environ, **own}
+
+
+class Workshop:
+    """Keeps one worker at hand, and another one when that is spoilt.
+
+    `with Workshop() as workshop:` starts it: importing torch takes seconds, which the caller may use.
+    """
+
+    def __init__(self, make_worker: type[Worker] = Worker) -> None:
+        self._make_worker = make_worker
+        self._worker: Worker | None = make_worker()
+        self._asked: Document = {}
+        self._ground: Ground | None = None
+        self.seconds = 1.0  # of timed updates in a trial
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drop()
+
+    def device_type(self, asked: str, limit_s: float) -> str:
+        """Which of a recipe's tables holds here."""
+        return str(self._once({"do": "device", "asked": asked}, limit_s, limit_s)["type"])
+
+    def look(self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float) -> Ground:
+        """`limit_s`: what is left of the budget."""
+        self._asked = {"config": dataclasses.asdict(config), "vocab_size": vocab_size}
+        self._ground = from_document(self._once({"do": "look", **self._asked}, limit_s, budget_s))
+        return self._ground
+
+    def _once(self, request: Document, limit_s: float, budget_s: float) -> Document:
+        """What has to succeed; else there is nothing to tune."""
+        try:
+            answer = self._ready(None).ask(request, limit_s)
+        except Hung:
+            raise UserError(too_short(budget_s)) from None
+        except Died as error:
+            raise UserError(f"the process that measures cannot be started: {error}") from None
+        if answer.get("outcome"):
+            raise UserError(f"nothing can be measured: {answer['why']}")
+        return answer
+
+    def measure(self, setting: Setting, limit_s: float) -> Trial:
+        """One trial, whatever becomes of it."""
+        begin = time.monotonic()
+        assert self._ground is not None, "look first"
+        request = {
+            "do": "try",
+            **self._asked,
+            "setting": dataclasses.asdict(setting),
+            "sequences": self._ground.sequences,
+            "micro_steps": self._ground.micro_steps_to_do(setting),
+            "seconds": self.seconds,
+        }
+        trial = self._tried(request, setting.threads, limit_s)
+        # The compiler stays in memory, which the trials that follow would be blamed for.
+        if trial.outcome not in ("ran", "impossible") or setting.compile:
+            self._drop()
+        return dataclasses.replace(trial, wall_s=time.monotonic() - begin)
+
+    def _tried(self, request: Document, threads: int | None, limit_s: float) -> Trial:
+        try:
+            answer = self._ready(threads).ask(request, limit_s)
+        except UserError as error:
+            return Trial(outcome="impossible", why=error.problems[0])
+        except Hung:
+            return Trial(outcome="hung", why=f"no end after {limit_s:.0f} s")
+        except Died as error:
+            killed = str(error) == _KILLED  # by the kernel, which does that when memory runs out
+            return Trial(outcome="out of memory" if killed else "crashed", why=str(error))
+        return Trial(**answer | {"update_s": tuple(answer.get("update_s", ()))})
+
+    def _ready(self, threads: int | None) -> Worker:
+        if self._worker is not None and self._worker.threads != threads:
+            self._drop()
+        if self._worker is None:
+            self._worker = self._make_worker(threads)
+        return self._worker
+
+    def _drop(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None

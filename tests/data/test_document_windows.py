@@ -1,0 +1,74 @@
+"""Sequences of one document each: nothing crosses, nothing is missed, nothing depends on how it is cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.data.document_windows import Passages, passage_batch
+from glassgpt.data.shards import Shards
+
+END = 9
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 8), max_size=40), min_size=1, max_size=20),
+    st.integers(1, 12),
+    st.integers(0, 1000),
+    st.booleans(),
+)
+def test_an_epoch_predicts_every_token_once_from_its_own_document(
+    texts: list[list[int]], block_size: int, seed: int, separated: bool
+) -> None:
+    # Either a separator ends every document, or there is none after the last.
+    tokens = np.array([token for text in texts for token in [*text, END]][: None if separated else -1])
+    if len(tokens) < 2:
+        return
+    document_of = np.concatenate([[0], np.cumsum(tokens == END)[:-1]])
+    passages = Passages(tokens, END, block_size)
+    starts, counts = passages.drawn(seed, len(passages) * 3, len(passages))  # the fourth epoch
+    x, y = passage_batch(tokens, starts, counts, block_size)
+    predicted: Counter[int] = Counter()
+    for row in range(len(starts)):
+        for column in range(block_size):
+            place = starts[row] + column + 1
+            if column >= counts[row]:
+                assert y[row, column] == IGNORED_TARGET
+                continue
+            assert y[row, column] == tokens[place]
+            assert x[row, column] == tokens[place - 1]
+            # All that this target can look back on is its own document, and the end of the one before.
+            own = document_of[place]
+            seen = range(starts[row], place)
+            assert all(document_of[i] == own or (i == starts[row] and tokens[i] == END) for i in seen)
+            predicted[int(place)] += 1
+    assert predicted == Counter(range(1, len(tokens)))
+    assert passages.filled == pytest.approx((len(tokens) - 1) / (len(passages) * block_size))
+
+
+def test_a_sequence_is_a_function_of_seed_and_number() -> None:
+    tokens = np.random.default_rng(0).integers(0, END, 3000, endpoint=True).astype(np.uint16)
+    passages = Passages(tokens, END, 8)
+    parts = Passages(Shards([tokens[:1001], tokens[1001:]]), END, 8)
+    whole = passages.drawn(7, 1000, 500)
+    for begin in range(0, 500, 50):
+        for one, all_of_them in zip(parts.drawn(7, 1000 + begin, 50), whole, strict=True):
+            assert np.array_equal(one, all_of_them[begin : begin + 50])
+    assert not np.array_equal(passages.drawn(8, 1000, 500)[0], whole[0])
+
+
+def test_a_text_without_an_end_is_one_document() -> None:
+    passages = Passages(np.arange(100) % 5, END, 30)
+    assert len(passages) == 4
+    starts, counts = passages.drawn(0, 0, 4)
+    assert sorted(zip(starts.tolist(), counts.tolist(), strict=True)) == [
+        (0, 30),
+        (30, 30),
+        (60, 30),
+        (90, 9),
+    ]

@@ -1,0 +1,250 @@
+"""Preparing in bulk, stopped and gone on with: the dataset is as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from corpora import cut_small, documents, files_of, json_lines, made
+
+from glassgpt import files
+from glassgpt.data import manifest, prepare_bulk
+from glassgpt.data.dataset import open_dataset, verify
+from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.errors import UserError
+
+TEXTS = documents(200)
+
+
+@pytest.fixture(autouse=True)
+def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch)
+
+
+PREPARE = """
+import sys
+from glassgpt.data import parcels, parquet
+from glassgpt.data.prepare import PrepareOptions, prepare
+if __name__ == "__main__":
+    parcels.PARCEL_BYTES, parcels.BLOCK_BYTES, parquet._ROWS = 1000, 1500, 7
+    options = PrepareOptions(sys.argv[1], out_dir=sys.argv[2], tokenizer="bpe:300", val_fraction=0.2,
+                             shard_tokens=10_000, workers=int(sys.argv[3]), dedup=True)
+    prepare(options, progress=False)
+"""
+
+
+def start(script: Path, source: Path, out: Path, workers: int) -> subprocess.Popen[str]:
+    script.write_text(PREPARE)
+    command = [sys.executable, str(script), str(source), str(out), str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize(("workers", "kill"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)])
+def test_killed_and_gone_on_is_as_if_never_stopped(
+    tmp_path: Path, workers: int, kill: signal.Signals
+) -> None:
+    source, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
+    many = documents(3000)
+    json_lines(source, many[:1500] + many)
+    process = start(tmp_path / "go.py", source, out, workers)
+    work = tmp_path / ".out.unfinished"
+    deadline = time.monotonic() + 60
+    while not (work / "train-00003.bin").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, kill)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert not out.exists()
+    mark = json.loads((work / "unfinished.json").read_bytes())
+    assert 0 < mark["document"] < len(many)  # in the middle of it
+    (work / ".unfinished.json.0123abcd.tmp").touch()  # as if killed while it wrote its mark
+    # The other number of workers goes on, which must not matter either.
+    said, _ = start(tmp_path / "go.py", source, out, 3 - workers).communicate()
+    assert "going on where it was stopped" in said
+    assert not work.exists()
+    whole = tmp_path / "whole"
+    start(tmp_path / "go.py", source, whole, 1).communicate()
+    verify(open_dataset(out))
+    ours, theirs = files_of(out), files_of(whole)
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        assert ours[name] == theirs[name], name
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    json_lines(source, documents(4000))
+    process = start(tmp_path / "go.py", source, out, 2)
+    while not (tmp_path / ".out.unfinished" / "train-00001.bin").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    workers[0].kill()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "UserError: a worker process was killed, as a rule because memory ran out" in said
+    assert "going on where it was stopped" in start(tmp_path / "go.py", source, out, 1).communicate()[0]
+    verify(open_dataset(out))
+
+
+def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
+        with monkeypatch.context() as patch:
+
+            def stop(*arguments: Any) -> None:
+                raise _Stopped
+
+            patch.setattr(prepare_bulk, step, stop)
+            with pytest.raises(_Stopped):
+                made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_killed_before_the_renaming_only_that_is_left_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments: Any) -> None:
+            raise _Stopped
+
+        patch.setattr(prepare_bulk, "move_into_place", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        patch.setattr(prepare_bulk, "_encode", stop)
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        patch.undo()
+        # Killed right after it: a mark is left in the dataset, and is in nobody's way.
+        patch.setattr(prepare_bulk, "forget_mark", stop)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert (tmp_path / "out" / "unfinished.json").exists()
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "whole"]
+
+
+class _Stopped(Exception):
+    pass
+
+
+def stop_after_shards(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    save = prepare_bulk._save
+
+    def save_and_stop(work: Path, mark: Any, *rest: Any) -> None:
+        save(work, mark, *rest)
+        if mark.shards() >= shards:
+            raise _Stopped
+
+    monkeypatch.setattr(prepare_bulk, "_save", save_and_stop)
+
+
+def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    with monkeypatch.context() as patch:
+        stop_after_shards(patch, 2)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    with pytest.raises(UserError, match=r"was stopped, of other files or with other settings.*--overwrite"):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=300, overwrite=True)
+    assert not (tmp_path / ".out.unfinished").exists()
+
+
+@pytest.mark.parametrize("file", ["train-00001.bin", "val-00000.bin", "begun", "seen.bin"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, gone: bool
+) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    with monkeypatch.context() as patch:
+        stop_after_shards(patch, 3)
+        with pytest.raises(_Stopped):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+    work = tmp_path / ".out.unfinished"
+    path = max(work.glob("train-*.bin")) if file == "begun" else work / file
+    assert path.stat().st_size > 2
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2])
+    said: list[str] = []
+    options = PrepareOptions(
+        str(tmp_path / "a.jsonl"),
+        out_dir=str(tmp_path / "out"),
+        tokenizer="bpe:300",
+        val_fraction=0.2,
+        shard_tokens=400,
+        dedup=True,
+    )
+    prepare(options, said.append, progress=False)
+    assert f"{work} lost a part of what it held since it was stopped: beginning anew" in said
+    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    save = prepare_bulk._save
+
+    def another(*arguments: Any) -> None:
+        save(*arguments)
+        with pytest.raises(UserError, match="another process is preparing"):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+    monkeypatch.setattr(prepare_bulk, "_save", another)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    move = files.move_into_place
+
+    def another(work: Path, out: Path) -> None:
+        with pytest.raises(UserError, match="another process is preparing"):
+            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+        move(work, out)
+
+    monkeypatch.setattr(prepare_bulk, "move_into_place", another)
+    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+
+
+def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    made(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
+    write = manifest.write_manifest
+
+    def meanwhile(work: Path, content: Any) -> None:
+        write(work, content)
+        (tmp_path / "other").rename(tmp_path / "out")
+
+    monkeypatch.setattr(prepare_bulk, "write_manifest", meanwhile)
+    with pytest.raises(UserError, match="holds a dataset already: add --overwrite"):
+        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    assert open_dataset(tmp_path / "out").manifest.tokenizer == "byte"
+    # What was done is not lost.
+    monkeypatch.setattr(prepare_bulk, "_encode", None)
+    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    assert dataset.manifest.tokenizer == "bpe:300"

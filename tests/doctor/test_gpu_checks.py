@@ -1,0 +1,362 @@
+"""Cards: nvidia-smi of several drivers, cards that torch cannot use, clocks under load, dtypes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from glassgpt.doctor import gpu_checks, nvidia_smi
+from glassgpt.doctor.check import Visit
+from glassgpt.doctor.dtype_check import dtype_line, look_at_dtypes, measured_dtypes
+from glassgpt.doctor.gpu_checks import (
+    FoundCard,
+    beside,
+    card_line,
+    clocks_line,
+    has_code_for,
+    look_at_clocks,
+    look_at_gpus,
+    without_gpu_line,
+)
+from glassgpt.doctor.nvidia_smi import CardState, parse_cards, read_cards
+from glassgpt.doctor.shell import Told, ask
+
+GIB = 2**30
+CUDA = torch.device("cuda", 0)
+
+H100 = (
+    "GPU-6f0c3a4e-1111-2222-3333-444455556666, NVIDIA H100 80GB HBM3, 64, 1755, 1980, 698.12, 700.00, "
+    "700.00, 97, 0x0000000000000004"
+)
+LAPTOP = (
+    "GPU-aaaa0000-1111-2222-3333-444455556666, NVIDIA GeForce RTX 4070 Laptop GPU, 87, 1455, 3105, 79.80, "
+    "[N/A], [N/A], 99, 0x0000000000000020"
+)
+K80 = (
+    "GPU-bbbb0000-1111-2222-3333-444455556666, Tesla K80, 45, 562, 875, 60.12, 149.00, 149.00, 0, "
+    "0x0000000000000001"
+)
+SICK = (
+    "GPU-cccc0000-1111-2222-3333-444455556666, NVIDIA GeForce GTX 1080, [Unknown Error], [Not Supported], "
+    "[N/A], ERR!, [N/A], [N/A], [N/A], [N/A]"
+)
+
+
+def nvidia_smi(*answers: Told | None) -> Any:
+    """nvidia-smi with an answer for each time it is asked."""
+    left = list(answers)
+
+    def asked(*command: str) -> Told | None:
+        assert command[0] == "nvidia-smi"
+        assert command[2] == "--format=csv,noheader,nounits"
+        return left.pop(0)
+
+    return asked
+
+
+def unknown(field: str) -> Told:
+    return Told(f'Field "{field}" is not a valid field to query.', 2)
+
+
+# --- nvidia-smi ---
+
+
+def test_several_cards_are_read() -> None:
+    found, complaint = read_cards(nvidia_smi(Told(f"{H100}\n{LAPTOP}\n")))
+    assert complaint == ""
+    assert found[0] == CardState(
+        "6f0c3a4e-1111-2222-3333-444455556666",
+        "NVIDIA H100 80GB HBM3",
+        reasons=4,
+        temperature=64.0,
+        clock=1755.0,
+        clock_max=1980.0,
+        power=698.12,
+        power_limit=700.0,
+        power_default=700.0,
+        busy=97.0,
+    )
+    assert (found[1].power_limit, found[1].power_default, found[1].temperature) == (None, None, 87.0)
+    assert (found[0].is_at_power_limit, found[1].is_too_hot) == (True, True)
+
+
+def test_a_card_that_answers_nothing_is_still_a_card() -> None:
+    (card,) = parse_cards(SICK)
+    assert card.name == "NVIDIA GeForce GTX 1080"
+    assert {card.temperature, card.clock, card.power, card.busy, card.reasons} == {None}
+
+
+def test_older_drivers_have_other_names_for_the_reasons() -> None:
+    asked: list[str] = []
+
+    def old_driver(*command: str) -> Told:
+        asked.append(command[1].rpartition(",")[2])
+        return unknown("clocks_event_reasons.active") if "event" in command[1] else Told(K80)
+
+    found, _ = read_cards(old_driver)
+    assert asked == ["clocks_event_reasons.active", "clocks_throttle_reasons.active"]
+    assert found[0].reasons == 1
+
+
+def test_the_oldest_drivers_have_no_reasons() -> None:
+    without = K80.rpartition(",")[0]
+    found, _ = read_cards(nvidia_smi(unknown("clocks_event"), unknown("clocks_throttle"), Told(without)))
+    assert (found[0].name, found[0].reasons) == ("Tesla K80", None)
+    assert not found[0].is_too_hot
+
+
+def test_warnings_between_the_lines_are_passed_over() -> None:
+    text = f"WARNING: infoROM is corrupted at gpu 0000:01:00.0\n{H100}\n"
+    assert [card.name for card in parse_cards(text)] == ["NVIDIA H100 80GB HBM3"]
+    assert parse_cards("") == parse_cards("No devices were found") == []
+
+
+def test_what_nvidia_smi_complains_about() -> None:
+    mismatch = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54"
+    assert read_cards(nvidia_smi(Told(mismatch, 18))) == ([], mismatch.splitlines()[0])
+    assert read_cards(nvidia_smi(Told("", 9))) == ([], "exit code 9")
+    assert read_cards(nvidia_smi(None)) == ([], "")
+
+
+def test_a_program_that_is_not_there_gives_no_answer() -> None:
+    assert ask("no-such-program-anywhere") is None
+    assert ask("sleep", "30", limit_s=0.2) is None
+    assert ask("sh", "-c", "echo out; echo err >&2; exit 3") == Told("out\nerr", 3)
+
+
+# --- the card itself ---
+
+CARD = FoundCard("NVIDIA H100 80GB HBM3", (9, 0), 79 * GIB, 80 * GIB, "570.86", "12.8", ("sm_80", "sm_90"))
+IDLE = CardState("x", CARD.name, busy=0.0)
+
+
+def test_a_card_with_all_that_is_known_of_it() -> None:
+    line = card_line("gpu", CARD, IDLE)
+    assert (line.verdict, line.name) == ("ok", "gpu")
+    assert line.says == (
+        "NVIDIA H100 80GB HBM3: 79.0 GiB of 80.0 GiB free, compute capability 9.0, driver 570.86, CUDA 12.8"
+    )
+    assert line.numbers["in_card_table"] is True
+    line = card_line("gpu", replace(CARD, name="Voodoo 2", driver=None, cuda=None), None)
+    assert line.says.endswith("compute capability 9.0")
+    assert line.numbers["in_card_table"] is False
+
+
+def test_a_card_that_others_use() -> None:
+    line = card_line("gpu", replace(CARD, free=50 * GIB), IDLE)
+    assert (line.verdict, "other programs hold 30.0 GiB" in line.says) == ("note", True)
+    line = card_line("gpu", CARD, replace(IDLE, busy=43.0))
+    assert (line.verdict, "busy 43% of the time" in line.says) == ("note", True)
+
+
+def test_a_card_that_torch_has_no_code_for() -> None:
+    line = card_line("gpu", replace(CARD, capability=(12, 0)), IDLE)
+    assert (line.verdict, "install a newer torch" in line.fix) == ("problem", True)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "has"),
+    [
+        (["sm_80", "sm_86"], (8, 6), True),
+        (["sm_80", "sm_86"], (8, 9), True),
+        (["sm_86"], (8, 0), False),
+        (["sm_80", "sm_90a"], (9, 0), True),
+        (["sm_80", "sm_90"], (12, 0), False),
+        (["sm_80", "sm_90", "compute_90"], (12, 0), True),
+        (["sm_75", "sm_80"], (6, 1), False),
+        (["compute_90"], (8, 6), False),
+        (["sm_120"], (12, 0), True),
+        (["gfx942"], (9, 4), False),
+    ],
+)
+def test_which_code_runs_where(architectures: list[str], capability: tuple[int, int], has: bool) -> None:
+    assert has_code_for(architectures, capability) is has
+
+
+# --- no card that works ---
+
+
+@pytest.mark.parametrize(
+    ("states", "complaint", "why", "environment", "verdict", "said"),
+    [
+        ([], "", "", {}, "note", "none found"),
+        ([IDLE], "", "", {}, "problem", "this torch was built without CUDA"),
+        ([IDLE], "", "the driver is too old (version 11040)", {}, "problem", "too old (version 11040)"),
+        ([IDLE], "", "no card", {"CUDA_VISIBLE_DEVICES": ""}, "note", "hidden by CUDA_VISIBLE_DEVICES"),
+        ([], "Failed to initialize NVML: Driver/library version mismatch", "x", {}, "problem", "mismatch"),
+        ([], "Unable to determine the device handle: GPU is lost.", "x", {}, "problem", "GPU is lost"),
+        ([], "NVIDIA-SMI has failed: couldn't communicate with the driver.", "x", {}, "note", "failed"),
+        ([], "No devices were found", "", {}, "note", "No devices"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_card(
+    states: list[CardState], complaint: str, why: str, environment: dict[str, str], verdict: str, said: str
+) -> None:
+    line = without_gpu_line(states, complaint, why, environment)
+    assert (line.verdict, said in line.says) == (verdict, True)
+    assert line.fix or verdict == "note"
+
+
+def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpu_checks.why_no_cuda() == ""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old.\nPlease update")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    assert gpu_checks.why_no_cuda() == "The NVIDIA driver on your system is too old."
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    assert gpu_checks.why_no_cuda() == "it finds no card"
+
+
+def test_several_cards_have_a_line_each_and_are_known_by_identity(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Any
+) -> None:
+    """CUDA counts the faster card first, nvidia-smi goes by the slot."""
+    card(9, 0, count=2)
+    ids = {0: "6f0c3a4e-1111-2222-3333-444455556666", 1: "aaaa0000-1111-2222-3333-444455556666"}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=ids[device.index])
+    )
+    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(Told(f"{LAPTOP}\n{H100}")))
+    monkeypatch.setattr(gpu_checks, "_describe", lambda device: replace(CARD, name=f"card {device.index}"))
+    lines = look_at_gpus(Visit(tmp_path, tmp_path))
+    assert [line.name for line in lines] == ["cuda:0", "cuda:1"]
+    assert [line.numbers["busy_percent"] for line in lines] == [97.0, 99.0]
+    assert not any(number in str(lines) for number in ids.values())
+
+
+def test_here_is_what_torch_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(None))
+    (line,) = look_at_gpus(Visit(tmp_path, tmp_path))
+    assert (line.name, line.verdict) == ("gpu", "note")
+    assert look_at_clocks(Visit(tmp_path, tmp_path)) == []
+
+
+def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
+    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(None))
+    (line,) = look_at_gpus(Visit(tmp_path, tmp_path))
+    assert (line.says, line.verdict) == (
+        "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the main memory",
+        "ok",
+    )
+
+
+# --- under load ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({}, "ok", "1755 of 1980 MHz, 64 °C, 600 of 700 W under load"),
+        ({"reasons": 0x4}, "ok", "its power limit sets the clock, as usual at full load"),
+        ({"reasons": 0x1}, "ok", "under load"),
+        ({"reasons": 0x20}, "problem", "too hot"),
+        ({"reasons": 0x48}, "problem", "too hot"),
+        ({"reasons": 0x88}, "problem", "power supply holds it back"),
+        ({"reasons": 0x8}, "problem", "the hardware holds it back"),
+        ({"reasons": 0x2}, "note", "set by hand"),
+        ({"power_limit": 500.0}, "note", "limited to 500 of its usual 700 W"),
+        ({"power_limit": None, "power": None, "clock_max": None}, "ok", "1755 MHz, 64 °C under load"),
+        ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is told under load"),
+    ],
+)
+def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:
+    state = CardState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
+    line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
+    assert (line.verdict, said in line.says) == (verdict, True)
+    assert (line.verdict == "ok") == (line.fix == "")
+
+
+def test_a_card_nvidia_smi_does_not_know() -> None:
+    assert clocks_line("clocks gpu", None, under_load=True).verdict == "note"
+
+
+def test_the_question_is_asked_while_the_card_works() -> None:
+    rounds = 0
+
+    def load() -> None:
+        nonlocal rounds
+        rounds += 1
+        time.sleep(0.001)
+
+    def question() -> int:
+        begun = rounds
+        while rounds < begun + 3:
+            time.sleep(0.001)
+        return begun
+
+    assert beside(question, load) >= 1
+    assert rounds >= 4
+
+
+def test_no_load_goes_on_for_ever() -> None:
+    ticks = iter([0.0, 5.0, 20.0])
+    rounds: list[int] = []
+
+    def question() -> str:
+        time.sleep(0.2)
+        return "late"
+
+    assert beside(question, lambda: rounds.append(1), lambda: next(ticks)) == "late"
+    assert len(rounds) == 2
+
+
+def test_an_error_of_the_question_is_not_lost() -> None:
+    def question() -> None:
+        raise RuntimeError("nvidia-smi broke")
+
+    with pytest.raises(RuntimeError, match="nvidia-smi broke"):
+        beside(question, lambda: None)
+
+
+# --- dtypes ---
+
+
+def test_dtypes_with_their_reasons(card: Any) -> None:
+    card(9, 0)
+    assert dtype_line("dtype gpu", CUDA).says == "bfloat16: compute capability 9.0: no loss scaling needed"
+    card(7, 5)  # a T4
+    line = dtype_line("dtype gpu", CUDA)
+    assert line.says.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
+    assert "bfloat16: this card only emulates it, slowly" in line.says
+    assert line.numbers["dtype"] == "float16"
+    assert measured_dtypes(CUDA) == ["float16", "float32"]
+
+
+def test_every_device_has_a_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    card(8, 6, count=2)
+    lines = look_at_dtypes(Visit(tmp_path, tmp_path))
+    assert [line.name for line in lines] == ["dtype cuda:0", "dtype cuda:1", "dtype cpu"]
+    assert lines[2].says == "bfloat16: this CPU multiplies it twice as fast as float32"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert measured_dtypes(torch.device("cpu")) == ["float32"]
+
+
+@pytest.mark.gpu
+def test_this_card(tmp_path: Path) -> None:
+    visit = Visit(tmp_path, tmp_path)
+    gpus = look_at_gpus(visit)
+    assert [line.name for line in gpus] == [
+        gpu_checks.short_name(device) for device in gpu_checks.find_gpus()
+    ]
+    assert gpus[0].numbers["name"] == torch.cuda.get_device_name(0)
+    assert 0 < int(gpus[0].numbers["free"] or 0) <= int(gpus[0].numbers["total"] or 0)
+    clocks = look_at_clocks(visit)
+    assert len(clocks) == len(gpus)
+    assert nvidia_smi.read_cards(ask)[0]

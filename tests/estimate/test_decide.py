@@ -1,0 +1,298 @@
+"""What a device's traits decide: the rules that trainer and plan both ask."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.estimate.decide import (
+    Recordable,
+    Traits,
+    choose_attention,
+    choose_compile,
+    choose_data_place,
+    choose_dtype,
+    choose_graph,
+    choose_kernels,
+    choose_threads,
+    float8_problems,
+    has_float8,
+    lacking_here,
+    refused,
+)
+from glassgpt.estimate.kernel_cache import kernels_marker
+
+CPU, MPS, H100 = Traits("cpu"), Traits("mps"), Traits("cuda", (9, 0))
+
+
+def test_no_rule_needs_torch() -> None:
+    code = "import sys, glassgpt.estimate.decide; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --- compile ---
+
+
+def compiling(on: Traits = CPU, step_s: float | None = 1.0, **settings: Any) -> tuple[Any, str]:
+    choice = choose_compile(TrainConfig(**settings), on, step_s, kernels=False)
+    assert choice.name == "compile"
+    return choice.value, choice.reason
+
+
+def test_what_is_asked_for_is_done() -> None:
+    on = Traits("cpu", lacks="no C++ compiler was found")
+    assert compiling(on, compile="on") == ("on", "asked for")
+    assert compiling(on, compile="off") == ("off", "asked for")
+
+
+def test_what_is_missing_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert lacking_here("cpu") == "no C++ compiler was found"
+    assert lacking_here("cuda") == "no C compiler was found"
+    monkeypatch.setenv("CXX", "my-compiler")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "my-compiler" else None)
+    assert lacking_here("cpu") is None
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert lacking_here("cuda") == "triton is not installed"
+
+
+def test_what_cannot_be_built_is_not_compiled() -> None:
+    assert compiling(Traits("cpu", lacks="no C++ compiler was found")) == ("off", "no C++ compiler was found")
+    assert compiling(Traits("cuda", (6, 1))) == ("off", "the card is too old for triton")
+    lacks = "triton is not installed"
+    assert compiling(Traits("cuda", (8, 0), lacks=lacks)) == ("off", lacks)
+    assert compiling(MPS)[0] == "off"
+    assert compiling(n_layer=2)[0] == "on"
+
+
+def test_compiling_has_to_pay() -> None:
+    verdict, reason = compiling(n_layer=2, max_iters=1_000_000, step_s=0.1)
+    assert verdict == "on"
+    assert "at about 100 ms: breaks even near update" in reason
+    break_even = int(reason.rpartition("update ")[2].replace(",", ""))
+    # The figure in the sentence is the very point where the verdict turns.
+    assert compiling(n_layer=2, max_iters=break_even - 1, step_s=0.1)[0] == "off"
+    assert compiling(n_layer=2, max_iters=break_even + 1, step_s=0.1)[0] == "on"
+    assert compiling(step_s=None)[0] == "off"
+    assert "no estimate" in compiling(step_s=None)[1]
+    assert compiling(eval_only=True) == ("off", "one evaluation does not pay for it")
+
+
+def test_kernels_of_our_own_make_compiling_needless() -> None:
+    assert choose_compile(TrainConfig(), H100, 1.0, kernels=True).value == "off"
+    assert choose_compile(TrainConfig(compile="on"), H100, 1.0, kernels=True).value == "on"
+
+
+# --- kernels and graphs ---
+
+
+def test_our_kernels_are_for_cuda() -> None:
+    assert choose_kernels(TrainConfig(), CPU).value == "plain"
+    with pytest.raises(UserError, match="--kernels=triton is not possible here: our own are for CUDA cards"):
+        choose_kernels(TrainConfig(kernels="triton"), CPU)
+
+
+def test_kernels_weigh_seconds_saved_against_seconds_of_building() -> None:
+    """On an H200, where 124M for 100 updates and a modern 350M for 120 lost by plain kernels."""
+    h200 = Traits("cuda", (9, 0), bandwidth=4.8e12)
+
+    def chosen(updates: int, built: bool = False, **settings: Any) -> Any:
+        return choose_kernels(TrainConfig(max_iters=updates, **settings), h200, built=built).value
+
+    gpt2: dict[str, Any] = {"batch_size": 64}
+    modern: dict[str, Any] = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "batch_size": 20, "arch": "modern"}
+    assert chosen(100, **gpt2) == chosen(120, **modern) == "triton"
+    assert chosen(80, **gpt2) == chosen(60, **modern) == "plain"
+    # Built before, they only have to be loaded.
+    assert chosen(20, built=True, **gpt2) == chosen(15, built=True, **modern) == "triton"
+    assert chosen(10, built=True, **gpt2) == "plain"
+    # Many cards share an update: each of them saves less.
+    shared = TrainConfig(max_iters=100, batch_size=64, gradient_accumulation_steps=2)
+    assert choose_kernels(shared, h200).value == choose_kernels(shared, h200, ranks=2).value == "triton"
+    assert choose_kernels(shared, h200, ranks=4).value == "plain"
+
+
+def test_a_marker_is_of_all_that_kernels_are_specialised_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    usual: dict[str, Any] = {"card": "H200", "dtype": "bfloat16", "vocab_size": 65, "micro_tokens": 64}
+    other_runs: list[dict[str, Any]] = [{"card": "A100"}, {"dtype": "float16"}, {"vocab_size": 96}]
+    markers = [kernels_marker(TrainConfig(), **usual | other) for other in [{}, *other_runs]]
+    markers += [
+        kernels_marker(TrainConfig(n_embd=1024), **usual),
+        kernels_marker(TrainConfig(arch="modern"), **usual),
+    ]
+    assert len(set(markers)) == 6
+    assert {marker.parent for marker in markers} == {tmp_path}  # who empties Triton's cache removes them too
+    longer = TrainConfig(max_iters=9, learning_rate=1.0, n_layer=3)
+    assert kernels_marker(longer, **usual | {"micro_tokens": 128}) == markers[0]
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
+    assert kernels_marker(TrainConfig(), **usual) not in markers
+
+
+def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
+    def chosen(updates: int, on: Traits = H100, **settings: Any) -> Any:
+        return choose_kernels(TrainConfig(n_layer=6, max_iters=updates, **settings), on).value
+
+    assert chosen(100) == "plain"
+    assert chosen(600) == chosen(1, kernels="triton") == chosen(100, fp8=True) == "triton"
+    assert chosen(600, kernels="plain") == chosen(600, compile="on") == chosen(600, eval_only=True) == "plain"
+    assert chosen(600, Traits("cuda", (9, 0), lacks="no C compiler was found")) == "plain"
+    assert chosen(600, Traits("cuda", (6, 1))) == "plain"
+    assert chosen(600, Traits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
+
+
+def test_a_graph_where_asking_takes_longer_than_computing() -> None:
+    def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
+        micro = Recordable(dtype, computing_s, asking_s=0.014, compiled=compiled)
+        return choose_graph(TrainConfig(**settings), H100, micro).value
+
+    assert chosen(0.004) == "on"
+    assert chosen(0.2) == "off"
+    assert chosen(0.004, activation_checkpointing=True) == "on"
+    assert chosen(0.004, activation_checkpointing=True, dropout=0.1) == "off"
+    assert chosen(0.2, graph="on") == "on"
+    assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
+    assert chosen(0.004, eval_only=True) == "off"
+    on_cpu = Recordable("float32", computing_s=0.004, asking_s=0.014)
+    assert choose_graph(TrainConfig(), CPU, on_cpu).value == "off"
+    with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
+        choose_graph(TrainConfig(graph="on"), CPU, on_cpu)
+
+
+@pytest.mark.parametrize("on", [CPU, MPS, H100, Traits("cuda", (6, 1))])
+def test_what_is_refused_is_what_the_rules_raise_for(on: Traits) -> None:
+    def raises(**settings: Any) -> bool:
+        config = TrainConfig(**settings)
+        try:
+            choose_kernels(config, on)
+            choose_graph(config, on, Recordable("float32", computing_s=0.1, asking_s=0.1))
+        except UserError:
+            return True
+        return False
+
+    asked: list[dict[str, Any]] = [{}, {"kernels": "triton"}, {"graph": "on"}]
+    for settings in asked:
+        assert raises(**settings) == bool(refused(TrainConfig(**settings), on))
+
+
+# --- dtype ---
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "why"),
+    [
+        ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
+        ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
+        ((12, 0), "bfloat16", "12.0"),
+        (None, "bfloat16", "the card has it"),
+    ],
+)
+def test_the_card_decides_the_dtype(capability: tuple[int, int] | None, dtype: str, why: str) -> None:
+    choice = choose_dtype("auto", Traits("cuda", capability))
+    assert choice.value == dtype
+    assert why in choice.reason
+
+
+def test_without_tensor_cores_nothing_is_gained() -> None:
+    choice = choose_dtype("auto", Traits("cuda", (7, 5), tensor_cores=False))
+    assert choice.value == "float32"
+    assert "without tensor cores" in choice.reason
+    assert choose_dtype("float16", Traits("cuda", (7, 5), tensor_cores=False)).value == "float16"
+
+
+def test_what_is_asked_for_is_remarked_on() -> None:
+    assert "only emulates it" in choose_dtype("bfloat16", Traits("cuda", (7, 5))).reason
+    assert choose_dtype("float32", H100).reason == "asked for; matmuls run in TF32"
+    assert choose_dtype("float32", Traits("cuda")).reason == "asked for"
+    assert choose_dtype("float16", CPU).value == "bfloat16"
+    assert choose_dtype("auto", MPS, 768).value == "float32"
+
+
+def test_a_cpu_computes_in_bfloat16_where_that_is_fast() -> None:
+    fast = Traits("cpu", fast_bfloat16=True)
+    assert choose_dtype("auto", fast, 64).value == "bfloat16"
+    assert choose_dtype("auto", fast, 63).value == choose_dtype("auto", fast).value == "float32"
+    assert choose_dtype("auto", CPU, 64).value == "float32"
+
+
+# --- the rest ---
+
+
+def test_attention_is_fused_unless_asked_or_slow() -> None:
+    def chosen(on: Traits, dtype: str, run_s: float, **settings: Any) -> Any:
+        choice = choose_attention(TrainConfig(**settings), on, dtype, run_s)
+        return None if choice is None else choice.value
+
+    assert chosen(CPU, "float32", 1e6) == "sdpa"
+    assert chosen(CPU, "float32", 1e6, attention="manual") == "manual"
+    assert chosen(CPU, "bfloat16", 1e6, block_size=256) == "sdpa"
+    assert chosen(CPU, "bfloat16", 1e6, block_size=257) == "sdpa"
+    assert chosen(H100, "bfloat16", 59) == chosen(H100, "float32", 61) == "sdpa"
+    assert chosen(H100, "bfloat16", 61) is None  # worth measuring
+
+
+def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
+    def problems(on: Traits, dtype: str, own: bool = True, tokens: int = 4096, **settings: Any) -> str:
+        return " ".join(float8_problems(TrainConfig(fp8=True, **settings), on, dtype, own, tokens))
+
+    on_cpu = problems(CPU, "float32", n_embd=24, n_head=2)
+    for part in ("card with 8-bit floats", "goes with --dtype=bfloat16, not float32", "multiples of 16"):
+        assert part in on_cpu
+    assert "card with 8-bit floats" in problems(Traits("cuda", (8, 6)), "bfloat16")
+    assert "needs our own kernels" in problems(H100, "bfloat16", own=False)
+    assert "multiples of 16" in problems(H100, "bfloat16", tokens=4095)
+    assert problems(H100, "bfloat16") == ""
+    assert has_float8(Traits("cuda", (8, 9)))
+    assert not has_float8(MPS)
+
+
+def test_small_data_lies_on_the_card() -> None:
+    assert choose_data_place("auto", 2_000_000, H100, 8 * 2**30).value == "on the card"
+    assert choose_data_place("auto", 18_000_000_000, H100, 8 * 2**30).value == "in memory"
+    assert choose_data_place("auto", 2_000_000, CPU, None).value == "in memory"
+
+
+def test_where_data_lies_can_be_said() -> None:
+    assert choose_data_place("memory", 2_000_000, H100, 8 * 2**30).value == "in memory"
+    assert choose_data_place("card", 4_000_000_000, H100, 8 * 2**30).value == "on the card"
+    assert choose_data_place("memory", 2_000_000, CPU, None).value == "in memory"
+    with pytest.raises(UserError, match=r"18.0 GB do not fit into the 8.6 GB that are free"):
+        choose_data_place("card", 18_000_000_000, H100, 8 * 2**30)
+    with pytest.raises(UserError, match="--data_place=card is for CUDA cards"):
+        choose_data_place("card", 2_000_000, CPU, None)
+
+
+def test_a_recording_needs_room() -> None:
+    def chosen(**settings: Any) -> Any:
+        micro = Recordable("bfloat16", computing_s=0.004, asking_s=0.014, fits=False)
+        return choose_graph(TrainConfig(**settings), H100, micro).value
+
+    assert chosen() == "off"
+    assert chosen(graph="on") == "on"  # whoever asks for it knows better
+
+
+def test_threads_leave_busy_cores_alone() -> None:
+    def chosen(usual: int, busy: float, before: int | None = None, asked: int | None = None) -> object:
+        choice = choose_threads(asked, usual, before, busy)
+        return None if choice is None else choice.value
+
+    # None: as PyTorch decides.
+    assert [chosen(4, busy) for busy in (0.0, 0.4, 0.5, 1.4, 2.6, 4.0, 99.0)] == [None, None, 3, 3, 1, 1, 1]
+    assert chosen(1, 5.0) is None
+    assert chosen(4, 9.0, asked=3) == 3
+    # The count of a run that is resumed stays, unless this machine has fewer cores.
+    assert [chosen(4, 0.0, before) for before in (4, 2, 8)] == [None, 2, None]
+    assert [chosen(4, 3.0, before) for before in (4, 2, 8)] == [4, 2, 1]

@@ -1,0 +1,43 @@
+"""A measured loss is on the expected course or not, and causes come likeliest first."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from reference_curves import CURVES, SHAKESPEARE
+
+from glassgpt.estimate.loss_check import compare
+from glassgpt.estimate.loss_law import expect
+
+
+@pytest.mark.parametrize(
+    ("loss", "side", "words"),
+    [
+        (1.52, "on", "on the expected course: 1.52 at iteration 1,000"),
+        (2.30, "above", "above: 2.30 at iteration 1,000, where 1.4"),
+        (0.90, "below", "below: 0.90 at iteration 1,000, where 1.4"),
+        (math.nan, "above", "above: not a number"),
+        (math.inf, "above", "above: inf"),
+    ],
+)
+def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: str) -> None:
+    verdict = compare(expect(SHAKESPEARE), 1000, loss)
+    assert verdict.side == side
+    assert verdict.sentence.startswith(words)
+    assert bool(verdict.causes) == (side != "on")
+
+
+def test_causes_come_likeliest_first() -> None:
+    ahead = expect(SHAKESPEARE)
+    assert "by heart" in compare(ahead, 4000, 2.5).causes[0]
+    assert "learning rate" in compare(ahead, 50, 4.0).causes[0]
+    assert "diverged" in compare(ahead, 1000, 9.0).causes[0]
+    assert "diverged" in compare(ahead, 1000, math.nan).causes[0]
+    assert "easier" in compare(ahead, 1000, 0.5).causes[0]
+
+
+def test_a_run_on_its_course_stays_on_it() -> None:
+    for setup, curve in CURVES.values():
+        sides = [compare(expect(setup), at, loss).side for at, loss in curve]
+        assert sides.count("on") >= 0.9 * len(sides)

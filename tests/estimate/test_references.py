@@ -1,0 +1,271 @@
+"""The rows against arithmetic and the card table; the band against every row that it was not told."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassgpt.estimate import overheads
+from glassgpt.estimate.cards import Card, cards, find_card
+from glassgpt.estimate.references import Query, Reference, Shape, launch_s, mfu_band, rows
+
+GPT2 = Query(854_751_744, 64 * 1024, n_layer=12, kernels="own")
+SHAKESPEARE = Query(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)
+
+
+def name_of(row: Reference) -> str:
+    return row.name
+
+
+def row(name: str) -> Reference:
+    (found,) = (one for one in rows() if one.name == name)
+    return found
+
+
+def card(name: str) -> Card:
+    found = find_card(name)
+    assert found is not None, name
+    return found
+
+
+def card_of(one: Reference) -> Card | None:
+    return card(one.card) if one.card else None
+
+
+# --- the rows ---
+
+
+def test_names_are_unique_and_fields_are_known() -> None:
+    text = (resources.files("glassgpt.estimate") / "references.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    assert len({one.name for one in rows()}) == len(rows()) == len(table["row"])
+    assert {key for one in table["row"] for key in one} <= {field.name for field in fields(Reference)}
+    assert set(table["shapes"]) == {one["shape"] for one in table["row"]}
+
+
+@pytest.mark.parametrize("one", rows(), ids=name_of)
+def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: Reference) -> None:
+    assert one.source
+    assert (one.step_ms is None) != (one.tokens_per_s is None)
+    assert one.kernels in ("plain", "compiled", "own", "cuda")
+    assert one.card or one.machine
+    assert not one.card or find_card(one.card) is not None
+    assert one.counts or one.caution, "why it does not count"
+    assert not one.counts or one.mfu is not None
+
+
+@pytest.mark.parametrize("one", rows(), ids=name_of)
+def test_what_is_derived_is_computed_again(one: Reference) -> None:
+    shape = one.shape
+    matrices = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
+    gains = (2 * shape.n_layer + 1) * shape.n_embd
+    per_token = 6 * (matrices + gains) + 12 * shape.n_layer * shape.n_embd * shape.block_size
+    per_update = one.count * one.accumulation * one.micro_batch * shape.block_size
+    tokens_per_s = one.tokens_per_s or per_update / (one.step_ms or 0) * 1000
+    flops_per_s = tokens_per_s / one.count * per_token
+    assert shape.flops_per_token == per_token
+    assert one.tflops == pytest.approx(flops_per_s / 1e12, rel=1e-3)
+    found = card_of(one)
+    if found is not None:
+        assert one.mfu == pytest.approx(100 * flops_per_s / found.peaks[one.dtype], abs=0.06)
+    elif one.peak_tflops is not None:
+        assert one.mfu == pytest.approx(100 * one.tflops / one.peak_tflops, abs=0.06)
+    else:
+        assert one.mfu is None
+
+
+@pytest.mark.parametrize(
+    ("name", "posted"),
+    [
+        ("V100, nanoGPT 124M", 100 * 15.34e-2 * 312 / 125),  # printed against an A100
+        ("RTX 4090, nanoGPT 124M", 54.8),
+        ("H100, nanoGPT 124M", 32.8),
+        ("A100 x 8, nanochat d20", 74.13),
+        ("RTX 4090, nanochat d20", 13.44 * 989 / 165.2),  # printed against an H100
+        ("H100 x 8, nanochat d20", 49.43),
+        ("H200, nanoGPT 124M, 4 sequences", 24.0),
+        ("H200, nanoGPT 124M, 64 sequences", 45.3),
+        ("H200, nanochat d12 at 1024 tokens", 43.7),
+        ("RTX 4070 Ti, nanoGPT 124M", 60.0),
+    ],
+)
+def test_it_is_the_mfu_that_was_posted_on_the_right_scale(name: str, posted: float) -> None:
+    assert row(name).mfu == pytest.approx(posted, rel=0.01)
+
+
+def test_our_own_rows_are_there() -> None:
+    assert row("H200, GlassGPT 124M").rate == pytest.approx(569_300, rel=0.001)
+    assert row("H200, GlassGPT 124M").peak_gib == 21.1
+    ours = {one.name for one in rows() if one.trainer == "GlassGPT"}
+    assert len(ours) == 11
+
+
+# --- the band ---
+
+
+@cache
+def missed() -> list[str]:
+    """The rows that the others do not predict."""
+    found = []
+    for one in rows():
+        if one.counts:
+            assert one.peak is not None
+            assert one.mfu is not None
+            band = mfu_band(card_of(one), one.peak, one.query, without=(one.name,))
+            assert one.name not in band.rows
+            if not band.low <= one.mfu <= band.high:
+                found.append(one.name)
+    return found
+
+
+def test_leaving_each_row_out_the_others_predict_it() -> None:
+    counting = [one for one in rows() if one.counts]
+    assert len(counting) >= 40
+    assert len(missed()) <= 0.2 * len(counting)
+
+
+def test_with_all_rows_nearly_all_are_inside() -> None:
+    counting = [one for one in rows() if one.counts]
+    inside = [
+        one.name
+        for one in counting
+        if (band := mfu_band(card_of(one), one.peak or 0, one.query)).low <= (one.mfu or 0) <= band.high
+    ]
+    assert len(inside) >= 0.95 * len(counting)
+
+
+def test_rows_on_the_card_are_taken_first() -> None:
+    band = mfu_band(card("H200"), 989.4e12, GPT2)
+    assert "rows on this card with a similar model: " in band.reason
+    assert all(name.startswith("H200") for name in band.rows)
+    assert band.low < 48.1 < band.high
+    assert band.mid == pytest.approx(48.1, rel=0.05)
+
+
+def test_then_its_family_then_its_kind_then_any() -> None:
+    def reason(name: str) -> str:
+        return mfu_band(card(name), 100e12, GPT2).reason
+
+    assert "cards of its family (GeForce RTX 40 (Ada)) reached" in reason("RTX 4060")
+    assert "cards of its kind (GeForce) reached" in reason("RTX 3070")
+    assert "other cards reached" in reason("Instinct MI300X")
+
+
+def test_fewer_and_farther_rows_make_the_band_wider() -> None:
+    def width(name: str) -> float:
+        band = mfu_band(card(name), 1e15, GPT2)
+        return band.high / band.low
+
+    assert width("H200") < width("H100 PCIe") < width("Instinct MI300X")
+
+
+def test_kernels_and_8_bits_matter() -> None:
+    def mid(**changes: object) -> float:
+        query = replace(GPT2, **changes)  # type: ignore[arg-type]
+        return mfu_band(card("H200"), 989.4e12, query).mid
+
+    assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="own") < mid(fp8=True)
+
+
+# --- small models ---
+
+
+def test_launching_is_what_the_trainer_counts_with() -> None:
+    plain = Query(70_958_592, 16_384, n_layer=6, kernels="plain")
+    assert launch_s(plain) == overheads.launch_s("cuda", 6) == pytest.approx(0.0138)
+    assert launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
+    saved = launch_s(plain) - launch_s(replace(plain, kernels="own"))
+    assert saved == pytest.approx(6 * overheads.KERNELS_SAVE_S)
+    assert launch_s(SHAKESPEARE) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "H200, nanoGPT 124M, 4 sequences",
+        "H200, nanoGPT shakespeare_char",
+        "H200, GlassGPT shakespeare_char, plain",
+        "H200, GlassGPT shakespeare_char, compiled",
+    ],
+)
+def test_a_small_model_is_held_up_by_launches(name: str) -> None:
+    one = row(name)
+    assert one.is_launching
+    assert one.peak is not None
+    assert one.mfu is not None
+    band = mfu_band(card_of(one), one.peak, one.query, without=[other.name for other in rows()])
+    assert band.reason.startswith("small model: launches, not arithmetic, set the pace")
+    assert band.rows == ()
+    assert band.low <= one.mfu <= band.high
+
+
+def test_recorded_it_is_not() -> None:
+    band = mfu_band(card("H200"), 989.4e12, SHAKESPEARE)
+    assert "on this card" in band.reason
+    assert band.low < 22.6 < band.high
+
+
+def test_a_slow_card_is_not_held_up() -> None:
+    one = row("RTX 4070 Ti, nanoGPT shakespeare_char")
+    assert not one.is_launching
+    assert one.peak is not None
+    assert "launches" not in mfu_band(card_of(one), one.peak, one.query).reason
+
+
+# --- anywhere ---
+
+
+@given(
+    st.one_of(st.none(), st.sampled_from(cards())),
+    st.floats(1e9, 1e16),
+    st.builds(
+        Query,
+        st.integers(1, 10**13),
+        st.integers(1, 10**8),
+        n_layer=st.integers(1, 200),
+        kernels=st.sampled_from(["plain", "compiled", "own", "cuda"]),
+        graph=st.booleans(),
+        fp8=st.booleans(),
+    ),
+)
+def test_a_band_is_always_one(found: Card | None, peak: float, query: Query) -> None:
+    band = mfu_band(found, peak, query)
+    assert 0 < band.low <= band.mid <= band.high <= 95
+    assert band.reason
+
+
+def test_a_shape_costs_what_flops_says() -> None:
+    shape = Shape(
+        n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, arch="gpt2"
+    )  # fmt: skip
+    assert shape.flops_per_token / 1e6 == pytest.approx(854.8, abs=0.05)
+
+
+# --- what docs/expected.md says ---
+
+
+def test_the_page_tells_who_is_missed_and_how_many() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "expected.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \|", page, re.M)
+    assert [name for name, _ in told] == missed()
+    assert all(row(name).mfu == float(mfu) for name, mfu in told)
+    counting = [one.name for one in rows() if one.counts]
+    elsewhere = [name for name in counting if not name.startswith("H200")]
+    inside = [name for name in elsewhere if name not in missed()]
+    assert f"{len(counting) - len(told)} of {len(counting)} are inside the band" in page
+    assert f"{len(counting) - len(elsewhere)} of the 40 are of one card" in page
+    assert f"Of the {len(elsewhere)} others {len(inside)} are" in page
+
+
+def test_one_row_alone_does_not_decide() -> None:
+    band = mfu_band(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
+    assert band.reason.startswith("only one row on this card, so cards of its family")
+    assert band.low < 55 < 84.7 < band.high

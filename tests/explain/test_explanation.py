@@ -1,0 +1,161 @@
+"""Facts, findings and verdict together."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from learning_logs import any_history, cpu_run, gpu_run, healthy_run, in_two
+from run_logs import made_history, made_steps
+from timed_logs import even, histories
+
+from glassgpt.estimate.cards import find_card
+from glassgpt.explain.explanation import _FINDERS, Explanation, explain
+from glassgpt.explain.rule import Finding
+from glassgpt.i18n import LANGUAGES, speaking
+from glassgpt.record import journal
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import Event, History
+
+SEVERITIES = ("problem", "warning", "advice", "info")
+
+# As the issue names them: at least these.
+# fmt: off
+NAMED = (
+    "eval-spikes", "startup-compile", "mfu-dip-is-eval", "mfu-wrong-peak", "clock-before-sync",
+    "hidden-accumulation", "parameters-inferred", "overfitting", "still-improving", "plateau",
+    "underfit-capacity", "loss-nan", "loss-spike", "divergence", "init-loss", "skipped-steps",
+    "resume-replays-data", "resume-jump", "horizon-changed", "lr-schedule-mismatch", "throughput-drift",
+    "jitter", "never-checkpointed", "best-overwritten", "oom", "interrupted", "eval-noise", "ppl-vs-loss",
+)
+# fmt: on
+
+
+def checked(explanation: Explanation) -> None:
+    """What holds for every explanation."""
+    weights = [SEVERITIES.index(finding.severity) for finding in explanation.findings]
+    assert weights == sorted(weights)
+    ids = [finding.id for finding in explanation.findings]
+    assert len(ids) == len(set(ids))
+    for finding in explanation.findings:
+        assert finding.title
+        assert not finding.title.endswith(".")
+        assert any(sign.isdigit() for sign in finding.evidence), finding
+        assert finding.explanation
+        assert finding.advice or finding.severity != "advice", finding
+        text = f"{finding.title} {finding.evidence} {finding.explanation} {finding.advice}"
+        assert "None" not in text
+        assert "{" not in text
+        assert "  " not in text
+    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+
+
+@pytest.mark.parametrize("make", [gpu_run, cpu_run, healthy_run])
+def test_runs_as_they_are(make: object) -> None:
+    assert callable(make)
+    explanation = explain(make())
+    checked(explanation)
+    assert explanation.facts == facts_of(explanation.history)
+
+
+def test_every_finding_of_the_issue_can_be_made() -> None:
+    """By its id in the source of the findings."""
+    import inspect
+
+    modules = {inspect.getmodule(finder) for finder in _FINDERS}
+    text = "".join(inspect.getsource(module) for module in modules if module is not None)
+    assert [name for name in NAMED if f'"{name}"' not in text] == []
+    assert len(set(_FINDERS)) == len(_FINDERS)
+
+
+def test_the_gpu_run_is_past_its_best() -> None:
+    explanation = explain(gpu_run())
+    assert "overfitting" in [finding.id for finding in explanation.findings]
+    assert "1.4576 at iteration 1,750" in " ".join(explanation.verdict)
+
+
+def test_a_crash_comes_first() -> None:
+    run = gpu_run()
+    event = Event("oom", "CUDA out of memory. Tried to allocate 2.00 GiB", 900, 5000)
+    explanation = explain(replace(run, events=(event,), last_step_line=800))
+    assert explanation.findings[0].id == "oom"
+    assert explanation.facts.ended == "oom"
+
+
+def test_the_card_is_used() -> None:
+    run = made_history(made_steps(range(0, 1000, 10), 100.0, [2.0] * 100, mfu=[11.0] * 100))
+    card = find_card("RTX 4070 Ti")
+    assert "RTX 4070 Ti" in str(explain(run, card).findings)
+
+
+def test_findings_of_the_run_itself() -> None:
+    told = {
+        "kind": "finding",
+        "id": "rate-jump",
+        "severity": "warning",
+        "title": "T",
+        "evidence": "E",
+        "advice": "A",
+    }
+    strange = {"kind": "finding", "severity": ["fatal"], "title": None, "evidence": 5}
+    explanation = explain(replace(healthy_run(), recorded=(told, strange)))
+    assert Finding("rate-jump", "warning", "T", "E", "", "A") in explanation.findings
+    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+
+
+def test_json_has_exactly_these_parts() -> None:
+    assert list(explain(gpu_run()).as_dict()) == ["format", "facts", "findings", "verdict"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("make", [gpu_run, cpu_run, healthy_run])
+def test_the_same_is_found_in_every_language(make: object, language: str) -> None:
+    assert callable(make)
+    english = explain(make())
+    with speaking(language):
+        other = explain(make())
+    assert other.facts == english.facts
+    assert [(one.id, one.severity) for one in other.findings] == [
+        (one.id, one.severity) for one in english.findings
+    ]
+    for ours, theirs in zip(english.findings, other.findings, strict=True):
+        assert bool(ours.advice) == bool(theirs.advice)
+        assert (ours == theirs) == (language == "en")
+
+
+@pytest.mark.parametrize("language", sorted(set(LANGUAGES) - {"en"}))
+def test_no_english_sentence_is_left(language: str) -> None:
+    in_bits = replace(gpu_run(), val_metric="bits_per_byte")
+    nan = replace(
+        gpu_run().steps, loss=np.where(gpu_run().steps.iteration > 4000, np.nan, gpu_run().steps.loss)
+    )
+    resumed = in_two(cpu_run(), 1000, 1200)
+    runs = [gpu_run(), cpu_run(), healthy_run(), in_bits, replace(gpu_run(), steps=nan), resumed, even()]
+    with speaking(language):
+        for explanation in map(explain, runs):
+            texts = [*explanation.verdict]
+            for one in explanation.findings:
+                texts += [one.title, one.evidence, one.explanation, one.advice]
+            assert not re.findall(
+                r"(?<![\w=.`-])[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}(?![\w=`-])", "\n".join(texts)
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_history())
+def test_any_run_can_be_explained(history: History) -> None:
+    explanation = explain(history)
+    assert explanation.verdict
+    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(histories())
+def test_any_times_can_be_explained_in_any_language(history: History) -> None:
+    for language in LANGUAGES:
+        with speaking(language):
+            assert explain(history).verdict

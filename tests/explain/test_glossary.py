@@ -1,0 +1,122 @@
+"""What the pieces of a line mean, with the log's own values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from learning_logs import any_history
+from run_logs import made_history, made_steps
+
+from glassgpt.explain.glossary import glossary
+from glassgpt.i18n import LANGUAGES, speaking
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.runs.trainers import BY_ID
+
+TRAINERS = (
+    "nanogpt",
+    "build-nanogpt",
+    "llm.c",
+    "nanochat",
+    "modded-nanogpt",
+    "litgpt",
+    "hf-trainer",
+    "minimind",
+    "glassgpt",
+    "unknown",
+)
+
+
+def whole(trainer: str = "nanogpt") -> History:
+    """A log that says everything."""
+    count = 5
+    steps = made_steps(
+        range(0, 10 * count, 10),
+        166.5,
+        [4.0, 3.5, 3.0, 2.75, 2.125],
+        mfu=[12.5] * count,
+        lr=[6e-4] * count,
+        grad_norm=[0.75] * count,
+        tokens_per_s=[98_304.0] * count,
+    )
+    history = made_history(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
+    return replace(history, trainer=BY_ID[trainer])
+
+
+def pieces(history: History) -> list[str]:
+    return [entry.piece for entry in glossary(history, facts_of(history))]
+
+
+def test_a_line_of_nanogpt_piece_by_piece() -> None:
+    assert pieces(whole()) == [
+        "step 40: train loss 2.1000, val loss 2.2500",
+        "saving checkpoint to …",
+        "iter 40",
+        "loss 2.1250",
+        "time 166.50ms",
+        "mfu 12.50%",
+        "lr 0.0006",
+    ]
+
+
+def test_it_says_what_is_true_of_nanogpt() -> None:
+    entries = {entry.piece: entry.meaning for entry in glossary(whole(), facts_of(whole()))}
+    assert "A100" in entries["mfu 12.50%"]
+    assert "312 TFLOP/s" in entries["mfu 12.50%"]
+    assert "running average" in entries["mfu 12.50%"]
+    assert "166.5 ms" in entries["time 166.50ms"].replace("166.50", "166.5")  # a steady one
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_trainer_has_its_own(trainer: str) -> None:
+    entries = glossary(whole(trainer), facts_of(whole(trainer)))
+    assert len(entries) >= 2
+    assert len({entry.piece for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.meaning.endswith(".")
+        assert "None" not in entry.piece
+        assert "nan" not in entry.piece.replace("nanogpt", "")
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_only_what_the_log_has(trainer: str) -> None:
+    bare = made_history(made_steps([]))
+    history = replace(bare, trainer=BY_ID[trainer])
+    assert not [piece for piece in pieces(history) if any(sign.isdigit() for sign in piece)]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> None:
+    history = whole(trainer)
+    in_english = pieces(history)
+    with speaking(language):
+        assert pieces(history) == in_english
+        meanings = {entry.meaning for entry in glossary(history, facts_of(history))}
+    english = {entry.meaning for entry in glossary(history, facts_of(history))}
+    assert (meanings == english) == (language == "en")
+    assert not meanings & english or language == "en"
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_evaluation_that_says_little(trainer: str) -> None:
+    odd = (Evaluation(None, 0, 2.5), Evaluation(None, 0, None, 1.0))
+    history = replace(whole(trainer), evals=odd, numbered=False)
+    assert not [piece for piece in pieces(history) if "None" in piece]
+
+
+def test_a_loss_that_is_no_number_is_shown_as_it_is() -> None:
+    history = whole()
+    steps = replace(history.steps, loss=np.array([4.0, 3.0, np.nan, np.nan, np.nan]))
+    assert "loss nan" in pieces(replace(history, steps=steps))
+
+
+@settings(max_examples=50, deadline=None)
+@given(any_history())
+def test_any_history_at_all(history: History) -> None:
+    for entry in glossary(history, facts_of(history)):
+        assert entry.piece
+        assert entry.meaning

@@ -1,0 +1,131 @@
+"""A run in a few sentences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from learning_logs import any_history
+from run_logs import made_history, made_steps
+
+from glassgpt.explain.explanation import explain
+from glassgpt.explain.rule import Finding, Severity
+from glassgpt.explain.summary import verdict_on
+from glassgpt.runs.facts import Facts, facts_of
+from glassgpt.runs.run_log import Ended, History, Segment
+
+NOTHING = "Nothing is wrong with this run, as far as its log tells."
+
+
+def run() -> History:
+    return made_history(
+        made_steps(range(0, 1000, 10), 100.0, [2.0] * 100), [(0, 4.0, 4.1), (500, 2.1, 2.25), (900, 1.9, 2.4)]
+    )
+
+
+def facts(**changes: object) -> Facts:
+    return replace(facts_of(run()), **changes)  # type: ignore[arg-type]
+
+
+def finding(severity: Severity, title: str = "It is bad") -> Finding:
+    return Finding("bad", severity, title, "5 of 10", "because", "")
+
+
+def said(*findings: Finding, **changes: object) -> str:
+    return " ".join(verdict_on(run(), facts(**changes), findings))
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ("finished", "that went to its end at iteration 990"),
+        ("interrupted", "that was stopped at iteration 990"),
+        ("crashed", "that crashed after iteration 990"),
+        ("oom", "that ran out of memory after iteration 990"),
+        ("cut", "whose log stops at iteration 990 without saying why"),
+        (None, "that is at iteration 990 now"),
+    ],
+)
+def test_how_far_it_came(ended: Ended | None, words: str) -> None:
+    assert f"A nanoGPT run {words}" in said(ended=ended)
+
+
+def test_how_good_it_is() -> None:
+    assert "best validation loss was 2.2500 at iteration 500; the last is 2.4000." in said()
+    assert "2.4000" in said(best_val_loss=2.4, best_val_step=900)
+    assert "2.2500" in said(best_val_step=None)
+    assert "2.4000" in said(best_val_step=None)
+    assert "bits per byte" in said(val_metric="bits_per_byte")
+    assert "validation" not in said(best_val_loss=None, best_val_step=None, final_val_loss=None)
+    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
+    assert "training loss went from 4.2000 to 2.0000" in said(**without, loss_first=4.2, loss_last=2.0)
+    assert "training loss" not in said(**without, loss_first=4.2, loss_last=math.nan)
+    assert "training loss" not in said(**without, loss_first=None, loss_last=None)
+
+
+def test_how_fast_it_was() -> None:
+    assert "An iteration takes 168.3 ms; 19% of the time" in said(steady_ms=168.3, overhead_share=0.194)
+    assert "An iteration takes 168.3 ms." in said(steady_ms=168.3, overhead_share=None)
+    assert "takes" not in said(steady_ms=None)
+
+
+def test_the_most_important() -> None:
+    text = said(finding("problem", "The loss is NaN"), finding("warning", "It overfits"))
+    assert text.endswith("Most important: The loss is NaN.")
+    assert "overfits" not in text
+    assert "Nothing is wrong" not in text
+
+
+def test_a_healthy_run_is_said_to_be_so_in_one_line() -> None:
+    assert said(ended="finished").endswith(NOTHING)
+    assert said(finding("info"), ended="finished").endswith(NOTHING)
+    assert NOTHING not in said(finding("advice"), ended="finished")
+
+
+@pytest.mark.parametrize("ended", ["crashed", "oom", "cut", "interrupted"])
+def test_what_did_not_end_well_is_not_praised(ended: Ended) -> None:
+    assert NOTHING not in said(ended=ended)
+
+
+def test_a_run_without_an_iteration() -> None:
+    empty = made_history(made_steps([]), settings={"max_iters": 100})
+    for history in (empty, replace(empty, live=True)):
+        text = " ".join(explain(history).verdict)
+        assert NOTHING not in text
+        assert "0 lines" not in text
+        assert "iteration" in text
+
+
+def test_a_single_line_went_nowhere() -> None:
+    text = " ".join(explain(made_history(made_steps([11], loss=[4.0948]))).verdict)
+    assert "The only training loss in this log is 4.0948." in text
+
+
+def test_losses_of_any_size_stay_short() -> None:
+    text = " ".join(explain(made_history(made_steps([0, 10], loss=[1e30, 2.5]))).verdict)
+    assert "went from 1e+30 to 2.5000" in text
+
+
+def test_lines_without_numbers() -> None:
+    history = replace(run(), numbered=False)
+    assert "100 lines about iterations, without their numbers" in " ".join(explain(history).verdict)
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_history())
+def test_any_history_has_sentences(history: History) -> None:
+    sentences = verdict_on(history, facts_of(history), [])
+    assert sentences
+    assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
+
+
+def test_several_runs_in_one_log_are_said() -> None:
+    steps = made_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
+    restarted = (Segment(starts=True, first_iteration=0), Segment(starts=True, first_iteration=0))
+    history = made_history(steps, segments=restarted)
+    assert verdict_on(history, facts_of(history), [])[0].startswith("This log holds 2 runs.")
+    resumed = (restarted[0], Segment(starts=True, resumed=True, first_iteration=0))
+    history = made_history(steps, segments=resumed)
+    assert not verdict_on(history, facts_of(history), [])[0].startswith("This log holds")

@@ -1,0 +1,84 @@
+"""All ways to read a growing text find the same next token, and leave the model as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import CONTEXT, little_gpt, some_tokens
+from torch import nn
+
+from glassgpt.model.decoding import CacheReader, Repeated, WindowReader, prepared
+from glassgpt.model.gpt import GPT
+
+both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
+few = settings(max_examples=20, deadline=None)
+
+
+def matrices(model: GPT) -> dict[str, torch.Tensor]:
+    return {name: module.weight for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+@both
+@pytest.mark.parametrize("graph", [True, False])
+@few
+@given(st.integers(1, CONTEXT), st.integers(1, 4), st.integers(0, 9))
+@torch.no_grad()
+def test_step_by_step_is_the_whole_text_at_once(
+    arch: str, graph: bool, length: int, rows: int, seed: int
+) -> None:
+    model = little_gpt(arch=arch).eval()
+    tokens = some_tokens(rows, seed=seed)
+    tokens[:, :length] = tokens[0, :length].clone()
+    whole = model(tokens)
+    for reader in (WindowReader(model, graph), CacheReader(prepared(model), CONTEXT, rows, graph)):
+        for end in range(length, CONTEXT + 1):
+            logits = reader.read(tokens[: 1 if end == length else rows, :end])
+            torch.testing.assert_close(logits, whole[: len(logits), end - 1], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_longer_text_is_read_by_its_end() -> None:
+    model = little_gpt().eval()
+    tokens = some_tokens(length=3 * CONTEXT)
+    logits = WindowReader(model).read(tokens)
+    torch.testing.assert_close(logits, model(tokens[:, -CONTEXT:])[:, -1], atol=1e-5, rtol=0)
+
+
+@both
+@torch.no_grad()
+def test_a_prepared_model_computes_the_same_with_matrices_of_its_own(arch: str) -> None:
+    model = little_gpt(arch=arch, dropout=0.5).eval()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    ready = prepared(model)
+    torch.testing.assert_close(ready(some_tokens()), model(some_tokens()), atol=1e-5, rtol=0)
+    assert not ready.training
+    assert ready.transformer.wte.weight is model.transformer.wte.weight
+    for name, weight in matrices(ready).items():
+        assert torch.equal(weight, matrices(model)[name])
+        assert weight.t().is_contiguous() == (weight.shape[0] > weight.shape[1]), name
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@both
+@torch.no_grad()
+def test_in_an_autocast_matrices_are_cast_once_and_the_result_is_autocasts(arch: str) -> None:
+    model = little_gpt(arch=arch).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        ready = prepared(model)
+        assert torch.equal(ready(some_tokens()), model(some_tokens()))
+    assert {weight.dtype for weight in matrices(ready).values()} == {torch.bfloat16}
+    others = {
+        name: parameter for name, parameter in ready.named_parameters() if "ln" in name or "wte" in name
+    }
+    assert all(parameter is model.get_parameter(name) for name, parameter in others.items())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_what_is_repeated_may_change_its_shape() -> None:
+    repeated = Repeated(lambda tokens: 2 * tokens)
+    for rows in (2, 2, 2, 5, 5):
+        tokens = some_tokens(rows, 1)
+        assert torch.equal(repeated(tokens), 2 * tokens)

@@ -1,0 +1,243 @@
+"""Plans for many cards: both ways, what is advised, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from glassgpt.cli import main
+from glassgpt.errors import UserError
+from glassgpt.estimate.cards import named_card
+from glassgpt.estimate.memory import parameters
+from glassgpt.plan.dataset_size import known_text
+from glassgpt.plan.ddp_or_fsdp import Ways
+from glassgpt.plan.planning import Plan, make_plan
+from glassgpt.plan.propose import propose
+from glassgpt.plan.target import Target, of_card, together
+from glassgpt.recipe import combine, find_recipe
+
+WEB = known_text("openwebtext")
+XL = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "batch_tokens": 524_288}
+
+
+def cluster(name: str = "h100", gpus: int = 8, nodes: int = 1, network: float = 12.5) -> Target:
+    return together(of_card(named_card(name).card, "asked for"), gpus, nodes, network)
+
+
+def plan(target: Target, price: float | None = None, **settings: Any) -> Plan:
+    return make_plan(combine(find_recipe("gpt2_124m"), settings, "cuda"), target, WEB, price)
+
+
+def ways(made: Plan) -> Ways:
+    assert made.ways is not None
+    return made.ways
+
+
+# --- speed ---
+
+
+def test_eight_cards_are_eight_times_one_less_the_waiting() -> None:
+    settings = {"batch_size": 16, "gradient_accumulation_steps": 32}
+    one, eight = plan(cluster(gpus=1), **settings), plan(cluster(), **settings)
+    assert one.ways is None
+    assert one.times is not None
+    assert eight.times is not None
+    assert eight.decided.batch.micro_steps == 4
+    waiting = 2 * 7 / 8 * 4 * parameters(one.decided.work) / (0.82 * 450e9)
+    update = 16 * 4 * 1024 / one.times.pace.mid + waiting
+    assert eight.times.pace.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
+    assert ways(eight).whole.waiting_s == pytest.approx(waiting)
+    assert ways(eight).whole.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
+    assert eight.times.updates_s[1] == pytest.approx(600_000 * update)
+
+
+def test_a_slow_network_is_waited_for_and_said() -> None:
+    slow, fast = (plan(cluster(nodes=4, network=network), batch_tokens=524_288) for network in (1.25, 400.0))
+    assert slow.times is not None
+    assert fast.times is not None
+    assert slow.times.pace.mid < fast.times.pace.mid / 5
+    assert any("wait" in problem.what and problem.kind == "warning" for problem in slow.problems)
+    assert not any("wait" in problem.what for problem in fast.problems)
+
+
+def test_cards_share_an_update_evenly() -> None:
+    with pytest.raises(UserError, match=r"480 sequences cannot be shared evenly by 128 cards") as raised:
+        plan(cluster(nodes=16))
+    fix = int(str(raised.value).split("--batch_tokens=")[1].split()[0])
+    made = plan(cluster(nodes=16), batch_tokens=fix)
+    batch = made.decided.batch
+    assert batch.batch_size * batch.micro_steps * 128 * 1024 == batch.tokens == fix
+
+
+def test_energy_and_cost_are_of_all() -> None:
+    made = plan(cluster(nodes=4, network=50.0), price=20.0, batch_tokens=524_288)
+    assert made.times is not None
+    hours = made.times.total_s[1] / 3600
+    assert made.times.cost == pytest.approx(4 * 20 * hours)
+    assert made.times.kwh == pytest.approx(32 * 0.7 * hours)  # 700 W each
+
+
+# --- both ways ---
+
+
+def test_what_fits_whole_is_not_sharded() -> None:
+    found = ways(plan(cluster()))
+    assert found.advised is found.whole
+    assert found.sharded.memory_bytes < found.whole.memory_bytes
+
+
+def test_what_fits_only_sharded_is_advised_so() -> None:
+    with pytest.raises(UserError) as raised:
+        plan(cluster("rtx4090"), **XL)
+    assert any("it fits with --shard=True" in problem for problem in raised.value.problems)
+    made = plan(cluster("rtx4090"), shard=True, **XL)
+    found = ways(made)
+    assert made.fits
+    assert found.advised is found.sharded
+    assert not found.whole.fits
+    assert found.whole.tokens_per_s is None  # nothing is said of the speed of what cannot be
+    assert made.memory.total <= made.target.room
+
+
+def test_what_does_not_fit_even_sharded_says_so() -> None:
+    with pytest.raises(UserError) as raised:
+        plan(cluster("rtx4070", gpus=2), shard=True, **XL)
+    assert "a card, sharded over 2" in raised.value.problems[0]
+
+
+def test_sharding_one_card_is_told() -> None:
+    made = plan(cluster(gpus=1), shard=True)
+    assert made.problems[-1].what == "--shard=True spreads a model over several cards, and there is one"
+
+
+def test_sharding_without_need_is_told() -> None:
+    made = plan(cluster("rtx4090"), shard=True, batch_size=2, gradient_accumulation_steps=240)
+    hint = next(problem for problem in made.problems if problem.what.startswith("DDP:"))
+    assert hint.fix == "--shard=False"
+
+
+def test_an_update_in_one_pass_is_offered_where_it_fits() -> None:
+    settings = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "shard": True}
+    made = plan(cluster(), batch_size=2, gradient_accumulation_steps=64, **settings)
+    fix = next(problem.fix for problem in made.problems if "in one pass" in problem.what)
+    assert fix == "--batch_size=16 --gradient_accumulation_steps=8"
+    better = plan(cluster(), batch_size=16, gradient_accumulation_steps=8, **settings)
+    assert better.fits
+    assert ways(better).sharded.sent_bytes < ways(made).sharded.sent_bytes / 3
+
+
+# --- the other way round ---
+
+
+@pytest.mark.parametrize("target", [cluster("rtx4090"), cluster(nodes=4, network=50.0)])
+def test_a_proposal_for_many_cards_fits_and_takes_the_time(target: Target) -> None:
+    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    proposal = propose(config, target, WEB, 12.0, price=10.0)
+    assert proposal.best.seconds <= 12 * 3600
+    made = make_plan(proposal.best.config, target, WEB)
+    assert made.fits
+    errors = [problem.what for problem in made.problems if problem.kind == "error"]
+    assert not errors
+    assert made.times is not None
+    assert made.times.total_s[1] == pytest.approx(proposal.best.seconds, rel=0.1)
+    assert proposal.cost == pytest.approx(10 * target.cluster.machines * proposal.best.seconds / 3600)
+    alone = propose(config, cluster(gpus=1), WEB, 12.0)
+    assert proposal.best.loss[1] < alone.best.loss[1]
+
+
+# --- as typed ---
+
+
+def test_it_is_printed_with_its_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt2_124m", "--gpu=h100", "--gpus=8", "--nodes", "16", "--batch_tokens=524288"]
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "gpt2_124m on 16 x 8 x H100 SXM5", "128 cards, 8 in each of 16 machines", "NVLink 4: 450 GB/s",
+        "12.5 GB/s each and direction (--network)", "DDP (--shard=False)", "FSDP (--shard=True)", "advised",
+        "2 (n - 1) / n", "on each of 128 cards", "all cards' full power",
+    ):  # fmt: skip
+        assert part in said
+
+
+def test_json_has_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2_124m", "--gpu=h100", "--gpus=8", "--json", "--price=2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [way["name"] for way in said["together"]["ways"]] == ["DDP", "FSDP"]
+    assert said["together"]["link"]["name"] == "NVLink 4"
+    assert said["together"]["network_gb_s"] is None
+    assert said["together"]["assumptions"]
+    assert main(["plan", "gpt2_124m", "--gpu=h100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["together"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--gpus=0"], "--gpus=0 must be greater than 0"),
+        (["--gpus=-1", "--nodes=0"], "--nodes=0 must be greater than 0"),
+        (["--nodes=2", "--network=0"], "--network=0 must be greater than 0"),
+        (["--nodes=2", "--network=nan"], "--network=nan is not a finite number"),
+        (["--gpus=2.5"], "--gpus=2.5"),
+        (["--gpus=1025"], "--gpus=1025 is more than anybody has"),
+        (["--network=5"], "--network=5 is between machines: it goes with --nodes"),
+        (["--gpus=7"], "cannot be shared evenly by 7 cards"),
+        (["--gpus=2", "--n_layer=96", "--n_embd=12288", "--n_head=96", "--shard"], "needs at least"),
+    ],
+)
+def test_bad_input(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2_124m", "--gpu=h100", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpu", "part"), [("m1", "trains by itself"), ("cpu", "a machine has one CPU")])
+def test_what_cannot_train_together(gpu: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2_124m", f"--gpu={gpu}", "--gpus=2"]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "plan",
+        "shakespeare_char_cpu",
+        "--gpu=cpu",
+        "--nodes=4",
+        "--network=1.25",
+        "--batch_tokens=1024",
+    ]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "4 machines; each sends" in said
+    assert "on each of 4 machines" in said
+    assert "NCCL" not in said
+
+
+def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
+    """The trainer refuses float16 there, with its loss scaler."""
+    target = together(of_card(named_card("t4").card, "asked for"), 8, 1, 12.5)
+    asked = make_plan(combine(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
+    assert any(one.kind == "error" and "--dtype=float32" in one.fix for one in asked.problems)
+    made = make_plan(combine(find_recipe("gpt2_124m"), {}, "cuda"), target, WEB)
+    assert made.ways is not None
+    assert made.ways.sharded.setting == "--shard=True --dtype=float32"
+    assert "shard=True" not in {variant.name for variant in made.variants}
+    right = make_plan(
+        combine(find_recipe("gpt2_124m"), {"shard": True, "dtype": "float32"}, "cuda"), target, WEB
+    )
+    assert not any(one.kind == "error" for one in right.problems)
+    assert right.memory.total == made.ways.sharded.memory_bytes
+
+
+def test_what_is_named_for_sharding_is_not_compiled_as_a_sharded_run_is_not() -> None:
+    target = together(of_card(named_card("rtx3060").card, "asked for"), 8, 1, 12.5)
+    settings: dict[str, Any] = {"kernels": "plain", "activation_checkpointing": True}
+    config = combine(find_recipe("gpt2_124m"), settings, "cuda")
+    made = make_plan(config, target, WEB)
+    assert made.decided.work.compiled
+    (largest,) = (variant.largest for variant in made.variants if variant.name == "shard=True")
+    assert largest is not None
+    steps = 8 * made.decided.batch.micro_steps
+    sized = {"shard": True, "batch_size": largest, "gradient_accumulation_steps": steps}
+    assert make_plan(combine(find_recipe("gpt2_124m"), settings | sized, "cuda"), target, WEB).fits

@@ -1,0 +1,218 @@
+"""What a synthetic log tells, and the facts that follow from it, worked out apart from the "
+"code under test."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from glassgpt.runs.facts import Facts, facts_of
+from glassgpt.runs.lines import Line
+from glassgpt.runs.recognise import read_log
+from glassgpt.runs.run_log import History
+
+A100 = 312e12
+
+
+@dataclass(frozen=True)
+class Row:
+    iteration: int
+    loss: float | None
+    ms: float | None = None
+    mfu: float | None = None
+    segment: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line, and what it says."""
+
+    text: str
+    row: Row | None = None
+    eval: tuple[int, float | None, float] | None = None  # iteration, training loss, validation loss
+    save: int | None = None
+    segment: int = 0
+
+
+@dataclass(frozen=True)
+class Told:
+    parts: tuple[Part, ...]
+    format: str
+    times_hold_eval: bool = False
+    holds_after: int = 0  # the iteration whose time holds an evaluation comes so much later than its number
+    tokens: int | None = None
+    parameters: int | None = None
+    flops_per_token: float | None = None
+    mfu_peak: float | None = None
+    metric: str = "loss"
+    numbered: bool = True
+    ended: str = "finished"
+    segments: int = 1
+    starting: frozenset[int] = field(default=frozenset({0}))  # segments whose first row is a process's first
+
+    @property
+    def lines(self) -> list[str]:
+        return [part.text for part in self.parts]
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [part.row for part in self.parts if part.row is not None]
+
+    @property
+    def evals(self) -> list[tuple[int, float | None, float]]:
+        return [part.eval for part in self.parts if part.eval is not None]
+
+    @property
+    def saves(self) -> list[int]:
+        return [part.save for part in self.parts if part.save is not None]
+
+    def first(self, count: int) -> Told:
+        """The log as it is when only so many lines are left of it."""
+        return replace(self, parts=self.parts[:count], ended="cut")
+
+
+def expected(told: Told) -> dict[str, Any]:
+    """Every fact, by its definition in the issue."""
+    rows, evals, saves = told.rows, told.evals, told.saves
+    first = [
+        row.segment in told.starting and (index == 0 or rows[index - 1].segment != row.segment)
+        for index, row in enumerate(rows)
+    ]
+    marks = {
+        (part.segment, at + told.holds_after)
+        for part in told.parts
+        for at in (part.eval[0] if part.eval else None, part.save)
+        if at is not None
+    }
+    marked = [(row.segment, row.iteration) in marks for row in rows]
+    holds = [mark and told.times_hold_eval for mark in marked]
+    calm = [row for row, a, b in zip(rows, first, marked, strict=True) if not a and not b]
+    if not any(row.ms is not None for row in calm) and not told.times_hold_eval:
+        calm = [row for row, a in zip(rows, first, strict=True) if not a]
+    steady = _median([row.ms for row in calm])
+    evaluating = _median([row.ms for row, a, b in zip(rows, first, holds, strict=True) if b and not a])
+    overhead = None if evaluating is None or steady is None else evaluating - steady
+    mfu = _median([row.mfu for row in rows])
+    gaps = [b.iteration - a.iteration for a, b in pairwise(rows) if a.segment == b.segment]
+    timed = steady is not None and all(row.ms is not None for row in rows)
+    total_ms = sum(row.ms or 0 for row in rows) + sum(gap - 1 for gap in gaps) * (steady or 0)
+    beyond = [(row.ms or 0) - (steady or 0) for row, a, b in zip(rows, first, holds, strict=True) if a or b]
+    speed = told.tokens / steady * 1000 if told.tokens and steady else None
+    achieved = mfu / 100 * told.mfu_peak if mfu is not None and mfu >= 1 and told.mfu_peak else None
+    flops = told.flops_per_token or (achieved / speed if achieved and speed else None)
+    best = min((done for done in evals if not math.isnan(done[2])), key=lambda done: done[2], default=None)
+    losses = [row.loss for row in rows if row.loss is not None]
+    bad = next((row.iteration for row in rows if row.loss is not None and math.isnan(row.loss)), None)
+    numbered = told.numbered
+    return {
+        "iterations_logged": len(rows),
+        "first_iteration": rows[0].iteration if rows and numbered else None,
+        "last_iteration": rows[-1].iteration if rows and numbered else None,
+        "log_interval": _commonest(gaps) if numbered else None,
+        "tokens_per_iteration": told.tokens,
+        "parameters": told.parameters,
+        "steady_ms": steady,
+        "steady_p95_ms": _p95([row.ms for row in calm if row.ms is not None]),
+        "first_iteration_ms": rows[0].ms if rows else None,
+        "startup_ms": _startup(rows, first, holds, steady, overhead),
+        "eval_steps": list(dict.fromkeys(at for at, _, _ in evals)) if numbered else None,
+        "eval_overhead_ms": overhead,
+        "checkpoint_steps": list(dict.fromkeys(saves)) if numbered else None,
+        "estimated_total_s": total_ms / 1000 if timed else None,
+        "overhead_share": sum(max(0.0, part) for part in beyond) / total_ms
+        if timed and told.times_hold_eval
+        else None,
+        **({} if speed is None else {"tokens_per_s": speed}),  # else what is printed counts: test_facts.py
+        "mfu_reported_steady": mfu,
+        "flops_per_token": flops,
+        "achieved_tflops": flops * speed / 1e12 if flops and speed else achieved / 1e12 if achieved else None,
+        "val_metric": told.metric if evals else None,
+        "best_val_loss": best[2] if best else None,
+        "best_val_step": best[0] if best and numbered else None,
+        "final_val_loss": evals[-1][2] if evals else None,
+        "final_train_loss": evals[-1][1] if evals else None,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "nan_step": bad if numbered else None,
+        "segments": told.segments,
+        "ended": told.ended,
+    }
+
+
+def _startup(
+    rows: Sequence[Row],
+    first: Sequence[bool],
+    holds: Sequence[bool],
+    steady: float | None,
+    overhead: float | None,
+) -> float | None:
+    if not rows or steady is None or rows[0].ms is None or not first[0]:
+        return None
+    if not holds[0]:
+        return max(0.0, rows[0].ms - steady)
+    return None if overhead is None else max(0.0, rows[0].ms - steady - overhead)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _p95(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    at = 0.95 * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _commonest(gaps: Sequence[int]) -> int | None:
+    counts = Counter(gaps)
+    return min(counts, key=lambda gap: (-counts[gap], gap)) if counts else None
+
+
+# --- reading, and comparing with what was expected ---
+
+
+def lines_of(text: str) -> list[Line]:
+    """As the file would give them: what follows the last line end is torn."""
+    *whole, rest = text.split("\n")
+    return [Line(line) for line in whole] + ([Line(rest, torn=True)] if rest else [])
+
+
+def history_of(text: str) -> History:
+    return read_log(lines_of(text), "run.log")
+
+
+def facts_in(text: str) -> Facts:
+    return facts_of(history_of(text))
+
+
+def check(text: str, want: Told | dict[str, Any], ignoring: Sequence[str] = ()) -> None:
+    """All facts at once, so that a failure shows what goes wrong together."""
+    got = facts_in(text).as_dict()
+    wanted = expected(want) if isinstance(want, Told) else want
+    wrong = {
+        name: (got[name], value)
+        for name, value in wanted.items()
+        if name not in ignoring and not same(got[name], value)
+    }
+    assert wrong == {}, f"got, wanted: {wrong}"
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return one == other

@@ -1,0 +1,56 @@
+"""Histories to reason about, made by hand: a nanoGPT run unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from glassgpt.config import Value
+from glassgpt.runs.run_log import Evaluation, Event, History, Save, Segment, Setup, Steps
+from glassgpt.runs.trainers import BY_ID
+
+NANOGPT = BY_ID["nanogpt"]
+
+
+def made_steps(
+    iterations: Sequence[int],
+    ms: Sequence[float] | float = 100.0,
+    loss: Sequence[float] | None = None,
+    segment: Sequence[int] | None = None,
+    **columns: Sequence[float],
+) -> Steps:
+    """Columns that are not given are not said."""
+    count = len(iterations)
+    names = ("mfu", "lr", "grad_norm", "tokens_per_s")
+    rest = {name: np.asarray(columns.get(name, [np.nan] * count), dtype=float) for name in names}
+    return Steps(
+        iteration=np.asarray(iterations, dtype=np.int64),
+        segment=np.asarray(segment if segment is not None else [0] * count, dtype=np.int64),
+        loss=np.asarray(loss if loss is not None else [np.nan] * count, dtype=float),
+        has_loss=np.full(count, loss is not None),
+        ms=np.broadcast_to(np.asarray(ms, dtype=float), (count,)).copy(),
+        **rest,
+    )
+
+
+def made_history(
+    steps: Steps,
+    evals: Sequence[tuple[int, float | None, float]] = (),  # iteration, train loss, validation loss
+    saves: Sequence[int] = (),
+    settings: Mapping[str, Value] | None = None,
+    events: Sequence[Event] = (),
+    **changes: object,
+) -> History:
+    whole = History(
+        trainer=NANOGPT,
+        name="run.log",
+        steps=steps,
+        evals=tuple(Evaluation(at, 0, val, train) for at, train, val in evals),
+        saves=tuple(Save(at, 0) for at in saves),
+        segments=(Segment(starts=True, first_iteration=0),),
+        events=tuple(events),
+        setup=Setup(settings=dict(settings or {})),
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""Where a loss curve is heading, and how much of it is noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from learning_logs import CPU_VAL
+
+from glassgpt.runs.curve import blocks, fit_power_law, forecast, mad, scatter, trailing_median
+
+
+@pytest.mark.parametrize(("floor", "scale", "exponent"), [(1.5, 6.0, 0.4), (0.0, 8.0, 0.1), (2.9, 30.0, 0.9)])
+def test_a_power_law_is_found_again(floor: float, scale: float, exponent: float) -> None:
+    t = np.arange(250.0, 5001, 250)
+    law = fit_power_law(t, floor + scale * t**-exponent)
+    assert law is not None
+    assert law.at(10_000) == pytest.approx(floor + scale * 10_000**-exponent, abs=0.01)
+
+
+def test_one_outlier_does_not_bend_it() -> None:
+    t = np.arange(250.0, 5001, 250)
+    values = 1.5 + 6 * t**-0.4
+    values[10] += 0.5
+    law = fit_power_law(t, values)
+    assert law is not None
+    assert law.at(10_000) == pytest.approx(1.5 + 6 * 10_000**-0.4, abs=0.02)
+
+
+def test_what_rises_is_no_power_law() -> None:
+    t = np.arange(1.0, 20)
+    assert fit_power_law(t, t) is None
+    assert fit_power_law(t[:3], -t[:3]) is None
+
+
+def test_the_error_grows_with_the_noise_and_the_distance() -> None:
+    t = np.arange(250.0, 5001, 250)
+    clean = 1.5 + 6 * t**-0.4
+    noise = np.random.default_rng(0).normal(0, 0.03, len(t))
+    sure, unsure = forecast(t, clean, (7500.0, 10_000.0)), forecast(t, clean + noise, (7500.0, 10_000.0))
+    assert sure is not None
+    assert unsure is not None
+    assert sure[1][0].error < sure[1][1].error < unsure[1][1].error
+
+
+def test_the_readme_run_twice_as_long() -> None:
+    """GlassGPT trained the same model for 4000 iterations, the schedule stretched: 1.726 at the end."""
+    t = np.arange(250.0, 2001, 250)
+    found = forecast(t, np.array(CPU_VAL[1:]), (4000.0,))
+    assert found is not None
+    (ahead,) = found[1]
+    assert abs(ahead.value - 1.726) < ahead.error < 0.1
+
+
+def test_scatter_sees_noise_and_no_slope() -> None:
+    line = np.linspace(5, 1, 400)
+    assert scatter(line) == pytest.approx(0, abs=1e-9)
+    assert scatter(line + np.random.default_rng(0).normal(0, 0.1, 400)) == pytest.approx(0.1, rel=0.2)
+    assert scatter(line[:4]) is None
+
+
+def test_blocks_are_medians() -> None:
+    made = blocks(np.arange(9), np.array([1.0, 2, 99, 4, 5, 6, 7, 8, 9]), 3)
+    assert made.value.tolist() == [2, 5, 8]
+    assert made.at.tolist() == [1, 4, 7]
+    assert len(blocks(np.arange(2), np.array([1.0, 2]), 30)) == 2
+
+
+def test_the_trailing_median_looks_back_only() -> None:
+    out = trailing_median(np.array([1.0, 2, 3, 100, 4]), 3)
+    assert out[3:].tolist() == [2, 3]
+    assert np.isnan(out[:3]).all()
+    assert np.isnan(trailing_median(np.ones(3), 3)).all()
+    assert mad(np.array([])) == 0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.integers(1, 10))
+def test_the_trailing_median_is_a_median(values: list[float], width: int) -> None:
+    out = trailing_median(np.array(values), width)
+    for i in range(width, len(values)):
+        assert out[i] == pytest.approx(float(np.median(values[i - width : i])))
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=12))
+@example([(1.0, 0.0), (2.0, 0.0), (3.3e-189, 0.0), (7.4e-193, 1.0)])
+@example([(1e200, 3.0), (1e201, 2.0), (1e202, 1.5), (1e203, 1.2)])
+def test_any_points_are_survived(points: list[tuple[float, float]]) -> None:
+    with np.errstate(all="ignore"):
+        found = forecast(np.array([t for t, _ in points]), np.array([value for _, value in points]), (100.0,))
+    assert found is None or len(found[1]) == 1 or math.isnan(found[1][0].value)

@@ -1,0 +1,104 @@
+"""How a run ended, by the last things its log says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from run_logs import NANOGPT, made_history, made_steps
+
+from glassgpt.config import Value
+from glassgpt.runs.exit_status import how_it_ended, planned_last_iteration
+from glassgpt.runs.run_log import Event, EventKind, History, Setup
+from glassgpt.runs.trainers import BY_ID
+
+
+def stopped(last: int = 40, events: list[Event] | None = None, **changes: Any) -> History:
+    """Lines up to 5, iterations up to `last`."""
+    steps = made_steps(range(0, last + 1, 10))
+    return made_history(steps, events=events or [], last_step_line=5, **changes)
+
+
+def event(kind: EventKind, line: int = 6) -> Event:
+    return Event(kind, "x", line, None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ended"),
+    [
+        (["oom"], "oom"),
+        (["traceback"], "crashed"),
+        (["kill"], "crashed"),
+        (["interrupt"], "interrupted"),
+        (["finish"], "finished"),
+        (["warning"], "cut"),
+        (["scaler-overflow"], "cut"),
+        ([], "cut"),
+        (["traceback", "oom"], "oom"),
+        (["traceback", "interrupt"], "interrupted"),
+        (["interrupt", "oom"], "oom"),
+        (["traceback", "finish"], "crashed"),
+        (["finish", "interrupt"], "finished"),  # what comes after a trainer's own end is another program's
+    ],
+)
+def test_what_comes_after_the_last_iteration_decides(kinds: list[EventKind], ended: str) -> None:
+    assert how_it_ended(stopped(events=[event(kind) for kind in kinds])) == ended
+
+
+def test_what_came_before_does_not() -> None:
+    assert how_it_ended(stopped(events=[event("oom", line=3), event("finish", line=5)])) == "cut"
+
+
+@pytest.mark.parametrize(
+    ("settings", "last", "ended"),
+    [
+        ({"max_iters": 40}, 40, "finished"),
+        ({"max_iters": 41}, 40, "finished"),  # with a line each 10, the last one is 40
+        ({"max_iters": 50}, 40, "cut"),
+        ({"max_iters": 41, "log_interval": 1}, 40, "cut"),
+        ({"max_iters": 45, "log_interval": 20}, 40, "finished"),
+        ({"max_iters": "many"}, 40, "cut"),
+        ({"log_interval": 0, "max_iters": 40}, 40, "finished"),
+    ],
+)
+def test_a_plan_that_is_known(settings: dict[str, Value], last: int, ended: str) -> None:
+    assert how_it_ended(stopped(last, settings=settings)) == ended
+
+
+def test_a_plan_that_the_lines_say() -> None:
+    assert how_it_ended(stopped(setup=Setup(planned_iterations=40))) == "finished"
+    assert how_it_ended(stopped(setup=Setup(planned_iterations=50))) == "cut"
+    assert planned_last_iteration(stopped(setup=Setup({"max_iters": 5}, planned_iterations=50))) == 50
+
+
+def test_nanogpt_stops_with_an_evaluation() -> None:
+    at_end = [(0, None, 4.0), (40, None, 3.0)]
+    assert how_it_ended(stopped(evals=at_end)) == "finished"
+    assert how_it_ended(stopped(evals=[(0, None, 4.0), (20, None, 3.0)])) == "cut"
+    assert how_it_ended(stopped(evals=at_end, settings={"max_iters": 100})) == "cut"
+    assert how_it_ended(stopped(last=0, evals=[(0, None, 4.0)])) == "cut"
+
+
+def test_others_need_one_off_the_grid() -> None:
+    build = BY_ID["build-nanogpt"]
+    on_grid = [(0, None, 4.0), (20, None, 3.0), (40, None, 3.0)]
+    off_grid = [(0, None, 4.0), (15, None, 3.0), (30, None, 3.0), (40, None, 3.0)]
+    assert how_it_ended(stopped(evals=on_grid, trainer=build)) == "cut"
+    assert how_it_ended(stopped(evals=off_grid, trainer=build)) == "finished"
+    unknown = BY_ID["unknown"]
+    assert how_it_ended(stopped(evals=off_grid, trainer=unknown)) == "cut"
+
+
+def test_a_run_that_goes_on_has_not_ended() -> None:
+    assert how_it_ended(stopped(live=True, events=[event("oom")])) is None
+
+
+@pytest.mark.parametrize("said", ["finished", "interrupted", "crashed", "oom", "cut"])
+def test_a_record_that_says_it_itself(said: str) -> None:
+    assert how_it_ended(stopped(ended=said, events=[event("oom")])) == said
+
+
+def test_a_log_without_iterations() -> None:
+    empty = made_history(made_steps([]), trainer=NANOGPT)
+    assert how_it_ended(empty) == "cut"
+    assert how_it_ended(made_history(made_steps([]), events=[event("oom")])) == "oom"

@@ -1,0 +1,289 @@
+"""A GlassGPT journal as a History, and the facts that follow."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journals import LEDGER, checkpoint, end, evaluation, first_step, record, resume, run, step, whole_run
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.explain.explanation import explain
+from glassgpt.explain.rule import Finding
+from glassgpt.record.journal import NAME, Record, encode
+from glassgpt.runs.facts import Facts, facts_of
+from glassgpt.runs.from_journal import history_of, read_run
+from glassgpt.runs.open import read_history
+from glassgpt.training.session import train
+
+
+def facts(records: list[Record], live: bool = False) -> Facts:
+    return facts_of(history_of(records, "runs/mine", live))
+
+
+def test_the_facts_of_a_whole_run() -> None:
+    told = facts(whole_run())
+    assert (told.iterations_logged, told.first_iteration, told.last_iteration, told.log_interval) == (
+        11,
+        1,
+        100,
+        10,
+    )
+    assert (told.tokens_per_iteration, told.parameters) == (16_384, 10_646_784)
+    assert told.steady_ms == 39  # 38 + at % 3 over 10, 20, … 100
+    assert told.first_iteration_ms == 1530
+    assert told.startup_ms == 1530 - 39
+    assert told.eval_steps == [0, 50, 100]
+    assert told.checkpoint_steps == [50, 100]
+    assert told.eval_overhead_ms is None  # its step times are without evaluations
+    assert (told.best_val_loss, told.best_val_step, told.final_val_loss, told.final_train_loss) == (
+        2.25,
+        50,
+        2.75,
+        2.0,
+    )
+    assert (told.loss_first, told.loss_last, told.nan_step) == (4 - 1 / 50, 2.0, None)
+    assert (told.segments, told.ended, told.val_metric) == (1, "finished", "loss")
+
+
+def test_its_total_and_overhead_are_the_ledgers() -> None:
+    told = facts(whole_run())
+    assert told.estimated_total_s == pytest.approx(sum(LEDGER.values()))
+    assert told.overhead_share == pytest.approx((2 + 10 + 12 + 4) / 100)
+
+
+def test_its_arithmetic_is_the_recorded_one() -> None:
+    told = facts(whole_run())
+    assert told.flops_per_token == 70_958_592
+    assert told.tokens_per_s == pytest.approx(16_384 / 0.039)
+    assert told.achieved_tflops == pytest.approx(70_958_592 * 16_384 / 0.039 / 1e12)
+    assert told.mfu_reported_steady == 12.5
+
+
+def test_what_was_said_about_the_run() -> None:
+    setup = history_of(whole_run(), "x").setup
+    assert setup.settings["n_layer"] == 6
+    assert setup.settings["vocab_size"] == 65
+    assert "seed" not in setup.settings  # None: not set
+    assert (setup.device_name, setup.memory_bytes) == ("NVIDIA H200", 150_000_000_000)
+    assert (setup.peak_flops, setup.planned_iterations, setup.bytes_per_token) == (96e9, 100, 1.0)
+
+
+def test_evaluations_hold_both_splits() -> None:
+    evals = history_of(whole_run(), "x").evals
+    assert [(done.iteration, done.train_loss, done.val_loss) for done in evals] == [
+        (0, 4.20, 4.25),
+        (50, 2.20, 2.25),
+        (100, 2.00, 2.75),
+    ]
+    assert (evals[0].ms, evals[0].stderr, evals[0].tokens) == (800, 0.0125, 32_768)
+
+
+def test_a_resume_takes_back_what_lies_past_it() -> None:
+    records = [
+        *whole_run()[:-2],
+        run(process=1),
+        resume(50, 1),
+        evaluation(50, "val", 2.25, 1),
+        first_step(1, 51),
+        *(step(at, 1) for at in range(60, 110, 10)),
+        end(100, process=1),
+    ]
+    history = history_of(records, "x")
+    assert [segment.resumed for segment in history.segments] == [False, True]
+    assert history.steps.iteration.tolist() == [1, 10, 20, 30, 40, 50, 51, 60, 70, 80, 90, 100]
+    assert history.steps.segment.tolist() == [0] * 6 + [1] * 6
+    told = facts_of(history)
+    assert (told.segments, told.eval_steps, told.checkpoint_steps) == (2, [0, 50], [50])
+    assert told.first_iteration_ms == 1530
+
+
+@pytest.mark.parametrize(
+    ("last", "ended"),
+    [
+        (end(100), "finished"),
+        (end(60, "interrupted"), "interrupted"),
+        (end(60, "crashed", error="ValueError: x"), "crashed"),
+        (end(60, "not finite"), "crashed"),
+        (end(60, "crashed", error="torch.OutOfMemoryError: CUDA out of memory. Tried"), "oom"),
+        (end(60, "crashed", error="RuntimeError: DefaultCPUAllocator: can't allocate memory: you"), "oom"),
+        (end(60, "crashed", error="MemoryError: "), "oom"),
+        (step(60), "cut"),  # killed: nothing more was written
+    ],
+)
+def test_how_it_ended(last: Record, ended: str) -> None:
+    records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
+    assert facts([*records, last]).ended == ended
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "said"),
+    [
+        ("ValueError: a fault of ours", "crashed", '"ValueError: a fault of ours".'),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "oom", "asked for 2.0 GiB more"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes",
+         "oom", "asked for 2.0 GiB more"),
+    ],
+)  # fmt: skip
+def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> None:
+    records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
+    history = history_of([*records, end(60, "crashed", error=error)], "x")
+    (finding,) = [one for one in explain(history).findings if one.id in ("crashed", "oom")]
+    assert finding.id == name
+    assert said in finding.evidence
+    assert "Line " not in finding.evidence
+    assert not history_of([*records, end(60, "interrupted")], "x").events
+
+
+def test_a_live_run_has_not_ended() -> None:
+    told = facts(whole_run()[:8], live=True)
+    assert told.ended is None
+    assert told.last_iteration == 40
+
+
+def test_a_run_that_was_killed_counts_as_far_as_its_steps_tell() -> None:
+    told = facts([record for record in whole_run() if record["kind"] != "end"])
+    assert told.estimated_total_s == pytest.approx(11 * 0.390)
+
+
+def test_nan_losses_come_back_as_numbers(tmp_path: Path) -> None:
+    records = [run(), first_step(), step(10), step(20, loss=math.nan), evaluation(20, "val", math.inf)]
+    (tmp_path / NAME).write_bytes(b"".join(encode(record) for record in records))
+    told = facts_of(read_run(tmp_path))
+    assert told.nan_step == 20
+    assert told.final_val_loss == math.inf
+
+
+def test_a_run_that_only_began() -> None:
+    told = facts([run()])
+    assert (told.iterations_logged, told.ended, told.tokens_per_iteration) == (0, "cut", 16_384)
+
+
+def test_no_records_at_all() -> None:
+    assert facts([]).iterations_logged == 0
+
+
+# --- through files ---
+
+
+def written(folder: Path, records: list[Record], tail: bytes = b"") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / NAME).write_bytes(b"".join(encode(record) for record in records) + tail)
+    return folder
+
+
+def test_a_folder_and_its_journal_say_the_same(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", whole_run())
+    assert read_history(str(folder)).trainer.id == "glassgpt"
+    assert facts_of(read_history(str(folder))) == facts_of(read_history(str(folder / NAME)))
+
+
+def test_a_torn_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", whole_run()[:-1], b'{"kind":"step","iter":11')
+    assert facts_of(read_history(str(folder))).last_iteration == 100
+
+
+def test_a_journal_under_another_name_is_known_by_its_content(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_bytes(b"".join(encode(record) for record in whole_run()))
+    assert read_history(str(other)).trainer.id == "glassgpt"
+
+
+def test_an_empty_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        read_history(str(written(tmp_path / "run", [])))
+
+
+JUNK: tuple[Any, ...] = (None, "x", -1, 1e400, 10**30, [], {}, [1], {"a": {}}, True, "nan", "inf", 0, 1.5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6))
+def test_damaged_records_do_not_stop_it(seed: int) -> None:
+    """A value of another type, a field that is gone: an answer, or a UserError."""
+    dice = random.Random(seed)
+    records: list[Record] = json.loads(json.dumps(whole_run()))
+    for _ in range(dice.randrange(1, 6)):
+        damage(dice.choice(records), dice)
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    from glassgpt.record.journal import read_stream
+
+    try:
+        told = facts_of(history_of(read_stream(lines.splitlines()), "x"))
+    except UserError:
+        return
+    json.dumps(told.as_dict())
+
+
+def damage(value: dict[str, Any], dice: random.Random) -> None:
+    name = dice.choice(sorted(value))
+    if isinstance(value[name], dict) and value[name] and dice.random() < 0.6:
+        damage(value[name], dice)
+    elif dice.random() < 0.3:
+        del value[name]
+    else:
+        value[name] = dice.choice(JUNK)
+
+
+# --- a real one ---
+
+
+def test_a_real_run(tiny: Callable[..., TrainConfig]) -> None:
+    config = tiny(max_iters=30, eval_interval=10, log_interval=5)
+    train(config)
+    told = facts_of(read_history(config.out_dir))
+    assert (told.last_iteration, told.eval_steps, told.ended) == (30, [0, 10, 20, 30], "finished")
+    assert told.tokens_per_iteration == 32
+    assert told.steady_ms is not None
+    assert told.tokens_per_s == pytest.approx(32_000 / told.steady_ms)
+    assert told.estimated_total_s is not None
+    assert told.overhead_share is not None
+    assert 0 < told.overhead_share < 1
+    json.dumps(told.as_dict())
+
+
+def test_unused_kinds_are_left_alone() -> None:
+    assert facts([*whole_run(), record("sample", 100, text="To be,\nor not")]).iterations_logged == 11
+    assert checkpoint(5)["kind"] == "checkpoint"
+
+
+# --- an end that was not finite ---
+
+
+def ended_not_finite(norms: list[float]) -> list[Finding]:
+    last = end(60, "not finite", bad_iter=61, recent_grad_norms=norms, exit_code=3)
+    return explain(history_of([*whole_run()[:-1], last], "runs/mine")).findings
+
+
+def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> None:
+    growing = [1.0] * 12 + [20.0, 400.0, 9000.0, math.inf]
+    (one,) = [finding for finding in ended_not_finite(growing) if finding.id == "loss-nan"]
+    assert one.severity == "problem"
+    assert one.title == "The gradient was not finite at iteration 61"
+    assert one.evidence == "Gradient norms before it: 1, 20, 400, 9e+03, inf."
+    assert "The gradient norms grew before it" in one.explanation
+    assert "The last checkpoint from before it is that of iteration 50" in one.advice
+    (few,) = [finding for finding in ended_not_finite([math.nan]) if finding.id == "loss-nan"]
+    assert "too little of what came before" in few.explanation
+
+
+@pytest.mark.parametrize("norms", [None, "inf", ["1", None, {}], []])
+def test_norms_that_are_none_are_no_crash(norms: Any) -> None:
+    assert any(finding.id == "loss-nan" for finding in ended_not_finite(norms))
+
+
+def test_integers_of_400_digits_are_read(tmp_path: Path) -> None:
+    for name in ("learning_rate", "max_iters", "n_layer", "seed"):
+        records = whole_run()
+        records[0]["config"][name] = 10**400
+        records += [record("profile", 100, from_iter=10**400, updates=10**400, busy=10**400)]
+        (tmp_path / NAME).write_bytes(b"".join(map(encode, records)))
+        assert explain(read_run(tmp_path)).facts.steady_ms == 39

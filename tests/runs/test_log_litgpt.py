@@ -1,0 +1,101 @@
+"""litgpt, lit-gpt and forks: an iteration is a micro-batch."""
+
+from __future__ import annotations
+
+import pytest
+from log_checks import check, facts_in, history_of
+from printed import Course
+from printed_more import lit_gpt, litgpt
+
+from glassgpt.explain.explanation import explain
+
+COURSE = Course(updates=33, eval_every=10)
+
+
+@pytest.mark.parametrize("told", [litgpt(COURSE), lit_gpt(COURSE)])
+def test_a_whole_log(told: object) -> None:
+    check(told.text, told)  # type: ignore[attr-defined, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "loss", "ms"),
+    [
+        ("Epoch 1 | iter 16 step 4 | loss train: 9.939, val: n/a | iter time: 30.07 ms (step)", 9.939, 30.07),
+        ("Epoch 2 | iter 16 step 4 | loss train: 1.939, val: 3.123 | iter time: 300.07 ms", 1.939, 300.07),
+        ("iter 16 step 4: loss 1.6460, iter time: 820.31ms (optimizer.step)", 1.646, 820.31),
+        ("iter 16 step 4: loss 1.6460, train time: 820.31ms", 1.646, 820.31),
+        ("iter 16 | step 4: loss 1.6460, iter time: 820.31 ms (optimizer.step), remaining "
+         "time: 0:00:09", 1.646, 820.31),
+        ("Epoch 0 | iter  16 step  4 | loss train: 21.625, val_loss valid: 13.879 | iter "
+         "time: 35.675 s (step)", 21.625, 35675),
+        ("Ep 1 | iter 16 | step 4: loss train (curr): 1.657, val (prev val iter): None | "
+         "iter time: 298.27 ms", 1.657, 298.27),
+        ("iter 16 step 4: loss nan, iter time: 94.35ms (optimizer.step) remaining time: 6.24 "
+         "hours.  or 0.26 days. ", float("nan"), 94.35),
+    ],
+)  # fmt: skip
+def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
+    history = history_of(line + "\n")
+    assert history.trainer.id == "litgpt"
+    assert history.steps.iteration.tolist() == [16]
+    assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
+    assert history.steps.ms[0] == ms
+
+
+@pytest.mark.parametrize(
+    ("line", "ms"),
+    [
+        ("iter 16: val loss 3.1234, val time: 1234.56 ms", 1234.56),
+        ("step 16: val loss 3.1234, val time: 1234.56ms", 1234.56),
+        ("iter 16: val loss 3.1234, val time: 1.50 s", 1500),
+        ("step 16: val loss 3.1234", None),
+    ],
+)
+def test_forms_of_its_evaluation(line: str, ms: float | None) -> None:
+    told = litgpt(Course(updates=16, eval_every=100))
+    body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
+    (done,) = history_of(f"{body}\n{line}\n").evals
+    assert (done.iteration, done.val_loss, done.ms) == (16, 3.1234, ms)
+
+
+@pytest.mark.parametrize("word", ["non-trainable", "non trainable"])
+def test_frozen_parameters_count(word: str) -> None:
+    told = lit_gpt(COURSE)
+    assert facts_in(told.text.replace("non-trainable", word)).parameters == 2_780_810_240
+
+
+def test_a_stale_validation_loss_is_no_evaluation() -> None:
+    told = litgpt(COURSE)
+    assert facts_in(told.text).eval_steps == [10, 20, 30, 33]
+
+
+def test_a_resumed_run() -> None:
+    told = litgpt(COURSE)
+    again = [line for line in told.lines if "iter 2" in line or "iter 3" in line]
+    history = history_of(
+        told.first(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
+    )
+    assert [segment.resumed for segment in history.segments] == [False, True]
+
+
+def test_what_evaluations_took_is_part_of_the_run() -> None:
+    """100 iterations of 50 ms, and two evaluations that say 2.5 s each: half of 10 s."""
+    lines = [
+        f"Epoch 1 | iter {at} step {at // 4} | loss train: 3.5, val: n/a | iter time: 50.00 ms"
+        + (f"\niter {at}: val loss 3.6, val time: 2500.00 ms" if at % 50 == 0 else "")
+        for at in range(1, 101)
+    ]
+    told = explain(history_of("\n".join(lines) + "\n"))
+    assert told.facts.estimated_total_s == pytest.approx(5.0), "of the iterations, by its definition"
+    assert told.facts.eval_overhead_ms is None, "no iteration holds one"
+    (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
+    assert finding.severity == "advice"
+    assert finding.evidence == "2 evaluations cost 5.0 s of 10 s: 50% of the run."
+
+
+@pytest.mark.parametrize("ms", ["1e300", "-5.0", "nan", "inf"])
+def test_evaluations_that_took_longer_than_anybody_waits(ms: str) -> None:
+    told = litgpt(Course(updates=16, eval_every=100))
+    body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
+    (done,) = history_of(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
+    assert done.ms is None

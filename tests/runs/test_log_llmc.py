@@ -1,0 +1,121 @@
+"""llm.c in all its forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from log_checks import check, expected, facts_in, history_of
+from printed import LLMC_LINES, Course, llmc, llmc_c, llmc_file, llmc_python
+
+COURSE = Course(updates=33, eval_every=10)
+
+
+@pytest.mark.parametrize("form", LLMC_LINES)
+def test_every_form_of_the_cuda_trainer(form: str) -> None:
+    told = llmc(COURSE, form)
+    assert history_of(told.text).trainer.id == "llm.c"
+    check(told.text, told)
+
+
+@pytest.mark.parametrize("told", [llmc_c(COURSE), llmc_python(COURSE), llmc_file(COURSE)])
+def test_its_other_programs(told: object) -> None:
+    check(told.text, told)  # type: ignore[attr-defined, arg-type]
+
+
+def test_a_resumed_run() -> None:
+    told = llmc(COURSE, resumes_at=20)
+    history = history_of(told.text)
+    assert history.segments[0].resumed
+    check(told.text, told)
+
+
+def test_an_evaluation_belongs_to_the_step_before_it() -> None:
+    history = history_of(
+        "val loss 11.0\nstep    1/2 | loss 11.0 (+nanz)| norm 22.1 (+nanz)| lr 8.57e-07 | 3091.12 ms | "
+        "-100.0% bf16 MFU | 169611 tok/s\nstep    2/2 | loss     nan (+nanz)| norm     nan "
+        "(-nanz)| lr 8.57e-07 | "
+        "2600.00 ms | -100.0% bf16 MFU | 169611 tok/s\nval loss 10.5\ntotal average iteration time: 2 ms\n"
+    )
+    assert [(done.iteration, done.val_loss) for done in history.evals] == [(0, 11.0), (2, 10.5)]
+    assert math.isnan(history.steps.loss[1])
+    assert history.steps.has_loss.all()
+    assert math.isnan(history.steps.mfu[0])  # -100 stands for a card that it does not know
+
+
+def test_progress_that_is_glued_to_the_next_line() -> None:
+    told = llmc(COURSE)
+    text = told.text.replace(
+        "Writing checkpoint", "evaluating HellaSwag: 1/837\revaluating HellaSwag: 8/837\rWriting checkpoint"
+    )
+    check(text.replace("\r", "\n"), told)
+
+
+def test_the_batch_is_also_told_in_a_sentence() -> None:
+    text = (
+        "num_parameters: 1557686400 => bytes: 3115372800\n"
+        "batch_size B=16 * seq_len T=1024 * num_processes=8 and total_batch_size=1048576\n"
+        "=> setting grad_accum_steps=8\nval loss 11.129390\n"
+        "step    1/32000 | loss 11.13 (+nanz)| norm 52.9 (+nanz)| lr 8.57e-07 | 3056.36 ms | "
+        "42.6% bf16 MFU | 343080 tok/s\n"
+        "step    2/32000 | loss 10.53 (+nanz)| norm 43.5 (+nanz)| lr 1.71e-06 | 2747.19 ms | "
+        "47.4% bf16 MFU | 381690 tok/s\n"
+    )
+    facts = facts_in(text)
+    assert (facts.tokens_per_iteration, facts.parameters) == (1048576, 1557686400)
+    assert facts.tokens_per_s == pytest.approx(1048576 / 2.74719)
+
+
+CPU = (
+    "val loss 5.252026\nstep 0: train loss 5.356189 (took 1452.121000 ms)\n"
+    "step 1: train loss 4.301069 (took 1288.673000 ms)\n...\nstep 39: train loss 3.970751 (took 1323.7 ms)\n"
+    "val loss 4.107781\n"
+)
+CUDA = (
+    "step 1/74: train loss 4.367631 (80.639749 ms)\nstep 2/74: train loss 4.031242 (77.378867 ms)\n...\n"
+    "step 74/74: train loss 3.467508 (78.009975 ms)\nval loss 3.516490\n"
+)
+OLD_CUDA = (
+    "val loss 4.517436\nstep 0: train loss 4.368065 (took 52.865066 ms)\nstep 1: "
+    "train loss 4.406586 (took 53.2 ms)\n"
+)
+
+
+def test_two_programs_in_one_text() -> None:
+    """The CPU one, elided, then the CUDA one: each with its own way to number evaluations."""
+    facts = facts_in(f"First:\n```\n{CPU}```\nThen:\n```\n{CUDA}```\n")
+    assert facts.eval_steps == [0, 40, 74]
+    assert (facts.best_val_loss, facts.best_val_step, facts.segments) == (3.51649, 74, 2)
+
+
+def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
+    history = history_of(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
+    assert [(done.iteration, done.val_loss) for done in history.evals] == [
+        (0, 5.252026),
+        (40, 4.107781),
+        (0, 4.517436),
+    ]
+
+
+def test_skipped_updates_are_noted() -> None:
+    told = llmc(COURSE)
+    text = told.text.replace("step    5/33", "skipping update due to loss z-score of 4.5\nstep    5/33")
+    history = history_of(text)
+    assert [event.text for event in history.events if event.kind == "warning"] == [
+        "skipping update due to loss z-score of 4.5"
+    ]
+    check(text, told)
+
+
+def test_main_log_of_a_whole_run_ends_off_the_grid() -> None:
+    told = llmc_file(COURSE)
+    closing = told.text + "s:33 tel:2.5000\n"
+    facts = facts_in(closing)
+    assert (facts.ended, facts.final_val_loss, facts.eval_steps) == ("finished", 2.5, [0, 10, 20, 30, 33])
+
+
+def test_its_end_line_makes_it_finished_and_nothing_else() -> None:
+    told = llmc(COURSE)
+    assert expected(told)["ended"] == facts_in(told.text).ended == "finished"
+    middle = [line for line in told.lines if line.startswith("step")][:20]
+    assert facts_in("\n".join(middle) + "\n").ended == "cut"

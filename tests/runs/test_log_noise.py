@@ -1,0 +1,168 @@
+"""Whatever stands between the lines of a log, or was done to all of them, its facts stay the same."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+from dataclasses import replace
+
+import pytest
+from dirt import NOISE, STAMPS, TEXT_DIRT, coloured, crlf, notebook, twice
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_checks import Told, check, expected, facts_in, history_of, same
+from printed import Course
+from printed_more import every_trainer
+
+from glassgpt.runs.facts import facts_of
+from glassgpt.runs.lines import read_lines
+from glassgpt.runs.recognise import read_log
+
+COURSE = Course(updates=43, eval_every=10)
+TRAINERS = every_trainer(COURSE)
+NAMES = sorted(TRAINERS)
+# These count their lines, so what is printed twice is there twice.
+UNNUMBERED = {name for name in NAMES if name.startswith("trainer")}
+
+courses = st.builds(
+    Course,
+    updates=st.integers(22, 60),
+    eval_every=st.sampled_from((5, 7, 9)),
+    seed=st.integers(0, 1000),
+    base_ms=st.sampled_from((2.5, 100.0, 3000.0)),
+).filter(lambda course: (course.updates - 1) % course.eval_every != 0)
+
+
+def read_bytes(data: bytes) -> dict[str, object]:
+    return facts_of(read_log(read_lines(io.BytesIO(data)), "run.log")).as_dict()
+
+
+def check_bytes(data: bytes, told: Told) -> None:
+    got = read_bytes(data)
+    wrong = {name: (got[name], want) for name, want in expected(told).items() if not same(got[name], want)}
+    assert wrong == {}, f"got, wanted: {wrong}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_facts_of_a_clean_log(name: str) -> None:
+    told = TRAINERS[name]
+    assert history_of(told.text).trainer.id == told.format
+    check(told.text, told)
+
+
+@settings(max_examples=12, deadline=None)
+@given(courses, st.sampled_from(NAMES))
+def test_the_facts_of_any_course(course: Course, name: str) -> None:
+    told = every_trainer(course)[name]
+    check(told.text, told)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(3, 40), st.sampled_from(NAMES))
+def test_the_first_nan_is_found(nan_from: int, name: str) -> None:
+    told = every_trainer(replace(COURSE, nan_from=nan_from))[name]
+    check(told.text, told)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(0, 10**6), st.integers(1, 30))
+def test_noise_between_lines_changes_nothing(name: str, seed: int, amount: int) -> None:
+    told, dice = TRAINERS[name], random.Random(seed)
+    lines = told.lines
+    for _ in range(amount):
+        lines.insert(dice.randrange(len(lines) + 1), dice.choice(NOISE))
+    check("".join(f"{line}\n" for line in lines), told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_noise_after_every_line_changes_nothing(name: str) -> None:
+    told = TRAINERS[name]
+    check("".join("\n".join((line, *NOISE, "")) for line in told.lines), told)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_a_log_that_stops_says_what_it_says_up_to_there(name: str, data: st.DataObject) -> None:
+    told = TRAINERS[name]
+    last = max(at for at, part in enumerate(told.parts) if part.row)  # with it, the plan is fulfilled
+    told = told.first(data.draw(st.integers(len(told.parts) // 2, last - 1)))
+    check(told.text, told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dirt", TEXT_DIRT)
+def test_dirt_changes_nothing(name: str, dirt: str) -> None:
+    if dirt == "of_two_ranks" and name == "trainer with bars":
+        pytest.skip("a bar is drawn by one rank only")
+    told = TRAINERS[name]
+    check(TEXT_DIRT[dirt](told.text), told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stamp", STAMPS)
+def test_what_stands_in_front_of_every_line_changes_nothing(name: str, stamp: str) -> None:
+    told = TRAINERS[name]
+    # An evaluation off the grid tells the end of a log, but not of an excerpt.
+    unsure = stamp == "fenced" and told.format == "build-nanogpt"
+    check(STAMPS[stamp](told.text), told, ignoring=("ended",) if unsure else ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_output_of_a_notebook(name: str) -> None:
+    told = TRAINERS[name]
+    check(notebook(told.text), told)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - UNNUMBERED))
+def test_two_ranks_that_print_everything(name: str) -> None:
+    told = TRAINERS[name]
+    check(twice(told.text), told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dirt", [crlf, coloured])
+def test_line_ends_and_colours(name: str, dirt: object) -> None:
+    told = TRAINERS[name]
+    assert callable(dirt)
+    check_bytes(dirt(told.text).encode(), told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_encodings(name: str, encoding: str) -> None:
+    told = TRAINERS[name]
+    check_bytes(told.text.encode(encoding), told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gzip(name: str) -> None:
+    told = TRAINERS[name]
+    check_bytes(gzip.compress(told.text.encode()), told)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_a_line_cut_in_the_middle_says_nothing_wrong(name: str, data: st.DataObject) -> None:
+    """Each fact is as without the line, or as with all of it, as far as the digits go."""
+    told = TRAINERS[name]
+    telling = [at for at, part in enumerate(told.parts) if part.row or part.eval or part.save is not None]
+    at = data.draw(st.sampled_from(telling[5:]))
+    before, line = told.first(at).text, told.parts[at].text
+    cut = data.draw(st.integers(1, len(line)))
+    got, without, whole = (facts_in(before + line[:end]).as_dict() for end in (cut, 0, len(line)))
+    for fact in (
+        "best_val_loss",
+        "final_val_loss",
+        "loss_last",
+        "last_iteration",
+        "checkpoint_steps",
+        "steady_ms",
+    ):
+        assert same(got[fact], without[fact]) or close(got[fact], whole[fact]), (fact, line[:cut])
+
+
+def close(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-3 * abs(other)
+    return one == other

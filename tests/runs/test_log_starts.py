@@ -1,0 +1,135 @@
+"""Processes that fail before their first iteration: alone in a log, and after a run."""
+
+from __future__ import annotations
+
+import pytest
+from log_checks import facts_in, history_of
+
+from glassgpt.errors import UserError
+from glassgpt.explain.explanation import Explanation, explain
+
+BEGIN = (
+    "tokens per iteration will be: 16,384\nInitializing a new model from scratch\n"
+    "number of parameters: 10.65M\n"
+)
+LINES = "".join(f"iter {at}: loss {4 - at / 200:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 401, 10))
+END = "step 400: train loss 2.0100, val loss 2.0200\nsaving checkpoint to out\n"
+RUN = BEGIN + LINES.replace("iter 400", END + "iter 400")
+FAULT = (
+    'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: no such thing\n'
+)
+OOM = FAULT.replace(
+    "ValueError: no such thing", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+)
+
+
+def told(text: str) -> Explanation:
+    return explain(history_of(text))
+
+
+def named(text: str) -> dict[str, str]:
+    """Findings about how processes ended, and their evidence."""
+    about = ("oom", "crashed", "interrupted", "failed-start")
+    return {one.id: one.evidence for one in told(text).findings if one.id in about}
+
+
+@pytest.mark.parametrize(
+    ("introduction", "format"),
+    [
+        (BEGIN, "nanogpt"),
+        ("Autodetected device type: cuda\nVocab size: 65,536\n", "nanochat"),
+        (
+            "total desired batch size: 524288\n=> calculated gradient accumulation steps: 32\n",
+            "build-nanogpt",
+        ),
+        ("| train data pattern    | data/train_*.bin      |\n", "llm.c"),
+        ("***** Running training *****\n  Num examples = 1,000\n", "hf-trainer"),
+    ],
+)
+@pytest.mark.parametrize(("fault", "ended"), [(FAULT, "crashed"), (OOM, "oom"), ("Killed\n", "crashed")])
+def test_a_run_that_never_came_to_an_iteration(
+    introduction: str, format: str, fault: str, ended: str
+) -> None:
+    explanation = told(introduction + fault)
+    assert explanation.history.trainer.id == format
+    assert (explanation.facts.ended, explanation.facts.iterations_logged) == (ended, 0)
+    assert "without a line about an iteration" in explanation.verdict[0]
+    assert explanation.findings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'File "/x/site-packages/transformers/trainer.py", line 9, in train',
+        'File "/x/litgpt/pretrain.py", line 9',
+    ],
+)
+def test_a_traceback_tells_whose_it_is(line: str) -> None:
+    assert facts_in(FAULT.replace('File "train.py", line 3, in <module>', line)).ended == "crashed"
+
+
+def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
+    assert named(BEGIN + FAULT) == {"crashed": 'Line 4: "ValueError: no such thing".'}
+
+
+@pytest.mark.parametrize("text", [BEGIN, FAULT, 'print(f"tokens per iteration will be: {n:,}")\n' + FAULT])
+def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
+    with pytest.raises(UserError, match="not a training log"):
+        history_of(text)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        BEGIN,
+        BEGIN.replace("Initializing a new model from scratch", "Resuming training from out"),
+        "$ python train.py config/train_gpt2.py\n",
+        "(base) me@box:~/nanoGPT$ CUDA_VISIBLE_DEVICES=0 torchrun train.py\n",
+        "+ python3 -u train.py\n",
+    ],
+)
+@pytest.mark.parametrize("fault", [FAULT, OOM, "Killed\n", "Segmentation fault (core dumped)\n"])
+def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) -> None:
+    explanation = told(RUN + start + fault)
+    assert explanation.facts.ended == "finished"
+    assert explanation.verdict[0] == "A nanoGPT run that went to its end at iteration 400."
+    assert list(named(RUN + start + fault)) == ["failed-start"]
+
+
+def test_the_later_command_says_what_failed() -> None:
+    assert named(RUN + BEGIN + FAULT) == {
+        "failed-start": 'It began at line 47. Line 50: "ValueError: no such thing".'
+    }
+
+
+def test_both_failed() -> None:
+    resumed = BEGIN.replace("Initializing a new model from scratch", "Resuming training from out")
+    evidence = named(RUN + "Killed\n" + resumed + FAULT)
+    assert set(evidence) == {"interrupted", "failed-start"}
+    assert told(RUN + "Killed\n" + resumed + FAULT).facts.ended == "crashed"
+
+
+def test_a_later_command_that_trains_has_faults_of_its_own() -> None:
+    assert list(named(RUN + BEGIN + LINES + FAULT)) == ["crashed"]
+
+
+def test_a_later_command_that_ends_well_is_not_worth_a_word() -> None:
+    assert named(RUN + "$ python sample.py\nnumber of parameters: 10.65M\nROMEO: a later start\n") == {}
+
+
+@pytest.mark.parametrize("printed_before", [0, 12])
+def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -> None:
+    """Without -u, a file gets the traceback at once, and what Python had still to print at its end."""
+    lines = (BEGIN + LINES.replace("iter 400", "iter 399")).splitlines(keepends=True)
+    explanation = told("".join([*lines[:printed_before], OOM, *lines[printed_before:]]))
+    memory = next(one for one in explanation.findings if one.id == "oom")
+    assert memory.severity == "problem"
+    assert memory.title == "The run ran out of memory"
+
+
+@pytest.mark.parametrize("after", ["", "^C\n"])
+def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str) -> None:
+    explanation = told(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
+    memory = next(one for one in explanation.findings if one.id == "oom")
+    assert memory.severity == "warning"
+    assert "training went on" in memory.title

@@ -1,0 +1,379 @@
+"""Teams of real processes for tests: forked from one that has imported everything and computed nothing.
+
+They talk by gloo, through a store that the test holds, as torchrun would. `glass` in each of them gets the
+same words, unless a test says otherwise; what it prints goes to a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from glassgpt.config import TrainConfig
+from glassgpt.recipe import to_toml
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    [
+        "glassgpt.cli",
+        "glassgpt.training.session",
+        "glassgpt.training.distributed.torch_group",
+        "glassgpt.show.report.report_listener",
+        "glassgpt.show.terminal.console",
+        "torch.distributed.fsdp",
+        "torch._dynamo",  # which sharding imports
+        "plotly.offline",
+    ]
+)
+_numbers = itertools.count()
+_stores: list[TCPStore] = []
+
+
+@dataclass
+class Member:
+    """One process of a team."""
+
+    process: BaseProcess
+    output: Path
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def wait(self, limit_s: float = 60.0) -> int:
+        self.process.join(limit_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise TimeoutError(f"still there after {limit_s} s:\n{self.said}")
+        return self.process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def start(
+    size: int,
+    folder: Path,
+    words: Callable[[int], Sequence[str]] | Sequence[str],
+    sabotage: Mapping[int, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Member]:
+    """`words`: of the command line, maybe by rank. `sabotage`: by rank, a function of this module."""
+    number = next(_numbers)
+    # As torchrun does: the store outlives the processes, whichever of them dies.
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)
+    members = []
+    for rank in range(size):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": f"test-{number}",
+        } | dict(environment or {})
+        output = folder / f"team-{number}-rank-{rank}.txt"
+        said = list(words(rank) if callable(words) else words)
+        process = _server.Process(target=_live, args=(own, said, str(output), (sabotage or {}).get(rank, "")))
+        process.start()
+        members.append(Member(process, output))
+    return members
+
+
+def together(size: int, folder: Path, words: Any, **more: Any) -> list[Member]:
+    """A team that has ended well."""
+    members = start(size, folder, words, **more)
+    codes = [member.wait() for member in members]
+    assert codes == [0] * size, "\n".join(member.said for member in members)
+    return members
+
+
+def config_file(config: TrainConfig) -> str:
+    """Its path, for a command line."""
+    path = Path(config.out_dir).with_suffix(".toml")
+    path.write_text(to_toml(config))
+    return str(path)
+
+
+def command(config: TrainConfig, **changes: Any) -> list[str]:
+    return ["train", config_file(config), *(f"--{name}={value}" for name, value in changes.items())]
+
+
+def resume_command(out_dir: Path | str, **changes: Any) -> list[str]:
+    flags = (f"--{name}={value}" for name, value in changes.items())
+    return ["train", "--init_from=resume", f"--out_dir={out_dir}", *flags]
+
+
+def _live(environment: dict[str, str], words: list[str], output: str, sabotage: str) -> None:
+    """Never returns."""
+    signal.alarm(120)  # should the test die
+    os.environ.update(environment)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    import torch
+
+    from glassgpt.cli import main
+
+    torch.set_num_threads(1)
+    if sabotage:
+        globals()[sabotage]()
+    code = main(words)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+# --- sabotage ---
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _instead(owner: Any, name: str, changed: Callable[..., Any]) -> None:
+    """`changed` is given the original before the arguments."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: changed(original, *arguments))
+
+
+def die_in_update_7() -> None:
+    """Half-way: its micro-batch is done, and its gradients are not given to anybody."""
+    from glassgpt.training.learner import Learner
+
+    def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
+        result = original(learner, *batch)
+        if learner._now[0] == 7:
+            _die()
+        return result
+
+    _instead(Learner, "_micro_step", micro_step)
+
+
+def die_in_second_save() -> None:
+    """With a file half written."""
+    from glassgpt.training.checkpoint.saver import Saver
+
+    def write_files(original: Any, saver: Any, folder: Path, snapshot: Any) -> Any:
+        if saver._saves == 2:
+            (folder / "model-torn.safetensors").write_bytes(b"half")
+            _die()
+        return original(saver, folder, snapshot)
+
+    _instead(Saver, "_write_files", write_files)
+
+
+def fail_to_write() -> None:
+    from glassgpt.training.checkpoint.saver import Saver
+
+    def write_files(original: Any, saver: Any, folder: Path, snapshot: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    _instead(Saver, "_write_files", write_files)
+
+
+def hang_in_data() -> None:
+    """Update 4 never gets its batch; the process lives."""
+    from glassgpt.training.loader import Stream
+
+    calls = itertools.count()
+
+    def micro_batch(original: Any, stream: Any, *where: int) -> Any:
+        if next(calls) >= 8:
+            threading.Event().wait()
+        return original(stream, *where)
+
+    _instead(Stream, "micro_batch", micro_batch)
+
+
+def lose_a_gradient() -> None:
+    """Update 3 has a gradient that is not a number, here only."""
+    from glassgpt.training.distributed.fsdp import own_part
+    from glassgpt.training.learner import Learner
+
+    def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
+        result = original(learner, *batch)
+        gradient = next(learner.model.parameters()).grad
+        if learner._now[0] == 3 and gradient is not None:  # sharded gradients are there at the last only
+            own_part(gradient).fill_(math.nan)
+        return result
+
+    _instead(Learner, "_micro_step", micro_step)
+
+
+def crash_in_update_5() -> None:
+    from glassgpt.training.learner import Learner
+
+    def update(original: Any, learner: Any, number: int, first: int) -> Any:
+        if number == 5:
+            raise ZeroDivisionError("a bug")
+        return original(learner, number, first)
+
+    _instead(Learner, "update", update)
+
+
+def tune_to_two() -> None:
+    """Measuring finds two sequences at a time; only the first process may measure."""
+    command = importlib.import_module(
+        "glassgpt.cli.train_command"
+    )  # the module; its name is also a function's
+
+    def tuned(task: Any, *_: Any) -> Any:
+        assert os.environ["RANK"] == "0"
+        found = replace(task.config, batch_size=2, gradient_accumulation_steps=4)
+        return {"config": asdict(found), "seconds": 0.0}
+
+    command._tuned = tuned  # type: ignore[attr-defined]
+
+
+def be_slow() -> None:
+    from glassgpt.training.learner import Learner
+
+    def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
+        time.sleep(0.02)
+        return original(learner, *batch)
+
+    _instead(Learner, "_micro_step", micro_step)
+
+
+def look_slowly() -> None:
+    """The profiler takes long to begin, which is part of the first update that it watches."""
+    from glassgpt.training.profiler import Profiling
+
+    def begin(original: Any, profiling: Any, done: int) -> None:
+        time.sleep(1.0)
+        original(profiling, done)
+
+    be_slow()
+    _instead(Profiling, "_begin", begin)
+
+
+def trace_slowly() -> None:
+    """Writing the trace takes long, of which the other processes have none to write."""
+    from glassgpt.training.profiler import Profiling
+
+    def record(original: Any, profiling: Any, *when: Any) -> Any:
+        found = original(profiling, *when)
+        time.sleep(1.0 if found else 0.0)
+        return found
+
+    be_slow()
+    _instead(Profiling, "record", record)
+
+
+def copy_slowly() -> None:
+    """What blocks in a save takes long."""
+    from glassgpt.training.checkpoint.saver import Saver
+
+    def snapshot(original: Any, saver: Any, tensors: Any) -> Any:
+        time.sleep(0.2)
+        return original(saver, tensors)
+
+    be_slow()
+    _instead(Saver, "_snapshot", snapshot)
+
+
+def compile_once() -> None:
+    """What is compiled works, and must not be called a second time: another process could not compile it."""
+    import torch
+
+    def compiled(hidden: Any, **_: Any) -> Any:
+        calls = itertools.count()
+
+        def call(tokens: Any) -> Any:
+            if next(calls):
+                raise ZeroDivisionError("compiled code was called again")
+            return hidden(tokens)
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]
+
+
+def compile_in_vain() -> None:
+    """Fails when it is first called, as torch.compile does, and half-way."""
+    import torch
+
+    def compiled(hidden: Any, **_: Any) -> Any:
+        def call(tokens: Any) -> Any:
+            hidden(tokens)
+            raise RuntimeError("the compiler fell over\nand a long trace")
+
+        return call
+
+    torch.compile = compiled  # type: ignore[assignment]
+
+
+def read_slowly() -> None:
+    """The text takes longer to read than anybody may wait while training."""
+    from glassgpt.training.loader import Stream
+
+    def make(original: Any, *arguments: Any) -> None:
+        time.sleep(5.0)
+        original(*arguments)
+
+    _instead(Stream, "__init__", make)
+
+
+def write_slowly() -> None:
+    """A checkpoint takes longer to write than anybody may wait while training."""
+    from glassgpt.training.checkpoint.saver import Saver
+
+    def write_files(original: Any, *arguments: Any) -> Any:
+        time.sleep(5.0)
+        return original(*arguments)
+
+    _instead(Saver, "_write_files", write_files)
+
+
+def lack_the_table() -> None:
+    """Of the tokenizer, as a machine may on which the text was not prepared."""
+    from glassgpt.errors import UserError
+    from glassgpt.training import setup
+
+    def tokenizer_of(original: Any, dataset: Any) -> Any:
+        raise UserError("no table here")
+
+    _instead(setup, "tokenizer_of", tokenizer_of)
+
+
+def move_the_folder() -> None:
+    """Before update 7, when the checkpoint of update 5 is there."""
+    from glassgpt.training.checkpoint.checkpoints import committed
+    from glassgpt.training.checkpoint.saver import Saver
+    from glassgpt.training.learner import Learner
+
+    found: list[Path] = []
+
+    def make(original: Any, saver: Any, run_dir: Path, *more: Any) -> None:
+        found.append(run_dir)
+        original(saver, run_dir, *more)
+
+    def update(original: Any, learner: Any, number: int, first: int) -> Any:
+        while number == 7 and not committed(found[0]):
+            time.sleep(0.01)
+        if number == 7:
+            found[0].rename(found[0].with_name("elsewhere"))
+        return original(learner, number, first)
+
+    _instead(Saver, "__init__", make)
+    _instead(Learner, "update", update)

@@ -1,0 +1,146 @@
+"""Where and how to compute, and that every choice says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.training import device as devices
+from glassgpt.training.device import (
+    Placement,
+    choose_allocator,
+    choose_device,
+    choose_dtype,
+    sequences_that_fit,
+)
+
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+
+
+# --- device ---
+
+
+def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    device, choice = choose_device("auto")
+    assert device == CPU
+    assert choice.reason.startswith("no GPU was found: ")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto")[0] == MPS
+    card(8, 0)
+    device, choice = choose_device("auto")
+    assert device == CUDA
+    assert choice.reason == "a CUDA card is there: Card 8.0"
+
+
+def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for asked in ("cuda", "cuda:1", "mps"):
+        with pytest.raises(UserError, match=f"--device={asked} is not available here; try --device=auto"):
+            choose_device(asked)
+    card(8, 0, count=2)
+    assert choose_device("cuda:1")[0] == torch.device("cuda:1")
+    with pytest.raises(UserError, match="--device=cuda:2 does not exist: cuda has 2 here"):
+        choose_device("cuda:2")
+    for asked in ("cuda:-1", "cuda:x", "cpu:1"):
+        with pytest.raises(UserError, match=f"--device={asked}"):
+            choose_device(asked)
+
+
+# --- dtype ---
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "why"),
+    [
+        ((6, 1), "float32", "without tensor cores"),
+        ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
+        ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
+        ((8, 9), "bfloat16", "8.9"),
+        ((12, 0), "bfloat16", "12.0"),
+    ],
+)
+def test_the_card_decides_the_dtype(card: Any, capability: tuple[int, int], dtype: str, why: str) -> None:
+    card(*capability)
+    choice = choose_dtype("auto", CUDA)
+    assert choice.value == dtype
+    assert why in choice.reason
+
+
+def test_asking_for_emulated_bfloat16_is_allowed_and_warned_of(card: Any) -> None:
+    card(7, 5)
+    choice = choose_dtype("bfloat16", CUDA)
+    assert choice.value == "bfloat16"
+    assert "only emulates it" in choice.reason
+    card(9, 0)
+    assert choose_dtype("bfloat16", CUDA).reason == "asked for"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")],
+)
+def test_dtypes_on_a_cpu(asked: str, dtype: str) -> None:
+    choice = choose_dtype(asked, CPU)
+    assert choice.value == dtype
+    if asked == "float16":
+        assert "float16 was asked for, but CPUs have no fast float16" in choice.reason
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_dtype("auto", CPU, 64).value == dtype
+    assert choose_dtype("auto", CPU, 63).value == choose_dtype("auto", CPU).value == "float32"
+
+
+def test_memory_bounds_the_micro_batch() -> None:
+    config = TrainConfig(n_layer=12, n_embd=768, block_size=1024)
+    assert sequences_that_fit(config, 50304, None) is None
+
+    def fit(gib: float, **changes: Any) -> int | None:
+        changed = TrainConfig(n_layer=12, n_embd=768, block_size=1024, **changes)
+        return sequences_that_fit(changed, 50304, int(gib * 2**30))
+
+    assert fit(0.1) == 1  # never none at all: the run will say it better
+    few, many = fit(12), fit(80)
+    assert few is not None
+    assert many is not None
+    assert 8 <= few < many <= 256
+    assert (fit(12, dtype="float32") or 0) < few < (fit(12, activation_checkpointing=True) or 0)
+
+
+def test_autocast_only_where_there_is_something_to_cast() -> None:
+    a = torch.ones(2, 2)
+    with Placement(CPU, "float32", False, "sdpa").autocast():
+        assert (a @ a).dtype == torch.float32
+    with Placement(CPU, "bfloat16", False, "sdpa").autocast():
+        assert (a @ a).dtype == torch.bfloat16
+
+
+# --- how memory is given out ---
+
+
+def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(devices, "_tell_allocator", told.append)
+    cuda = torch.device("cuda")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})
+        assert (choice.value, choice.reason) == ("max_split_size_mb:64", f"as {name} says")
+    monkeypatch.setattr("sys.platform", "win32")
+    assert choose_allocator(cuda, {})[0].value == "usual"
+    assert told == []
+    monkeypatch.setattr("sys.platform", "linux")
+    assert choose_allocator(cuda, {})[0].value == "expandable_segments:True"
+    assert told == ["expandable_segments:True"]
+    assert choose_allocator(torch.device("cpu"), {}) == []

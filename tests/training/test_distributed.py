@@ -1,0 +1,399 @@
+"""Several processes train what one trains: same losses, same evaluations, same files, whatever their number.
+
+With gloo on a CPU, for real: every process here is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import teams
+import torch
+from tiny import (
+    MakeConfig,
+    assert_close_tensors,
+    assert_same_tensors,
+    choices,
+    contents,
+    last_tensors,
+    records,
+    run_evals,
+    run_losses,
+)
+
+from glassgpt.config import TrainConfig
+from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.errors import UserError
+from glassgpt.record import journal
+from glassgpt.training.checkpoint.checkpoints import committed, describe, load_last
+from glassgpt.training.device import share_out
+from glassgpt.training.distributed.fsdp import rows_of
+from glassgpt.training.distributed.process_group import Team, join
+from glassgpt.training.distributed.torch_group import choose_backend, differences, pieces
+from glassgpt.training.interrupt import Stop
+from glassgpt.training.session import train
+from glassgpt.training.task import begun_by
+
+# Twelve sequences an update, which one, two and four processes share in micro-batches of three.
+SHARED: dict[str, Any] = {"batch_size": 3, "gradient_accumulation_steps": 4, "max_iters": 12}
+
+
+def assert_same_course(one: str, other: str, tolerance: float = 1e-5) -> None:
+    assert run_losses(other) == pytest.approx(run_losses(one), abs=tolerance)
+    assert run_evals(other) == pytest.approx(run_evals(one), abs=tolerance)
+
+
+# --- the same as one process ---
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ways"), [("adamw", ((4, False), (2, True))), ("muon", ((2, False), (4, True)))]
+)
+def test_a_team_trains_what_one_process_trains(
+    tiny: MakeConfig, tmp_path: Path, optimizer: str, ways: tuple[tuple[int, bool], ...]
+) -> None:
+    settings = SHARED | {"optimizer": optimizer, "arch": "modern" if optimizer == "muon" else "gpt2"}
+    one = tiny("one", **settings)
+    train(one)
+    weights = last_tensors(one.out_dir)["model"]
+    assert weights.keys()
+    for size, shard in ways:
+        config = tiny(f"{size}-{shard}", shard=shard, **settings)
+        teams.together(size, tmp_path, teams.command(config))
+        assert len(run_losses(config.out_dir)) == 12
+        assert_same_course(one.out_dir, config.out_dir)
+        assert_close_tensors(last_tensors(config.out_dir)["model"], weights, 2e-4)
+
+
+def test_masks_belong_to_micro_batches_not_to_processes(tiny: MakeConfig, tmp_path: Path) -> None:
+    settings = SHARED | {"dropout": 0.3}
+    train(tiny("one", **settings))
+    for size in (2, 4):
+        teams.together(size, tmp_path, teams.command(tiny(f"team-{size}", **settings)))
+        assert_same_course(tiny("one").out_dir, tiny(f"team-{size}").out_dir)
+    train(tiny("dry", **SHARED))
+    assert run_losses(tiny("dry").out_dir) != pytest.approx(run_losses(tiny("one").out_dir), abs=1e-3)
+
+
+def test_an_evaluation_is_the_same_to_the_last_bit(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(**SHARED)
+    train(config)
+    for size, shard in ((2, False), (4, False), (3, True)):
+        teams.together(size, tmp_path, teams.resume_command(config.out_dir, eval_only=True, shard=shard))
+    found = [
+        record for record in journal.read(Path(config.out_dir) / journal.NAME) if record["kind"] == "eval"
+    ]
+    last = [record for record in found if record["iter"] == 12]
+    assert len(last) == 2 * 4
+    for split in ("train", "val"):
+        values = [(r["loss"], r["stderr"], r["tokens"]) for r in last if r["split"] == split]
+        assert values == [values[0]] * 4
+
+
+# --- going on ---
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_run_goes_on_in_another_number_of_processes(tiny: MakeConfig, tmp_path: Path, shard: bool) -> None:
+    """And, in the same number, to the last bit."""
+    settings = SHARED | {"max_iters": 8, "eval_interval": 4, "dropout": 0.1, "shard": shard}
+    before = 2 if shard else 4
+    whole, half = tiny("whole", **settings), tiny("half", **settings | {"max_iters": 4, "lr_decay_iters": 8})
+    for config in (whole, half):
+        teams.together(before, tmp_path, teams.command(config))
+    for size in (1, 2, 4):
+        config = tiny(f"on-{size}")
+        shutil.copytree(half.out_dir, config.out_dir)
+        teams.together(size, tmp_path, teams.resume_command(config.out_dir, max_iters=8))
+        assert choices(config.out_dir)["ranks"][0] == size
+        assert_same_course(whole.out_dir, config.out_dir)
+        if size == before:
+            assert run_losses(config.out_dir) == run_losses(whole.out_dir)
+            assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
+
+
+def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -> None:
+    from glassgpt.training.session import resume
+
+    settings = SHARED | {"gradient_accumulation_steps": None, "batch_size": 6, "lr_decay_iters": 12}
+    config = tiny(**settings | {"max_iters": 4})
+    teams.together(2, tmp_path, teams.command(config))
+    resume(config.out_dir, max_iters=8)
+    (batch,) = {json.dumps(record["batch"]["tokens"]) for record in records(config.out_dir, "run")}
+    assert batch == str(12 * 8)  # whatever nobody said stays what it was
+    teams.together(4, tmp_path, teams.resume_command(config.out_dir, max_iters=12))
+    assert choices(config.out_dir)["batch_size"][0] == 3
+    straight = tiny("straight", **settings | {"gradient_accumulation_steps": 2})
+    train(straight)
+    assert run_losses(config.out_dir) == pytest.approx(run_losses(straight.out_dir), abs=1e-5)
+
+
+def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(max_iters=2)
+    train(config)
+    before = contents(config.out_dir)
+    first, second = teams.together(2, tmp_path, teams.resume_command(config.out_dir))
+    assert len(first.said.splitlines()) == 1
+    assert second.said == ""
+    assert contents(config.out_dir) == before
+
+
+def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(**SHARED | {"max_iters": 4, "eval_interval": 2, "keep_checkpoints": 2})
+    teams.together(2, tmp_path, teams.command(config))
+    before, last = committed(Path(config.out_dir))
+    (last / "model.safetensors").write_bytes(b"nothing")
+    (member, _) = teams.together(2, tmp_path, teams.resume_command(config.out_dir, max_iters=6))
+    assert f"{last} is damaged" in member.said or f"{last}/model.safetensors is damaged" in member.said
+    assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
+    assert (last.parent / f"damaged-{last.name}").is_dir()
+    assert before.exists() or run_losses(config.out_dir).keys() == set(range(1, 7))
+
+
+def test_measuring_is_done_once_and_holds_for_all(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(**SHARED | {"batch_size": 4, "gradient_accumulation_steps": 2, "max_iters": 2})
+    sabotage = dict.fromkeys(range(2), "tune_to_two")
+    teams.together(2, tmp_path, [*teams.command(config), "--tune"], sabotage=sabotage)
+    batch = records(config.out_dir, "run")[0]["batch"]
+    assert (batch["batch_size"], batch["micro_steps"], batch["sequences"]) == (2, 2, 8)
+
+
+# --- what is written ---
+
+
+def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    config = tiny(**SHARED, log_interval=4, sample_tokens=5)
+    first, second = teams.together(2, tmp_path, teams.command(config), sabotage={1: "be_slow"})
+    assert "iter " in first.said
+    assert second.said == ""
+    (run,) = records(config.out_dir, "run")
+    assert run["team"] | {"launch": "?"} == {
+        "size": 2, "per_machine": 2, "backend": "gloo", "shard": False, "launch": "?", "attempt": 0,
+    }  # fmt: skip
+    said = choices(config.out_dir)
+    assert said["ranks"] == (2, "processes, as the launcher says; each holds all of the weights")
+    assert said["backend"] == ("gloo", "between CPUs")
+    steps = records(config.out_dir, "step")
+    assert [step["iter"] for step in steps] == [4, 8, 12]
+    for step in steps:
+        shared = step["ranks"]
+        assert shared["slowest"] == 1
+        assert all(10**7 < memory < 10**10 for memory in shared["memory"])
+        for work, exchange in zip(shared["work_ms"], shared["exchange_ms"], strict=True):
+            assert 0 < work + exchange < 1.5 * step["step_ms"]
+        assert shared["work_ms"][1] > 35  # two micro-batches of 20 ms
+        assert shared["exchange_ms"][0] > shared["exchange_ms"][1]  # the fast one waits
+    (end,) = records(config.out_dir, "end")
+    assert end["ranks"]["slowest"] == 1
+    assert 0.3 < end["ranks"]["efficiency"] < 0.9
+    assert end["ranks"]["waiting"] > 0.2
+    assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"])
+    assert "waiting for the slowest, rank 1" in first.said
+    assert f"--out_dir={config.out_dir} --nproc=2 --max_iters=24" in first.said
+    (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "straggler")
+    assert finding["title"] == "the others wait for rank 1"
+    assert finding["evidence"] == f"{end['ranks']['waiting']:.0%} of the time, on average"
+    assert len(records(config.out_dir, "sample")) == 1
+
+
+@pytest.mark.parametrize("sabotage", ["look_slowly", "trace_slowly"])
+def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
+    """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
+    config = tiny(**SHARED, log_interval=4, profile="5:7")
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: sabotage, 1: "be_slow"})
+    steps = records(config.out_dir, "step")
+    assert [step["iter"] for step in steps] == [4, 8, 12]
+    for step in steps:
+        assert step["ranks"]["work_ms"][1] > 35  # two micro-batches of 20 ms
+        assert max(step["ranks"]["exchange_ms"]) < 250
+    assert len(records(config.out_dir, "profile")) == 1
+
+
+def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
+    config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
+    teams.together(2, tmp_path, teams.command(config), sabotage={0: "copy_slowly", 1: "be_slow"})
+    for step in records(config.out_dir, "step"):
+        assert step["ranks"]["exchange_ms"][1] < 100
+
+
+def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Read by anybody, whole; and a file that is damaged is named."""
+    config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)
+    plain = dataclasses.replace(config, out_dir=str(tmp_path / "plain"), shard=False)
+    teams.together(4, tmp_path, teams.command(config))
+    train(plain)
+    (path,) = committed(Path(config.out_dir))
+    files = {file.name for file in path.iterdir()}
+    assert {f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)} < files
+    assert all(name.endswith((".safetensors", ".json")) for name in files)
+    assert describe(path).state["index"]["model-00002-of-00004"]["transformer.wpe.weight"] == [2, 4, 8]
+    whole, expected = last_tensors(config.out_dir), last_tensors(plain.out_dir)
+    assert whole.keys() == expected.keys()
+    for file in whole:
+        assert_close_tensors(whole[file], expected[file], 2e-4)
+    texts = {records(one.out_dir, "sample")[0]["text"] for one in (config, plain)}
+    assert len(texts) == 1
+    broken = path / "optimizer-00003-of-00004.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"optimizer-00003-of-00004\.safetensors is damaged"):
+        load_last(Path(config.out_dir))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_decides_whether_there_is_a_sample(
+    tiny: MakeConfig, tmp_path: Path, rank: int
+) -> None:
+    """A spread model is put together for it by all of them, or by none."""
+    config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
+    teams.together(2, tmp_path, teams.command(config), sabotage={rank: "lack_the_table"})
+    assert len(records(config.out_dir, "sample")) == rank
+    assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)])
+def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
+    parts = list(torch.arange(rows).chunk(ranks))
+    for rank in range(ranks):
+        start, end = rows_of(rank, ranks, rows)
+        expected = parts[rank].tolist() if rank < len(parts) else []
+        assert list(range(start, end)) == expected
+
+
+# --- agreeing ---
+
+
+def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
+    tiny: MakeConfig, tmp_path: Path, tiny_data: Path
+) -> None:
+    config = tiny()
+    other = tmp_path / "other"
+    text = (tiny_data.parent / "tiny.txt").read_text()
+    (tmp_path / "other.txt").write_text(text[500:] + text[:500])
+    prepare(
+        PrepareOptions(str(tmp_path / "other.txt"), out_dir=str(other)), lambda line: None, progress=False
+    )
+    words = teams.command(config)
+    by_rank = [words, [*words, "--learning_rate=0.5", "--seed=2", f"--data_dir={other}"]]
+    first, second = teams.start(2, tmp_path, lambda rank: by_rank[rank])
+    assert (first.wait(), second.wait()) in ((2, 2), (2, -15))
+    assert "error: rank 1 has --learning_rate=0.5, rank 0 has --learning_rate=0.01: start all" in first.said
+    assert "error: rank 1 has --seed=2, rank 0 has --seed=1337" in first.said
+    assert "rank 1 has the data's hash=" in first.said
+    assert second.said == ""
+    assert not Path(config.out_dir).exists()
+
+
+def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny()
+    words = teams.command(config)
+    for by_rank, said in (
+        ([words, [*words, "--data_dir=/nowhere"]], "error: rank 1: no dataset at /nowhere"),
+        ([[*words, "--data_dir=/nowhere"]] * 2, "error: no dataset at /nowhere"),
+        ([words, [*words, "--n_layer=two"]], "error: rank 1: --n_layer=two"),
+    ):
+        first, second = teams.start(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
+        assert first.wait() == 2
+        assert second.wait() in (2, -15)
+        assert first.said.startswith(said)
+        assert first.said.count("error") == 1
+        assert second.said == ""
+        assert not Path(config.out_dir).exists()
+
+
+def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_path: Path) -> None:
+    settings = SHARED | {"max_iters": 4}
+    train(tiny("one", **settings))
+    config = tiny("team", compile="on", **settings)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    teams.together(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert_same_course(tiny("one").out_dir, config.out_dir)
+    (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
+    assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
+
+
+def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """Computing it again, that one would wait for weights that the others do not send again."""
+    config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
+    sabotage = {0: "compile_once", 1: "compile_in_vain"}
+    first, second = teams.start(2, tmp_path, teams.command(config), sabotage=sabotage)
+    assert (first.wait(), second.wait()) == (1, 2)
+    said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
+    assert f"error: {said}" in second.said
+    assert f"error: rank 1 has ended: UserError: {said}" in first.said
+    assert "try --compile=off" in first.said
+
+
+def test_differences_name_rank_and_setting() -> None:
+    assert differences({"--seed": 1, "torch": "2"}, {"--seed": 1, "torch": "2"}, 3) == []
+    (said,) = differences({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)
+    assert said.startswith("rank 3 has --shard=True, rank 0 has --shard=None: start all")
+
+
+def test_gradients_go_in_pieces_of_one_layout() -> None:
+    tensors = [torch.zeros(n) for n in (3, 3, 1, 9, 1)] + [torch.zeros(2, dtype=torch.float64)]
+    assert [[len(t) for t in piece] for piece in pieces(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
+    assert list(pieces([], 28)) == []
+
+
+def test_the_backend_is_what_the_device_needs_unless_one_is_asked_for() -> None:
+    assert choose_backend("", "cpu") == ("gloo", "between CPUs")
+    assert choose_backend("gloo", "cuda") == ("gloo", "asked for")
+    assert choose_backend("nccl", "cpu") == ("gloo", "nccl was asked for, but it is for CUDA cards")
+    for asked, device, said in (
+        ("", "mps", "cannot share --device=mps"),
+        ("mpi", "cpu", "not one of nccl, gloo"),
+    ):
+        with pytest.raises(UserError, match=said):
+            choose_backend(asked, device)
+
+
+def test_every_process_has_a_card_of_its_own(card: Any) -> None:
+    card(9, 0, count=2)
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert share_out(cuda, "auto", 1, 2) == torch.device("cuda:1")
+    assert share_out(torch.device("cuda:1"), "cuda:1", 0, 1) == torch.device("cuda:1")
+    assert share_out(cpu, "auto", 3, 4) == cpu
+    with pytest.raises(UserError) as caught:
+        share_out(torch.device("cuda:1"), "cuda:1", 0, 4)
+    assert len(caught.value.problems) == 2
+
+
+# --- alone ---
+
+
+def test_alone_nobody_is_asked(tmp_path: Path) -> None:
+    team = join()
+    assert type(team) is Team
+    assert team.is_first
+    assert team.from_first(lambda: 3) == 3
+    assert team.table([1.0, 2.0]) == [[1.0, 2.0]]
+    assert team.connect(torch.device("cpu"), TrainConfig()) == []
+    (choice,) = team.connect(torch.device("cpu"), TrainConfig(backend="nccl"))
+    assert choice.reason == "not used: this run is one process"
+    assert begun_by(team, str(tmp_path), {}) is None
+    with Stop() as stop:
+        os.kill(os.getpid(), 1)  # SIGHUP
+        assert stop.hung_up
+        team.heed(stop)
+        assert not stop.requested
+
+
+def test_sharding_alone_is_said_to_be_nothing(tiny: MakeConfig) -> None:
+    train(tiny("plain", max_iters=3))
+    train(tiny("shard", max_iters=3, shard=True))
+    assert choices(tiny("shard").out_dir)["shard"] == (
+        False,
+        "this run is one process: there is nobody to share with",
+    )
+    assert run_losses(tiny("shard").out_dir) == run_losses(tiny("plain").out_dir)

@@ -1,0 +1,168 @@
+"""The probe against a clock we control; peaks, and what is achieved of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from glassgpt.estimate import peak as peaks
+from glassgpt.estimate.peak import Peak, Run, best_rate, find_peak, measure_peak, mfu_note, mfu_percent, rate
+
+# --- the probe
+
+
+class Machine:
+    """A device with a known speed and a clock that only its work moves."""
+
+    def __init__(
+        self, speed: Callable[[int], float], wait_s: float = 0.0, jitter: tuple[float, ...] = (1.0,)
+    ) -> None:
+        self.now, self.speed, self.wait_s, self.jitter = 100.0, speed, wait_s, jitter
+        self.sizes: list[int] = []
+        self.calls = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def prepare(self, size: int) -> Run:
+        self.sizes.append(size)
+
+        def run(count: int) -> None:
+            slowdown = self.jitter[self.calls % len(self.jitter)]
+            self.calls += 1
+            self.now += count * 2 * size**3 / self.speed(size) * slowdown + self.wait_s
+
+        return run
+
+
+def test_the_rate_is_flops_over_time() -> None:
+    machine = Machine(lambda size: 5e12)
+    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+    assert machine.now - 100 <= 0.51
+
+
+def test_one_slow_batch_does_not_change_the_rate() -> None:
+    machine = Machine(lambda size: 5e12, jitter=(1, 1, 1, 9, 1, 1, 1))
+    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+
+
+def test_waiting_for_the_device_is_shared_by_many_matmuls() -> None:
+    machine = Machine(lambda size: 500e12, wait_s=20e-6)
+    one_by_one = 2 * 2048**3 / (2 * 2048**3 / 500e12 + 20e-6)
+    found = rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
+    assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < found <= 500e12
+
+
+def test_the_best_size_wins_and_growing_stops_past_it() -> None:
+    speeds = {256: 1e11, 512: 4e11, 1024: 2e11, 2048: 1e11}
+    machine = Machine(speeds.__getitem__)
+    assert best_rate(machine.prepare, list(speeds), 1.0, machine.clock) == pytest.approx(4e11)
+    assert 2048 not in machine.sizes
+
+
+def test_a_fast_device_is_measured_at_every_size_within_the_time() -> None:
+    machine = Machine(lambda size: 1e14 * size / 2048)
+    found = measure_peak("cuda", "bfloat16", 1.0, machine.clock, machine.prepare)
+    assert found == pytest.approx(4e14)
+    assert machine.now - 100 < 1.1
+
+
+@pytest.mark.parametrize("flops_per_s", [2e8, 1e9, 5e9, 1e11])
+def test_a_slow_cpu_still_ends_in_twice_the_time(flops_per_s: float) -> None:
+    machine = Machine(lambda size: flops_per_s)
+    assert measure_peak("cpu", "float32", 1.0, machine.clock, machine.prepare) == pytest.approx(flops_per_s)
+    assert machine.now - 100 < 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_probe_on_this_cpu(dtype: str) -> None:
+    import torch
+
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    assert 1e8 < measure_peak("cpu", dtype, 0.2) < 1e14
+    assert torch.equal(torch.rand(3), expected)  # training draws the same numbers with and without a probe
+
+
+@pytest.mark.gpu
+def test_the_real_probe_on_a_gpu() -> None:
+    import torch
+
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    peak = find_peak("cuda", name, "bfloat16", memory, 1.0)
+    assert peak.measured is not None
+    assert peak.table is None or 0.5 < peak.measured / peak.table < 1.2
+    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated()
+
+
+# --- peaks and MFU
+
+
+def test_a_known_card_has_both_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "measure_peak", lambda device, dtype, seconds: 70e12)
+    peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", 12 * 2**30, 1.0)
+    assert peak.table == pytest.approx(80.2e12)
+    assert peak.measured == 70e12
+    assert peak.value == peak.table
+    assert "whitepaper" in peak.source
+
+
+def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "measure_peak", lambda device, dtype, seconds: 70e12)
+    for device_type, name in [("cuda", "NVIDIA GeForce RTX 6090"), ("cpu", "AMD EPYC"), ("cpu", None)]:
+        peak = find_peak(device_type, name, "bfloat16")
+        assert (peak.table, peak.value) == (None, 70e12)
+        assert peak.source == "measured: bfloat16 matmuls for 1 s"
+
+
+def test_no_table_entry_for_a_dtype_the_card_lacks() -> None:
+    peak = find_peak("cuda", "Tesla T4", "bfloat16", probe_seconds=0)
+    assert peak == Peak()
+    assert peak.value is None
+    assert peak.source.startswith("unknown")
+
+
+def test_a_probe_that_fails_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: str, dtype: str, seconds: float) -> float:
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(peaks, "measure_peak", fail)
+    peak = find_peak("mps", None, "bfloat16")
+    assert peak.value is None
+    assert "no kernel for this dtype" in peak.source
+
+
+@pytest.mark.parametrize(("setting", "tflops"), [("highest", 19.5), ("high", 156.0)])
+def test_float32_follows_torchs_matmul_precision(setting: str, tflops: float) -> None:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(setting)
+        peak = find_peak("cuda", "NVIDIA A100-SXM4-80GB", "float32", probe_seconds=0)
+        assert peak.table == pytest.approx(tflops * 1e12, rel=1e-3)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_mfu_is_achieved_over_peak() -> None:
+    assert mfu_percent(48e12, Peak(table=80.2e12)) == pytest.approx(59.85, abs=0.01)
+    assert mfu_percent(35e12, Peak(measured=70e12)) == pytest.approx(50)
+
+
+@pytest.mark.parametrize("flops_per_s", [0.0, -1.0, math.inf, math.nan])
+def test_mfu_is_never_zero_infinite_or_negative(flops_per_s: float) -> None:
+    assert mfu_percent(flops_per_s, Peak(table=1e12)) is None
+    assert mfu_percent(1e12, Peak()) is None
+
+
+def test_mfu_above_100_is_explained() -> None:
+    table, measured = Peak(table=1e12), Peak(measured=1e12)
+    assert mfu_note(None) is None
+    assert mfu_note(100.0, table) is None
+    assert "boost clock" in str(mfu_note(107.0, table))
+    assert "suspect the timing" in str(mfu_note(337.0, table))
+    assert "probe" in str(mfu_note(107.0, measured))

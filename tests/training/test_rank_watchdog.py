@@ -1,0 +1,170 @@
+"""Who is lost, judged from what everybody said last; with a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from glassgpt.record.rank_time import Sharing
+from glassgpt.training.distributed.rank_watchdog import NOBODY, Beat, Seen, Watch, is_alive, judge, numbering
+
+ME = Beat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
+OTHER = replace(ME, pid=2)
+
+
+def judged(waiting_s: float = 0.0, said: float = 100.0, alive: bool = True, **changes: object) -> str | None:
+    """Of one other process, which said something `said` seconds after the start, at 100 s."""
+    others = {1: Seen(replace(OTHER, **changes), said)}  # type: ignore[arg-type]
+    found = judge(others, ME, waiting_s, 100.0, 10.0, lambda pid: alive)
+    assert found is None or found[0] == (NOBODY if "each other" in found[1] else 1)
+    return found and found[1]
+
+
+def test_nobody_is_lost_while_all_goes_on() -> None:
+    assert judged() is None
+    assert judged(waiting_s=9.9, waits=False) is None  # not for long enough
+    assert judged(said=50.0) is None  # silent, but nobody waits
+    assert judged(waiting_s=24.0) is None  # all wait, as they may for a moment
+    assert judged(goodbye="") is None
+    assert judged(goodbye="", alive=False) is None
+
+
+def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
+    assert judged(alive=False) == (
+        "rank 1 has died (pid 2 on here, last heard of in phase `train` after 5 updates)"
+    )
+    assert judged(alive=False, machine="there") is None  # its number means another process here
+    assert judged(alive=False, machine="there", said=89.0, waiting_s=11.0, phase="eval") == (
+        "rank 1 says nothing any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
+        "others have waited 11 s for it (--rank_timeout=10)"
+    )
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
+    """Containers on one machine may share its name, and each has its own list of processes."""
+    assert judged(alive=False, numbering="another list") is None
+    if shutil.which("unshare") is None:
+        pytest.skip("no process can be put into a container here: there is no unshare")
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    said = "from glassgpt.training.distributed.rank_watchdog import numbering; print(numbering())"
+    program = [sys.executable, "-c", said]
+    assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == numbering()
+    apart = subprocess.run([*unshare, *program], capture_output=True, text=True)
+    if apart.returncode:
+        pytest.skip(f"no process can be put into a container here: {apart.stderr.strip()}")
+    assert apart.stdout.strip() not in ("", numbering())
+
+
+def test_the_stuck_are_those_who_have_not_come() -> None:
+    said = judged(waiting_s=10.0, waits=False, phase="data", iter=4)
+    assert said is not None
+    assert said.startswith("rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)")
+
+
+def test_where_all_wait_it_is_the_network() -> None:
+    assert judged(waiting_s=25.0) == (
+        "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
+        "not arrive; look at the network between them"
+    )
+
+
+def test_a_process_that_said_why_it_ended_is_named_before_one_that_is_only_gone() -> None:
+    others = {1: Seen(OTHER, 100.0), 2: Seen(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0)}
+    found = judge(others, ME, 0.0, 100.0, 10.0, lambda pid: False)
+    assert found is not None
+    assert found[0] == 2
+
+
+def test_a_goodbye_says_why() -> None:
+    assert str(judged(goodbye="ValueError: odd")).startswith("rank 1 has ended: ValueError: odd (pid 2")
+
+
+def test_a_process_is_alive_until_it_is_gone() -> None:
+    assert is_alive(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    while is_alive(child.pid):  # also before anybody has asked how it ended
+        time.sleep(0.01)
+    child.wait()
+    assert not is_alive(child.pid)
+
+
+class Board(dict[str, bytes]):
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        assert expected == ""
+        return self.setdefault(key, value.encode())
+
+
+def test_a_watch_sees_the_other_end() -> None:
+    board = Board()
+    one, other = (Watch(board, rank, 2, 60.0) for rank in range(2))
+    other.follow(lambda: ("eval", 3), lambda text: None)
+    other.close("OSError: gone")
+    assert one.wait_for_loss(10.0) is not None
+    assert "rank 1 has ended: OSError: gone" in str(one.lost)
+    assert "in phase `eval` after 3 updates" in str(one.lost)
+    assert one.say_lost()
+    assert not one.say_lost()  # once
+    one.close("")
+
+
+def test_the_first_verdict_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 hangs. Rank 1 finds that and ends; rank 0, which looks later, must not name rank 1."""
+    monkeypatch.setattr(Watch, "_keep", lambda watch: None)  # no thread: the test looks
+    board = Board()
+    zero, one, two = watches = [Watch(board, rank, 3, 10.0) for rank in range(3)]
+    for watch in watches:
+        watch._waits_since = None if watch is two else time.monotonic() - 11.0
+        watch._say()
+    verdict = one._look()
+    assert verdict is not None
+    speaker, one.lost = verdict
+    assert one.lost.startswith("rank 2 is stuck")
+    assert speaker == 0  # the lowest rank that was heard of
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    one._end_process(one._say_goodbye)
+    assert codes == [1]
+    assert Beat.read(board["beat/1"]).goodbye == ""  # it left in order
+    monkeypatch.setattr("glassgpt.training.distributed.rank_watchdog.is_alive", lambda pid: False)
+    assert zero._look() == verdict
+
+
+def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
+    class Gone(Board):
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError
+
+    watch = Watch(Gone(), 0, 2, 60.0)
+    assert watch.wait_for_loss(10.0) == "the launcher is gone: its store does not answer (RuntimeError)"
+    watch.close("")
+
+
+# --- how work was shared ---
+
+
+def test_exchanging_and_waiting_are_told_apart() -> None:
+    """Two equals that exchange for 1 s of 10; and one that is 3 s late, for which the other waits."""
+    equal = Sharing((9.0, 9.0), (1.0, 1.0))
+    assert (equal.efficiency, equal.exchanging, equal.waiting) == pytest.approx((0.9, 0.1, 0.0))
+    late = Sharing((6.0, 9.0), (4.0, 1.0))
+    assert late.slowest == 1
+    assert (late.efficiency, late.exchanging, late.waiting) == pytest.approx((0.75, 0.1, 0.15))
+    both = equal + late
+    assert both == Sharing((15.0, 18.0), (5.0, 2.0))
+    for sharing in (equal, late, both):
+        assert sharing.efficiency + sharing.exchanging + sharing.waiting == pytest.approx(1.0)

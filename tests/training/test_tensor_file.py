@@ -1,0 +1,161 @@
+"""Our writer of safetensors: the library reads back what was written, and the digest is the file's."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from glassgpt.data import digests
+from glassgpt.data.digests import sha256_in_pieces
+from glassgpt.training.checkpoint import tensor_file
+from glassgpt.training.checkpoint.tensor_file import Packed, Staging, digest, pack, write_packed
+
+DTYPES = (
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
+)  # fmt: skip
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
+    names = draw(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=8))
+    names = [name for name in names if name != "__metadata__" and name.isprintable()]
+    return {
+        name: torch.randn(draw(st.lists(st.integers(0, 5), max_size=3))).to(draw(st.sampled_from(DTYPES)))
+        for name in names
+    }
+
+
+def write(path: Path, found: dict[str, Tensor]) -> str:
+    return write_packed(path, pack(found, torch.device("cpu")))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    return load_file(path) if path.stat().st_size else {}
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors())
+def test_the_library_reads_what_was_written(found: dict[str, Tensor]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.safetensors"
+        written = write(path, found)
+        assert written == digest(path.read_bytes())
+        back = read(path)
+    assert back.keys() == found.keys()
+    for name, tensor in found.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].shape == tensor.shape
+        assert torch.equal(back[name].view(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_a_tensor_that_is_not_in_one_piece(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    write(tmp_path / "file", {"turned": whole.t(), "part": whole[:, 1], "scalar": whole[0, 3]})
+    back = load_file(tmp_path / "file")
+    assert torch.equal(back["turned"], whole.t())
+    assert torch.equal(back["part"], whole[:, 1])
+    assert torch.equal(back["scalar"], torch.tensor(3.0))
+
+
+def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 2)
+    write(tmp_path / "file", dict(layer.named_parameters()))
+    assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
+
+
+def test_a_file_is_hashed_piece_by_piece_as_its_content_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose header is cut off, or claims to be longer than the file."""
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 1000)
+    path, read = tmp_path / "file", list[int]()
+    for header, rest in ((0, 0), (56, 0), (56, 1), (56, 999), (56, 1000), (56, 1001), (56, 5000), (2**60, 9)):
+        path.write_bytes(header.to_bytes(8, "little") + b"x" * (min(header, 99) + rest))
+        assert sha256_in_pieces(path, read.append) == digest(path.read_bytes())
+        assert sum(read) == path.stat().st_size
+        read.clear()
+    path.write_bytes(b"")
+    assert sha256_in_pieces(path, read.append) == digest(b"")
+
+
+def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    written = write(tmp_path / "file", {"a": torch.randn(777)})
+    content = (tmp_path / "file").read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    pieces = [content[:header], content[header:][:1000], content[header:][1000:2000]]
+    pieces += [content[header:][2000:3000], content[header:][3000:]]
+    assert b"".join(pieces) == content
+    of_pieces = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    assert written == digest(content) == hashlib.sha256(of_pieces).hexdigest()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=200), st.integers(0), st.integers(1, 255))
+def test_no_changed_byte_has_the_same_digest(content: bytes, place: int, change: int) -> None:
+    digest(content)  # whatever it claims its header to be
+    if content:
+        place %= len(content)
+        changed = content[:place] + bytes([content[place] ^ change]) + content[place + 1 :]
+        assert digest(changed) != digest(content)
+    assert digest(content + b"x") != digest(content)
+
+
+class FewBuffers(Staging):
+    """As from a card: its pieces are overwritten as soon as it may."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(tensor_file._AT_ONCE, tensor_file._PIECE_BYTES, dtype=torch.uint8)
+
+    def pieces(self, content: Tensor) -> Iterator[memoryview]:
+        for number, piece in enumerate(tensor_file._cut(content.numpy().data)):
+            room = self._memory[number % tensor_file._AT_ONCE, : len(piece)]
+            room.copy_(torch.frombuffer(piece, dtype=torch.uint8))
+            yield room.numpy().data
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 4000, 4001, 50_000])
+def test_pieces_are_hashed_before_they_are_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(tensor_file, "_FLUSHED_BYTES", 5000)
+    hashed = tensor_file._sha256
+
+    def slowly(piece: memoryview) -> bytes:
+        time.sleep(0.002)
+        return hashed(piece)
+
+    monkeypatch.setattr(tensor_file, "_sha256", slowly)
+    packed = Packed(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
+    written = write_packed(tmp_path / "file", packed, FewBuffers())
+    content = (tmp_path / "file").read_bytes()
+    assert content == packed.header + packed.content.numpy().tobytes()
+    assert written == digest(content)
+
+
+@pytest.mark.gpu
+def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    device = torch.device("cuda")
+    staging = tensor_file.Staging(device)
+    found = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
+    before = {name: tensor.cpu() for name, tensor in found.items()}
+    packed = pack(found, device)
+    staging.mark()
+    found["a"].zero_()  # training goes on
+    written = write_packed(tmp_path / "file", packed, staging)
+    assert written == digest((tmp_path / "file").read_bytes())
+    back = load_file(tmp_path / "file")
+    assert all(torch.equal(back[name], tensor) for name, tensor in before.items())

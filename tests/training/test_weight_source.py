@@ -1,0 +1,364 @@
+"""Beginning from what another run, or somebody else, has learned: exactly that, and nothing of it changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    Crash,
+    MakeConfig,
+    assert_same_tensors,
+    at_its_beginning,
+    choices,
+    contents,
+    crash_before,
+    last_tensors,
+    records,
+    run_evals,
+    run_losses,
+    weights,
+)
+
+from glassgpt.config import TrainConfig
+from glassgpt.data.dataset import open_dataset
+from glassgpt.data.prepare import PrepareOptions, prepare
+from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import crop_block_size, load_weights
+from glassgpt.training import weight_source as origins
+from glassgpt.training.checkpoint.checkpoints import (
+    FOLDER,
+    Checkpoint,
+    Tensors,
+    best,
+    committed,
+    describe,
+    load_tensors,
+)
+from glassgpt.training.session import train
+from glassgpt.training.weight_source import open_origin
+
+# Everything that could differ, and a checkpoint every five updates; the last one is of the 30th.
+HARD: dict[str, Any] = {
+    "max_iters": 30,
+    "dropout": 0.1,
+    "gradient_accumulation_steps": 2,
+    "grad_clip": 0.5,
+    "eval_interval": 8,
+    "checkpoint_interval": 5,
+    "keep_checkpoints": 99,
+    "patience": 50,
+}
+Fork = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainConfig]:
+    """A run that all begin from, and whose every file is at the end as it was at the beginning."""
+    config = TrainConfig(
+        out_dir=str(tmp_path_factory.mktemp("whole") / "run"),
+        data_dir=str(tiny_data),
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        block_size=8,
+        batch_size=4,
+        learning_rate=1e-2,
+        warmup_iters=3,
+        device="cpu",
+        compile="off",
+        probe_seconds=0.0,
+        **HARD,
+    )
+    train(config)
+    before = contents(config.out_dir)
+    yield config
+    assert contents(config.out_dir) == before
+
+
+@pytest.fixture
+def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
+    """`fork("@10", max_iters=5)`: settings of a run in tmp_path/fork that begins from the one above."""
+
+    def make(suffix: str = "", **changes: Any) -> TrainConfig:
+        return replace(
+            whole, **{"out_dir": str(tmp_path / "fork"), "init_from": whole.out_dir + suffix} | changes
+        )
+
+    return make
+
+
+def tensors_at(run_dir: str, update: int) -> Tensors:
+    return load_tensors(describe(Path(run_dir) / FOLDER / f"{update:08d}"))
+
+
+@pytest.fixture(scope="module")
+def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another dataset in the same characters: the same lines, from the last to the first."""
+    folder = tmp_path_factory.mktemp("other")
+    lines = (tiny_data.parent / "tiny.txt").read_text().splitlines()
+    (folder / "other.txt").write_text("\n".join(reversed(lines)) + "\n")
+    out = folder / "other"
+    prepare(PrepareOptions(str(folder / "other.txt"), out_dir=str(out)), say=lambda line: None)
+    assert open_dataset(out).hash != open_dataset(tiny_data).hash
+    return out
+
+
+# --- a run's checkpoint ---
+
+
+def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
+    """The one run did from there on what the other did, to the last bit."""
+    assert_same_tensors(last_tensors(fork.out_dir), last_tensors(whole.out_dir))
+    losses = {at: loss for at, loss in run_losses(whole.out_dir).items() if at > update}
+    assert run_losses(fork.out_dir) == losses
+    evals = {key: loss for key, loss in run_evals(whole.out_dir).items() if key[0] > update}
+    assert run_evals(fork.out_dir) == evals
+    value, reason = choices(fork.out_dir)["init_from"]
+    assert value == str(Path(whole.out_dir) / FOLDER / f"{update:08d}")
+    assert reason == f"goes on at update {update} with its optimizer"
+
+
+@pytest.mark.parametrize("update", [5, 10, 16, 25])  # that of 16 was kept for its evaluation
+def test_a_fork_goes_on_as_the_run_itself_would_have(whole: TrainConfig, fork: Fork, update: int) -> None:
+    config = fork(f"@{update}")
+    run = train(config)
+    assert (run.iter, run.reason, run.out_dir) == (30, "finished", Path(config.out_dir))
+    assert_went_on(config, whole, update)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"arch": "modern", "log_interval": 7}, {"dtype": "bfloat16", "bias": True}]
+)
+def test_so_does_one_of_another_kind(tiny: MakeConfig, changes: dict[str, Any]) -> None:
+    settings = HARD | changes
+    whole = tiny("whole", **settings)
+    train(whole)
+    config = tiny("fork", init_from=f"{whole.out_dir}@15", **settings)
+    train(config)
+    assert_went_on(config, whole, 15)
+
+
+def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fork) -> None:
+    config = fork(max_iters=31)
+    learner = at_its_beginning(config)
+    assert_same_tensors({"model": weights(learner)}, {"model": last_tensors(whole.out_dir)["model"]})
+    assert records(config.out_dir, "resume")[0]["from_iter"] == 30
+    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would train it on"):
+        train(fork(out_dir=config.out_dir + "-2"))
+    assert not Path(config.out_dir + "-2").exists()
+
+
+def test_a_run_is_found_by_path_and_by_its_name_in_runs(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tiny("runs/mine", max_iters=12, eval_interval=4, keep_checkpoints=9))
+    points = [describe(path) for path in committed(Path("runs/mine"))]
+    assert [point.iter for point in points] == [4, 8, 12]
+    lowest = best(Path("runs/mine"))
+    assert lowest is not None
+    for name in ("mine", "runs/mine", str(tmp_path / "runs/mine")):
+        for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
+            origin = open_origin(name + suffix)
+            assert (origin.iter, origin.kind) == (number, "run")
+            saved = load_tensors(describe(Path("runs/mine") / FOLDER / f"{number:08d}"))["model"]
+            assert_same_tensors({"model": saved}, {"model": {name: origin.weights[name] for name in saved}})
+            assert origin.val_loss == describe(Path("runs/mine") / FOLDER / f"{number:08d}").val_loss
+    assert open_origin("mine", which="best").iter == lowest.iter
+
+
+def test_a_name_with_an_at_sign_is_a_name_first(tiny: MakeConfig, tmp_path: Path) -> None:
+    train(tiny("me@home", max_iters=3))
+    assert open_origin(str(tmp_path / "me@home")).iter == 3
+    assert open_origin(str(tmp_path / "me@home@3")).iter == 3
+    with pytest.raises(UserError, match="me@home has no checkpoint @4"):
+        open_origin(str(tmp_path / "me@home@4"))
+
+
+@pytest.mark.parametrize("number", ["7", "31", "first", "-5", ""])
+def test_of_a_checkpoint_that_is_not_there_those_that_are_get_listed(
+    whole: TrainConfig, fork: Fork, number: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        train(fork(f"@{number}"))
+    listed = ", ".join(f"@{int(path.name)}" for path in committed(Path(whole.out_dir)))
+    assert listed.startswith("@5, @8, ")
+    assert f"has no checkpoint @{number}: it has @last, @best, {listed}; " in str(caught.value)
+    assert not Path(fork().out_dir).exists()
+
+
+def test_what_is_nothing_of_the_kind_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
+    for spec in ("nothing", "nothing@3", str(tmp_path), "gpt3"):
+        with pytest.raises(UserError, match=r"is neither a run, nor nanoGPT's ckpt\.pt, nor one of gpt2, "):
+            train(tiny(init_from=spec))
+    assert not Path(tiny().out_dir).exists()
+
+
+def test_a_run_without_a_checkpoint_is_said_to_be_one(tiny: MakeConfig) -> None:
+    config = tiny("young", max_iters=20)
+    with pytest.MonkeyPatch.context() as patch:
+        crash_before(patch, 3)
+        with pytest.raises(Crash):
+            train(config)
+    for suffix in ("", "@best", "@3"):
+        with pytest.raises(UserError, match="young has no checkpoint yet"):
+            open_origin(config.out_dir + suffix)
+
+
+@pytest.fixture
+def damaged(whole: TrainConfig, tmp_path: Path) -> Path:
+    """A copy of the run, to spoil."""
+    return Path(shutil.copytree(whole.out_dir, tmp_path / "copy"))
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
+    path = damaged / FOLDER / "00000030" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    before = contents(str(damaged))
+    config = fork(init_from=str(damaged))
+    train(config)
+    record = records(config.out_dir, "resume")[0]
+    assert record["from_iter"] == 25
+    assert [str(path) in complaint for complaint in record["complaints"]] == [True]
+    assert contents(str(damaged)) == before
+    # Asked for by its number it must be whole.
+    with pytest.raises(UserError, match="is damaged"):
+        open_origin(f"{damaged}@30")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path, file: str) -> None:
+    lowest = best(damaged)
+    assert lowest is not None
+    path = lowest.path / file
+    path.write_bytes(path.read_bytes()[:-20])
+    origin = open_origin(str(damaged), which="best")
+    others = [describe(other) for other in committed(damaged) if other != lowest.path]
+    measured = [point for point in others if point.val_loss is not None]
+    second = min(measured, key=lambda point: point.val_loss or 0.0)
+    # If it says itself that it was the best, no other is, and the last one is taken.
+    assert origin.iter == (second.iter if file == "state.json" else others[-1].iter)
+    (complaint,) = origin.complaints
+    assert str(lowest.path) in complaint
+    assert "is damaged" in complaint
+
+
+def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> None:
+    paths = committed(damaged)
+    for path in paths:
+        (path / "model.safetensors").unlink()
+    with pytest.raises(UserError) as caught:
+        open_origin(str(damaged), which="best")
+    assert len(caught.value.problems) == len(paths) + 1
+    assert "has no checkpoint to resume from" in caught.value.problems[-1]
+
+
+# --- what is taken over ---
+
+
+@pytest.mark.parametrize(
+    ("same_data", "init_state", "everything", "reason"),
+    [
+        (True, "auto", True, "goes on at update 10 with its optimizer"),
+        (True, "all", True, "goes on at update 10 with its optimizer"),
+        (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+        (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
+        (False, "all", True, "goes on at update 10 with its optimizer"),
+        (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+    ],
+)
+def test_the_data_decides_what_is_taken_over_unless_it_is_said(
+    whole: TrainConfig,
+    fork: Fork,
+    other_data: Path,
+    same_data: bool,
+    init_state: str,
+    everything: bool,
+    reason: str,
+) -> None:
+    data_dir = whole.data_dir if same_data else str(other_data)
+    config = fork("@10", init_state=init_state, data_dir=data_dir)
+    learner, saved = at_its_beginning(config), tensors_at(whole.out_dir, 10)
+    assert choices(config.out_dir)["init_from"][1] == reason
+    assert_same_tensors({"model": weights(learner)}, {"model": saved["model"]})
+    state = {
+        f"{name}:{key}": value
+        for name, parameter in learner.model.named_parameters()
+        for key, value in learner.optimizers[0].state[parameter].items()
+    }
+    assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
+    assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)
+    # Other data is said to be other, and losses on other tokens do not compare.
+    complaints = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
+    assert len(complaints) == (2 if everything and not same_data else 0)
+
+
+def test_weights_alone_train_from_update_0_to_the_end(fork: Fork, other_data: Path, tmp_path: Path) -> None:
+    config = fork(data_dir=str(other_data), max_iters=12)
+    scratch = replace(config, init_from="scratch", out_dir=str(tmp_path / "scratch"))
+    assert (train(config).iter, train(scratch).iter) == (12, 12)
+    assert list(run_losses(config.out_dir)) == list(range(1, 13))
+    assert run_evals(config.out_dir)[0, "val"] < run_evals(scratch.out_dir)[0, "val"] - 0.3
+    assert records(config.out_dir, "resume") == records(config.out_dir, "finding") == []
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_a_smaller_context_crops_positions_and_begins_anew(tiny: MakeConfig, arch: str) -> None:
+    whole = tiny("whole", arch=arch, max_iters=5)
+    train(whole)
+    fork = tiny("fork", arch=arch, block_size=3, init_from=whole.out_dir)
+    learner = at_its_beginning(fork)
+    origin = open_origin(whole.out_dir)
+    shape, cropped = crop_block_size(origin.shape, origin.weights, 3)
+    assert learner.model.config == shape
+    model, original = GPT(shape).eval(), GPT(origin.shape).eval()
+    load_weights(model, cropped, "cropped")
+    load_weights(original, origin.weights, "whole")
+    assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
+    tokens = torch.tensor([[3, 1, 4]])
+    assert torch.equal(learner.model.eval()(tokens), original(tokens))
+    reason = "context cut from 8 to 3: begins at update 0"
+    assert choices(fork.out_dir)["init_from"][1] == reason
+    with pytest.raises(UserError, match=r"--init_state=all is not possible: .* with more context"):
+        train(replace(fork, out_dir=tiny("other").out_dir, init_state="all"))
+
+
+def test_a_fork_of_a_fork(whole: TrainConfig, fork: Fork, tmp_path: Path) -> None:
+    first = fork("@10", max_iters=20, lr_decay_iters=30)
+    train(first)
+    again = fork(init_from=first.out_dir, out_dir=str(tmp_path / "again"))
+    train(again)
+    assert records(again.out_dir, "resume")[0]["from_iter"] == 20
+    assert_same_tensors(last_tensors(again.out_dir), last_tensors(whole.out_dir))
+
+
+def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`glass sample` of a live run: between looking and reading, a newer checkpoint replaced this one."""
+    run_dir = train(tiny(max_iters=4, eval_interval=2, keep_checkpoints=9)).out_dir
+    original = load_tensors
+    taken: list[Path] = []
+
+    def take_away(point: Checkpoint) -> Tensors:
+        if not taken:
+            taken.append(point.path)
+            shutil.rmtree(point.path)
+        return original(point)
+
+    monkeypatch.setattr(origins, "load_tensors", take_away)
+    monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.load_tensors", take_away)
+    for which in ("best", "last"):
+        taken.clear()
+        shutil.copytree(run_dir, run_dir.with_name(which))
+        found = open_origin(str(run_dir.with_name(which)), which)
+        assert taken
+        assert found.what != str(taken[0])
+        assert found.complaints == ()

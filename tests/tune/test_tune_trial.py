@@ -1,0 +1,281 @@
+"""One trial: from marks to updates, what a long update comes to, warming up and pace, by clocks of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeConfig
+
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
+from glassgpt.training.learner import Learner
+from glassgpt.tune.peak_memory import PeakMemory
+from glassgpt.tune.setting import Setting
+from glassgpt.tune.trial import Marks, Trial, figures_of, micro_steps_to_do, quantile, update_seconds
+from glassgpt.tune.trial_run import Updates, timed, try_out, warm_up
+from glassgpt.tune.trial_setup import look, set_stage
+
+# --- from marks to updates ---
+
+
+def made_update(micro_steps: int, start: float = 0.0) -> Marks:
+    """0.5 s before the first micro-batch, whose 2 s are less than the usual 3 s; the optimizer takes 1 s."""
+    marks = [start, start + 0.5]
+    for number in range(micro_steps - 1):
+        marks.append(marks[-1] + (2.0 if number == 0 else 3.0))
+    return [*marks, marks[-1] + 3.0 + 1.0]
+
+
+def test_a_whole_update_is_what_it_took() -> None:
+    assert update_seconds([made_update(5), made_update(5, 100.0)], 5) == pytest.approx([0.5 + 2 + 12 + 1] * 2)
+    assert update_seconds([made_update(1)], 1) == pytest.approx([4.5])
+
+
+@pytest.mark.parametrize("micro_steps", [5, 40, 64])
+def test_a_shortened_update_comes_to_the_same_as_the_whole(micro_steps: int) -> None:
+    whole = update_seconds([made_update(micro_steps)], micro_steps)
+    assert update_seconds([made_update(4)] * 3, micro_steps) == pytest.approx(whole * 3)
+
+
+def test_of_two_micro_batches_the_first_has_to_do() -> None:
+    assert update_seconds([made_update(2)], 10) == pytest.approx([0.5 + 2 + 3 + 1 + 8 * 2])
+
+
+def test_how_many_micro_batches_are_done() -> None:
+    assert [micro_steps_to_do(n, 0.01) for n in (1, 2, 3, 8, 9, 40)] == [1, 2, 3, 8, 4, 4]
+    assert [micro_steps_to_do(n, 0.1) for n in (1, 2, 3, 5, 6, 40)] == [1, 2, 3, 5, 4, 4]
+    assert [micro_steps_to_do(n, 5.0) for n in (1, 2, 3, 40)] == [1, 2, 2, 2]
+    assert micro_steps_to_do(8, None) == 8
+
+
+# --- figures ---
+
+
+def ran(*seconds: float, peak: int | None = None, first: float = 1.0) -> Trial:
+    return Trial(outcome="ran", update_s=seconds, peak_bytes=peak, first_s=first)
+
+
+def test_quantiles_are_between_the_values() -> None:
+    assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
+    assert quantile([1.0, 2.0], 0.1) == pytest.approx(1.1)
+    assert quantile([7.0], 0.9) == 7.0
+
+
+def test_figures_are_over_all_trials() -> None:
+    found = figures_of([ran(1.0, 1.0, 1.0, peak=5, first=9.0), ran(3.0, peak=7, first=2.0)])
+    assert found is not None
+    assert (found.update_s, found.peak_bytes, found.first_s) == (2.0, 7, 2.0)
+    assert found.error == pytest.approx(0.5)  # 1 and 3: their mean may be wrong by 1 of 2
+    assert found.fast_s <= found.update_s <= found.slow_s
+
+
+def test_many_equal_updates_are_certain_and_scattered_ones_less() -> None:
+    certain, scattered = figures_of([ran(*[1.0] * 50)]), figures_of([ran(0.8, 1.0, 1.2, 0.9, 1.1)])
+    assert certain is not None
+    assert scattered is not None
+    assert certain.error == 0.0
+    assert 0.03 < scattered.error < 0.15
+
+
+def test_a_setting_that_failed_once_has_no_figures() -> None:
+    failed = Trial(outcome="out of memory")
+    assert figures_of([]) is None
+    assert figures_of([ran(1.0), failed]) is None
+    assert figures_of([Trial(outcome="hung")]) is None
+    assert figures_of([ran(1.0), Trial(outcome="hung")]) == figures_of([ran(1.0)])
+
+
+# --- pace ---
+
+
+class Clock:
+    """Each update takes `update_s`, the first one `first_s`."""
+
+    def __init__(self, update_s: float, first_s: float) -> None:
+        self.now, self.update_s, self.first_s = 0.0, update_s, first_s
+        self.blocks: list[int] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def block(self, count: int) -> list[Marks]:
+        marks: list[Marks] = []
+        for number in range(count):
+            seconds = self.first_s if not self.blocks and number == 0 else self.update_s
+            marks.append([self.now, self.now, self.now + seconds])
+            self.now += seconds
+        self.blocks.append(count)
+        return marks
+
+
+def test_warming_up_takes_about_its_time() -> None:
+    clock = Clock(0.01, 2.0)
+    first_s, usual_s = warm_up(clock.block, 0.5, 0, clock)
+    assert first_s == 2.0
+    assert usual_s == pytest.approx(0.01)
+    assert 0.5 <= clock.now - 2.0 <= 0.71
+    assert clock.blocks[:2] == [1, 1]
+    assert max(clock.blocks) == 20  # a fifth of a second between two waits
+
+
+def test_a_recording_has_its_updates_first() -> None:
+    clock = Clock(1.0, 1.0)
+    warm_up(clock.block, 0.1, 5, clock)
+    assert sum(clock.blocks) == 6
+
+
+def test_a_slow_device_is_not_warmed_up_for_minutes() -> None:
+    clock = Clock(10.0, 12.0)
+    assert warm_up(clock.block, 0.75, 0, clock) == (12.0, 12.0)
+    assert clock.blocks == [1]
+    assert len(timed(clock.block, 1.5, 12.0, clock)) == 2
+
+
+@pytest.mark.parametrize(("update_s", "fewest"), [(0.001, 1000), (0.5, 3), (0.7, 3)])
+def test_updates_are_timed_for_a_while(update_s: float, fewest: int) -> None:
+    clock = Clock(update_s, update_s)
+    marks = timed(clock.block, 1.5, update_s, clock)
+    assert len(marks) >= fewest
+    assert 1.5 <= clock.now <= 1.5 + max(update_s, 0.2)
+
+
+# --- real updates ---
+
+
+def updates_of(config: TrainConfig, setting: Setting, micro_steps: int) -> Updates:
+    from glassgpt.tune.trial_run import _placement
+
+    stage = set_stage(config, None)
+    return Updates(stage, _placement(stage, setting, 4), setting, micro_steps)
+
+
+def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six marks an update of four micro-batches, the last of one being the first of the next."""
+    updates = updates_of(tiny(batch_size=1, gradient_accumulation_steps=4), Setting(micro_batch=1), 4)
+    done: list[tuple[int, int]] = []
+    usual = Learner.update
+
+    def update(learner: Learner, number: int, first: int) -> None:
+        done.append((number, first))
+        usual(learner, number, first)
+
+    monkeypatch.setattr(Learner, "update", update)
+    marks = [*updates.block(2), *updates.block(1)]
+    assert [len(one) for one in marks] == [6, 6, 6]
+    assert marks[0][-1] == marks[1][0]
+    assert all(list(one) == sorted(one) for one in marks)
+    assert done == [(0, 0), (1, 4), (2, 8)]
+
+
+def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and optimizer: the weights have moved, and the loss is finite."""
+    seen: list[float] = []
+    usual = Learner.take_results
+
+    def take_results(learner: Learner) -> tuple[list[float], list[float]]:
+        results = usual(learner)
+        seen.extend(results[0])
+        return results
+
+    monkeypatch.setattr(Learner, "take_results", take_results)
+    stage = set_stage(tiny(max_iters=200), None)
+    trial = try_out(stage, Setting(micro_batch=2), 4, 2, 0.3)
+    assert trial.outcome == "ran"
+    assert len(trial.update_s) >= 3
+    assert trial.peak_bytes is not None
+    assert trial.peak_bytes > 10 * 2**20
+    assert seen[-1] < seen[0] - 0.1  # it learns
+
+
+def test_what_a_run_would_not_do_is_not_possible(tiny: MakeConfig) -> None:
+    stage = set_stage(tiny(), None)
+    trial = try_out(stage, Setting(micro_batch=4, kernels=True), 4, 1, 0.1)
+    assert trial.outcome == "impossible"
+    trial = try_out(stage, Setting(micro_batch=4, attention="cudnn"), 4, 1, 0.1)
+    assert trial.outcome == "impossible"
+    assert "--attention=cudnn cannot do heads of 8 channels" in trial.why
+
+
+def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(model: Any, **_: Any) -> Callable[..., None]:
+        def call(*_: object) -> None:
+            raise RuntimeError("no compiler\nand so on")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    trial = try_out(set_stage(tiny(), None), Setting(micro_batch=4, compile=True), 4, 1, 0.1)
+    assert (trial.outcome, trial.why) == ("impossible", "compile failed: RuntimeError: no compiler")
+
+
+def test_what_compiles_is_compiled_for_evaluation_too(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+
+    def compile(hidden: Any, **_: Any) -> Callable[..., torch.Tensor]:
+        def call(*arguments: object) -> torch.Tensor:
+            called.append(hidden.__self__.training)
+            result: torch.Tensor = hidden(*arguments)
+            return result
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    trial = try_out(set_stage(tiny(), None), Setting(micro_batch=4, compile=True), 4, 1, 0.1)
+    assert trial.outcome == "ran"
+    assert called.count(False) == 1
+
+
+# --- the ground ---
+
+
+def test_the_ground_is_what_a_run_would_decide(tiny: MakeConfig) -> None:
+    config = tiny(batch_size=6, gradient_accumulation_steps=2, attention="manual", max_iters=77)
+    ground = look(set_stage(config, None))
+    assert (ground.device_type, ground.sequences, ground.tokens) == ("cpu", 12, 96)
+    assert (ground.automatic_batch, ground.updates) == (6, 77)
+    assert ground.micro_batches == (1, 2, 3, 4, 6, 12)
+    assert ground.automatic == Setting(micro_batch=6, attention="manual")
+    assert 10**8 < ground.free_bytes < 10**13
+    assert "tiny" in ground.data
+
+
+def test_the_ground_without_a_dataset(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny(data_dir="", dataset="shakespeare_char")
+    stage = set_stage(config, None)
+    assert stage.shape.vocab_size == 65
+    assert stage.data == "random tokens, of 65 kinds: shakespeare_char is not prepared"
+    assert int(stage.tokens.max()) == 64
+    assert set_stage(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
+    assert set_stage(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4
+    with pytest.raises(UserError, match="no dataset at nowhere"):
+        set_stage(tiny(data_dir="nowhere"), None)
+
+
+def test_a_text_that_is_too_short(tiny: MakeConfig) -> None:
+    with pytest.raises(UserError, match="--block_size=100000"):
+        set_stage(tiny(block_size=100_000), None)
+
+
+def test_memory_of_a_trial_is_its_own() -> None:
+    peak = PeakMemory(torch.device("cpu"))
+    before = peak.found()
+    block = torch.ones(64 * 2**20 // 4)
+    assert peak.found() >= before + 60 * 2**20
+    del block
+    fresh = PeakMemory(torch.device("cpu"))
+    assert fresh.found() < before + 30 * 2**20
+
+
+def test_the_settings_and_their_documents_agree() -> None:
+    setting = Setting(micro_batch=3, threads=2)
+    assert Setting(**dataclasses.asdict(setting)) == setting

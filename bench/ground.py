@@ -21,7 +21,7 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.data.manifest import MANIFEST
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.record.machine import describe_machine
+from glassgpt.training.probe import describe_machine
 
 
 class Missing(Exception):

@@ -185,7 +185,7 @@ def test_percentiles() -> None:
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 def test_the_evaluator_agrees_with_our_own_evaluation(tiny: MakeConfig, tiny_data: Path, arch: str) -> None:
-    run = glassgpt.training(tiny("run", arch=arch, max_iters=10, keep_checkpoints=9, dtype="float32"))
+    run = glassgpt.train(tiny("run", arch=arch, max_iters=10, keep_checkpoints=9, dtype="float32"))
     records = list(journal.read(run.out_dir / journal.NAME))
     own = {r["iter"]: r["loss"] for r in records if r["kind"] == "eval" and r["split"] == "val"}
     assert all(r["whole_split"] for r in records if r["kind"] == "eval" and r["split"] == "val")

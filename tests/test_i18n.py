@@ -21,9 +21,9 @@ from babel.messages.pofile import read_po
 from glassgpt import i18n
 from glassgpt.compare import compare
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.glossary import glossary
 from glassgpt.i18n import LANGUAGES, RIGHT_TO_LEFT, current_language, preferred_language, say, speaking
 from glassgpt.runs.facts import facts_of
+from glassgpt.runs.glossary import glossary
 from glassgpt.runs.open import read_history
 
 PACKAGE = Path(str(resources.files("glassgpt")))

@@ -65,9 +65,7 @@ def train(words: list[str]) -> int:
 
         return launch(nproc, ["train", *_without_nproc(words)])
     from glassgpt.training.distributed.process_group import RankLost
-    from glassgpt.training.interrupt import (
-        Stop,  # which needs no torch: Ctrl-C is heard while that is loading
-    )
+    from glassgpt.training.interrupt import Stop  # needs no torch: Ctrl-C works while torch is loading
 
     try:
         with Stop() as stop:
@@ -111,15 +109,16 @@ TUNING_S = 90.0
 def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool, text: str = "") -> int:
     from glassgpt.record.machine import process_age_s
     from glassgpt.show.report.report_listener import ReportAtEnd
+    from glassgpt.track import trackers
     from glassgpt.training import session
-    from glassgpt.training.distributed.process_group import join
+    from glassgpt.training.distributed.join_group import join
 
     team = join()
     with team.together():
         task = _task(team, recipe, flags, tune, text)
     report = ReportAtEnd(_console_of(task.config), stop)
     listeners: list[Listener] = [_lines(task.config, report), report] if team.is_first else []
-    run = session.start(task, listeners, stop, process_age_s(), team)
+    run = session.start(task, listeners, stop, process_age_s(), team, trackers)
     if run.was_over and team.is_first:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
         _console_of(task.config).print(
@@ -165,8 +164,8 @@ def _console_of(config: TrainConfig) -> Console:
 def _lines(config: TrainConfig, report: ReportAtEnd) -> Listener:
     """Prints the run."""
     from glassgpt.record.sink import warn_of
-    from glassgpt.show.terminal.console import RunConsole
     from glassgpt.show.terminal.nanogpt_console import NanogptConsole
+    from glassgpt.show.terminal.run_console import RunConsole
 
     nanogpts = config.console == "nanogpt"
     lines: Listener = (

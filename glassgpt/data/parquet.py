@@ -24,24 +24,28 @@ class Parquet:
     size_bytes: int
     column: str
 
-    def parcels(self, skip: int = 0) -> Iterator[parcels.Parcel]:
+    def parcels(self, skip: int = 0) -> Iterator[document_batches.Parcel]:
         with open_parquet(self.path) as file:
             bytes_per_row = self.size_bytes / max(1, file.metadata.num_rows)
             items: list[bytes] = []
             first, size = skip, 0
             for text in self._texts(file, skip):
-                if len(text) > parcels.MOST_BYTES:
+                if len(text) > document_batches.MOST_BYTES:
                     raise UserError(
                         f"{self.path}, document {first + len(items) + 1:,} is longer than "
-                        f"{parcels.MOST_BYTES / 1e6:,.0f} MB: cut it into documents"
+                        f"{document_batches.MOST_BYTES / 1e6:,.0f} MB: cut it into documents"
                     )
                 items.append(text)
                 size += len(text)
-                if size >= parcels.PARCEL_BYTES or len(items) >= _ROWS:
-                    yield parcels.Parcel(self.path, first, "text", items, round(len(items) * bytes_per_row))
+                if size >= document_batches.PARCEL_BYTES or len(items) >= _ROWS:
+                    yield document_batches.Parcel(
+                        self.path, first, "text", items, round(len(items) * bytes_per_row)
+                    )
                     items, first, size = [], first + len(items), 0
             if items:
-                yield parcels.Parcel(self.path, first, "text", items, round(len(items) * bytes_per_row))
+                yield document_batches.Parcel(
+                    self.path, first, "text", items, round(len(items) * bytes_per_row)
+                )
 
     def _texts(self, file: Any, skip: int) -> Iterator[bytes]:
         """All but the first `skip`, a few rows in memory at a time. A null is an empty text."""
@@ -85,7 +89,7 @@ def open_parquet(path: Path) -> Any:
         raise UserError(f"{path} is parquet, which needs pyarrow: {DATA_EXTRA}") from error
     try:
         return pq.ParquetFile(
-            path, pre_buffer=False, buffer_size=parcels.BLOCK_BYTES, page_checksum_verification=True
+            path, pre_buffer=False, buffer_size=document_batches.BLOCK_BYTES, page_checksum_verification=True
         )
     except (pa.ArrowException, OSError) as error:
         raise UserError(damaged(path, error)) from error

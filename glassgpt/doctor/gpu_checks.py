@@ -17,7 +17,8 @@ from glassgpt.doctor.nvidia_smi import CardState, read_cards
 from glassgpt.doctor.shell import ask
 from glassgpt.errors import complaint
 from glassgpt.estimate.cards import find_card
-from glassgpt.record.machine import apple_gpu_name, describe_machine
+from glassgpt.record.machine import apple_gpu_name
+from glassgpt.training.probe import describe_machine
 
 if TYPE_CHECKING:
     import torch

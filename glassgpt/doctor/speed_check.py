@@ -16,8 +16,9 @@ from glassgpt.doctor.check import Line, Number, Visit
 from glassgpt.doctor.dtype_check import measured_dtypes
 from glassgpt.doctor.gpu_checks import find_gpus, short_name
 from glassgpt.estimate.cards import Card, find_card
-from glassgpt.estimate.peak import Peak, Run, find_peak, mfu_note, rate
+from glassgpt.estimate.peak import Peak, Run, mfu_note, rate
 from glassgpt.record.machine import cpu_model
+from glassgpt.training.probe import find_peak
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops
-from glassgpt.learning_rate import LearningRate
+from glassgpt.schedule import LearningRate
 
 
 @dataclass(frozen=True, kw_only=True)

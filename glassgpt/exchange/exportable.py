@@ -12,7 +12,7 @@ from torch import Tensor
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import model_of
-from glassgpt.sample.sampler import find_tokenizer
+from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.weight_source import Origin, open_origin
 
 _BY_TOKEN = ("transformer.wte.weight", "lm_head.weight")

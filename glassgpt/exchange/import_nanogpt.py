@@ -1,7 +1,8 @@
 """glass import nanogpt: nanoGPT's out_dir and what it printed, as a run of ours.
 
-The ckpt.pt is read without executing anything in it (training/checkpoint/nanogpt_ckpt.py), the log as `glass explain` reads it. The
-run's folder appears whole or not at all, and the folder it came from is left as it was.
+The ckpt.pt is read without executing anything in it (training/checkpoint/nanogpt_ckpt.py), the log as
+`glass explain` reads it. The run's folder appears whole or not at all, and the folder it
+came from is left as it was.
 """
 
 from __future__ import annotations

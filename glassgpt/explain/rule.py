@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Literal
 
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.rules.rise import Rise, rise_of
-from glassgpt.explain.rules.work import Work, work_of
+from glassgpt.explain.loss_rise import Rise, rise_of
+from glassgpt.explain.step_flops import Work, work_of
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.noise import Noise, evaluation_noise
 from glassgpt.runs.run_log import History

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig, first_save, padded_vocabulary
 from glassgpt.errors import UserError
-from glassgpt.estimate import decide, flops, memory, overheads
+from glassgpt.estimate import decide as rules
+from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, evaluation_rows, plan_batch
 from glassgpt.estimate.decide import Recordable, Traits
 from glassgpt.estimate.memory import Work
@@ -45,17 +46,17 @@ class Decided:
 def decide(config: TrainConfig, target: Target, text: Text) -> Decided:
     config, vocab_size = _with_weights(config, text)
     on, kind = target.traits, target.device_type
-    dtype = decide.choose_dtype(config.dtype, on, config.n_embd)
+    dtype = rules.choose_dtype(config.dtype, on, config.n_embd)
     possible = _without_refused(config, on)
     per_token = flops.flops_of(config, vocab_size)
-    attention = decide.choose_attention(config, on, str(dtype.value), run_s=0.0)
+    attention = rules.choose_attention(config, on, str(dtype.value), run_s=0.0)
     work = Work(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
         device_type=kind,
         dtype=str(dtype.value),
-        kernels=decide.choose_kernels(possible, on, vocab_size, target.cluster.ranks).value == "triton",
+        kernels=rules.choose_kernels(possible, on, vocab_size, target.cluster.ranks).value == "triton",
         compiled=config.compile == "on",
         attention="sdpa" if attention is None else str(attention.value),
         data_bytes=_bytes_on_card(possible, text, target),
@@ -108,7 +109,7 @@ def without_luxury(work: Work) -> Work:
 
 def _without_refused(config: TrainConfig, on: Traits) -> TrainConfig:
     """What the trainer would refuse there is a problem of the plan; the rest is planned without it."""
-    refused = decide.refused(config, on)
+    refused = rules.refused(config, on)
     return replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
 
 
@@ -121,7 +122,7 @@ def _sped_up(
     if peak is not None:
         own_tokens = batch.tokens // work.ranks
         step_s = overheads.eager_step_s(kind, own_tokens, batch.micro_steps, per_token, layers, peak)
-    compiling = decide.choose_compile(config, target.traits, step_s, work.kernels, work.is_sharded)
+    compiling = rules.choose_compile(config, target.traits, step_s, work.kernels, work.is_sharded)
     compiled = compiling.value == "on"
     micro_tokens = batch.batch_size * config.block_size
     computing = overheads.arithmetic_s(kind, micro_tokens, per_token, peak or overheads.SOME_CARDS_PEAK)
@@ -129,11 +130,11 @@ def _sped_up(
     recorded = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
     fits = memory.needed(recorded).total <= target.room
     micro = Recordable(work.dtype, computing, asking, compiled, work.is_sharded, fits)
-    graph = decide.choose_graph(config, target.traits, micro)
+    graph = rules.choose_graph(config, target.traits, micro)
     return compiled, graph.value == "on"
 
 
 def _bytes_on_card(config: TrainConfig, text: Text, target: Target) -> int:
     size = text.train_bytes
-    place = decide.choose_data_place(config.data_place, size, target.traits, target.memory)
+    place = rules.choose_data_place(config.data_place, size, target.traits, target.memory)
     return size if place.value == "on the card" else 0

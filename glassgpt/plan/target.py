@@ -15,8 +15,8 @@ from glassgpt.estimate.cards import Card, find_card, has_tensor_cores, named_car
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of
 from glassgpt.estimate.decide import Traits, lacking_here
 from glassgpt.estimate.peak import Run, best_rate
-from glassgpt.plan import this_machine
-from glassgpt.plan.this_machine import Present
+from glassgpt.plan import installed_cards
+from glassgpt.plan.installed_cards import Present
 from glassgpt.record.machine import apple_gpu_name, cpu_model, load, output_of, unified_memory, usable_memory
 
 # Of the memory, what a run takes by its own choice, which leaves some to a desktop; and what it can take
@@ -141,17 +141,17 @@ def this_machine(device: str = "auto") -> Target:
 
 def _seen_cards() -> tuple[list[Present], str]:
     """Those that a run would see, or why there is none."""
-    found = this_machine.nvidia_cards()
+    found = installed_cards.nvidia_cards()
     if found:
         if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-            found = this_machine.parse_slices(output_of("nvidia-smi", "-L") or "")
-        return this_machine.visible(found, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
-    of_amd = this_machine.amd_cards()
+            found = installed_cards.parse_slices(output_of("nvidia-smi", "-L") or "")
+        return installed_cards.visible(found, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
+    of_amd = installed_cards.amd_cards()
     if not of_amd:
         return [], "no GPU was found"
-    if not this_machine.torch_is_for_amd():
+    if not installed_cards.torch_is_for_amd():
         return [], f"{of_amd[0].name} is here, but this PyTorch was not built for AMD's cards"
-    return this_machine.visible_of_amd(of_amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
+    return installed_cards.visible_of_amd(of_amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
 
 
 def _of_present(found: Present) -> Target:

@@ -1,6 +1,5 @@
-"""What a run ran on: the machine for the record, the process's age, its memory now.
+"""This machine without torch: its CPU, memory and load, and the age of this process.
 
-    describe_machine("cuda")["device"]["name"]      # "NVIDIA H200"
     process_age_s()                                 # 3.41: interpreter and imports included
 
 Nothing here identifies a person: no host name, no user, no path.
@@ -22,30 +21,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.cgroup import ROOT, memory_limit, memory_room, own_groups, read_text, usable_cores
-from glassgpt.version import VERSION
 
 
-def describe_machine(device: str) -> dict[str, object]:
-    """Everything about this machine that can change a run's speed or its numbers; goes into the journal."""
-    import numpy
-    import torch
-
-    memory = psutil.virtual_memory()
-    return {
-        "os": platform.system(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-        "glassgpt": VERSION,
-        "glassgpt_commit": source_commit(Path(__file__).resolve().parents[2]),
-        "cpu": _describe_cpu() | {"torch_threads": torch.get_num_threads()},
-        "memory": {"total": memory.total, "available": memory.available},
-        "device": _describe_device(device),
-    }
-
-
-def _describe_cpu() -> dict[str, object]:
+def describe_cpu() -> dict[str, object]:
     info = read_text(Path("/proc/cpuinfo"))
     flags = re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)
     known = flags[1].split() if flags else None  # None: this system does not say
@@ -135,33 +113,7 @@ def unified_memory() -> int:
     return int(told) if told.isdecimal() else int(psutil.virtual_memory().total)
 
 
-def _describe_device(device: str) -> dict[str, object]:
-    kind = device.partition(":")[0]
-    if kind == "cuda":
-        return _describe_cuda(device)
-    if kind == "mps":
-        return {"type": kind, "name": apple_gpu_name()}
-    return {"type": kind, "name": cpu_model(read_text(Path("/proc/cpuinfo")))}
-
-
-def _describe_cuda(device: str) -> dict[str, object]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "count": torch.cuda.device_count(),
-        "driver": _nvidia_driver(),
-        "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-
-
-def _nvidia_driver() -> str | None:
+def nvidia_driver() -> str | None:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text(Path("/proc/driver/nvidia/version")))
     if found:
         return found[0]
@@ -205,35 +157,7 @@ def start_since_boot_s(stat: str, ticks_per_s: int) -> float:
     return int(after_name[19]) / ticks_per_s  # field 22 of the line, starttime
 
 
-def memory_now(device: str) -> dict[str, int]:
-    """Bytes in use: `rss` of this process; on a GPU also `allocated_peak` and `reserved` there."""
-    memory = {"rss": _resident_bytes()}
-    kind = device.partition(":")[0]
-    if kind == "cuda":
-        import torch
-
-        memory["allocated_peak"] = torch.cuda.max_memory_allocated(device)
-        memory["reserved"] = torch.cuda.memory_reserved(device)
-    elif kind == "mps":
-        import torch
-
-        memory["allocated_peak"] = torch.mps.current_allocated_memory()  # it keeps no peak: this is now
-        memory["reserved"] = torch.mps.driver_allocated_memory()
-    return memory
-
-
-def begin_memory_peak(device: str) -> int:
-    """`allocated_peak` counts from now on. Returns what is given out on the GPU already: a process may train
-    several times, and cuBLAS keeps its working memory."""
-    if device.partition(":")[0] != "cuda":
-        return 0
-    import torch
-
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """As psutil has it, but on Linux without its detours: this is asked at every log line."""
     try:
         with open("/proc/self/statm", "rb") as file:

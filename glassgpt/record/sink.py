@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_line
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Journal, Record, shareable
@@ -35,6 +36,14 @@ class TrackerListener(Protocol):
 
     def reached(self) -> list[Record]:
         """The last that the tracker was told of each series, for the journal."""
+
+
+class Trackers(Protocol):
+    """Opens the trackers that a run asks for: track/trackers.py, which `training` does not import."""
+
+    def check_installed(self, names: Iterable[str]) -> None: ...
+
+    def followers(self, config: TrainConfig, run_dir: Path) -> Mapping[str, TrackerListener]: ...
 
 
 # A pipe that was closed, a terminal that is gone.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glassgpt.explain.glossary import Entry, LastLine
     from glassgpt.runs.builder import Recording
     from glassgpt.runs.facts import Facts
+    from glassgpt.runs.glossary import Entry, LastLine
     from glassgpt.runs.run_log import History
 
 Reader = Callable[[str, "Recording"], bool]  # takes what a line says; True if it is about an iteration

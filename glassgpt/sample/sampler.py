@@ -10,30 +10,18 @@ from pathlib import Path
 import torch
 
 from glassgpt.config import Choice
-from glassgpt.data.bpe_table import download_ranks
-from glassgpt.data.manifest import MANIFEST
-from glassgpt.data.nanogpt_bin import META, read_meta
-from glassgpt.data.tokenizer_json import tokenizer_beside
-from glassgpt.data.tokenizers import (
-    CharTokenizer,
-    IdsTokenizer,
-    Tokenizer,
-    encode_prompt,
-    gpt2_tokenizer,
-    load_tokenizer,
-    tokenizer_digest,
-)
+from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.sampling import Draws
 from glassgpt.model.weights import model_of
 from glassgpt.paths import user_path
-from glassgpt.record.run_dir import CKPT, RUNS, TOKENIZER, family, newest_of
+from glassgpt.record.run_dir import CKPT, RUNS, family, newest_of
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.training.checkpoint.checkpoints import committed
 from glassgpt.training.device import Placement, choose_device, choose_dtype
-from glassgpt.training.init_weights import known_tokenizer, knows_tokens
+from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.weight_source import Origin, open_origin
 
 _CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
@@ -162,60 +150,3 @@ def _last_written(folder: Path) -> float:
 
 def _has_weights(folder: Path) -> bool:
     return (folder / CKPT).is_file() or bool(committed(folder))
-
-
-def find_tokenizer(origin: Origin, data_dir: str = "") -> Tokenizer:
-    """The one that goes with the weights; `data_dir`: of a dataset that has it, if they do not say."""
-    tokenizer = _tokenizer(origin, data_dir)
-    _check_fit(origin, tokenizer)
-    return tokenizer
-
-
-def _tokenizer(origin: Origin, data_dir: str) -> Tokenizer:
-    if data_dir:
-        return _of_dataset(user_path(data_dir))
-    if origin.kind == "gpt2":
-        return tokenizer_beside(origin.folder, "--init_from", "sample from another model")
-    if origin.kind == "run":
-        try:
-            return load_tokenizer(origin.folder / TOKENIZER)
-        except UserError as error:
-            fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
-            raise UserError(f"the tokenizer of {origin.folder} cannot be read ({error}); {fix}") from None
-    name = str(origin.settings.get("dataset", ""))
-    # Beside the checkpoint first: another project's data may have the same name.
-    for folder in (origin.folder.parent / "data" / name, Path("data") / name):
-        # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.
-        if name and any((folder / file).exists() for file in (MANIFEST, META, "train.bin")):
-            return _of_dataset(folder)
-    if origin.shape.vocab_size >= 50257:
-        return gpt2_tokenizer(download_ranks("connect to the network once, and tiktoken keeps it"))
-    raise UserError(
-        f"{origin.what} does not say which characters its {origin.shape.vocab_size} tokens are: give the "
-        f"folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
-    )
-
-
-def _of_dataset(folder: Path) -> Tokenizer:
-    """Of nanoGPT's, meta.pkl alone will do: its tokens are for training."""
-    if (folder / MANIFEST).exists() or not (folder / META).is_file():
-        return load_tokenizer(folder)
-    vocabulary = read_meta(folder / META)
-    if vocabulary.characters is None:
-        return IdsTokenizer(vocabulary.vocab_size)
-    return CharTokenizer(vocabulary.characters)
-
-
-def _check_fit(origin: Origin, tokenizer: Tokenizer) -> None:
-    """With another tokenizer a model writes nonsense, and nobody would know why."""
-    known = known_tokenizer(origin)
-    if known is not None and known != tokenizer_digest(tokenizer):
-        raise UserError(
-            f"{origin.what} was trained with another tokenizer than this {tokenizer.name}: give the folder "
-            "of the dataset it was trained on by --data_dir=FOLDER"
-        )
-    if known is None and not knows_tokens(origin, tokenizer.vocab_size):
-        raise UserError(
-            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has "
-            f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"
-        )

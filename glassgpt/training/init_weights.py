@@ -5,13 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from glassgpt.config import Choice, TrainConfig, Value, activation, data_dir, padded_vocabulary
+from glassgpt.data.bpe_table import download_ranks
 from glassgpt.data.dataset import Dataset, Manifest, read_manifest
-from glassgpt.data.tokenizer_json import tokenizer_in
-from glassgpt.data.tokenizers import Tokenizer, tokenizer_digest, tokenizer_identity
+from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.nanogpt_bin import META, read_meta
+from glassgpt.data.tokenizer_json import tokenizer_beside, tokenizer_in
+from glassgpt.data.tokenizers import (
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+    tokenizer_identity,
+)
 from glassgpt.errors import UserError
+from glassgpt.paths import user_path
 from glassgpt.record.run_dir import TOKENIZER
 from glassgpt.training.weight_source import Origin
 
@@ -182,3 +195,63 @@ def _same_data(dataset: Dataset, config: TrainConfig, origin: Origin) -> bool:
 def check_not_done(config: TrainConfig, done: int) -> None:
     if done >= config.max_iters and not config.eval_only:
         raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would train it on")
+
+
+# --- the tokenizer that goes with the weights ---
+
+
+def find_tokenizer(origin: Origin, dataset_dir: str = "") -> Tokenizer:
+    """The tokenizer of these weights; `dataset_dir`: a dataset that has it, if they do not say."""
+    tokenizer = _tokenizer_of_origin(origin, dataset_dir)
+    _check_tokenizer(origin, tokenizer)
+    return tokenizer
+
+
+def _tokenizer_of_origin(origin: Origin, dataset_dir: str) -> Tokenizer:
+    if dataset_dir:
+        return _of_dataset(user_path(dataset_dir))
+    if origin.kind == "gpt2":
+        return tokenizer_beside(origin.folder, "--init_from", "sample from another model")
+    if origin.kind == "run":
+        try:
+            return load_tokenizer(origin.folder / TOKENIZER)
+        except UserError as error:
+            fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
+            raise UserError(f"the tokenizer of {origin.folder} cannot be read ({error}); {fix}") from None
+    name = str(origin.settings.get("dataset", ""))
+    # Beside the checkpoint first: another project's data may have the same name.
+    for folder in (origin.folder.parent / "data" / name, Path("data") / name):
+        # nanoGPT's repository has these folders from the beginning, with nothing but a script in them.
+        if name and any((folder / file).exists() for file in (MANIFEST, META, "train.bin")):
+            return _of_dataset(folder)
+    if origin.shape.vocab_size >= 50257:
+        return gpt2_tokenizer(download_ranks("connect to the network once, and tiktoken keeps it"))
+    raise UserError(
+        f"{origin.what} does not say which characters its {origin.shape.vocab_size} tokens are: give the "
+        f"folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
+    )
+
+
+def _of_dataset(folder: Path) -> Tokenizer:
+    """Of nanoGPT's, meta.pkl alone will do: its tokens are for training."""
+    if (folder / MANIFEST).exists() or not (folder / META).is_file():
+        return load_tokenizer(folder)
+    vocabulary = read_meta(folder / META)
+    if vocabulary.characters is None:
+        return IdsTokenizer(vocabulary.vocab_size)
+    return CharTokenizer(vocabulary.characters)
+
+
+def _check_tokenizer(origin: Origin, tokenizer: Tokenizer) -> None:
+    """With another tokenizer a model writes nonsense, and nobody would know why."""
+    known = known_tokenizer(origin)
+    if known is not None and known != tokenizer_digest(tokenizer):
+        raise UserError(
+            f"{origin.what} was trained with another tokenizer than this {tokenizer.name}: give the folder "
+            "of the dataset it was trained on by --data_dir=FOLDER"
+        )
+    if known is None and not knows_tokens(origin, tokenizer.vocab_size):
+        raise UserError(
+            f"{origin.what} has {origin.shape.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"
+        )

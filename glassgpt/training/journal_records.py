@@ -10,10 +10,10 @@ import math
 
 from glassgpt.estimate import flops
 from glassgpt.estimate.meter import rates, time_to_go
-from glassgpt.record import machine
 from glassgpt.record.journal import Record
 from glassgpt.record.rank_time import Sharing
 from glassgpt.schedule import learning_rate
+from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import readable
 from glassgpt.training.evaluate import Evaluation
 from glassgpt.training.job import Job
@@ -52,7 +52,7 @@ def run_record(job: Job) -> Record:
         "batch": dataclasses.asdict(job.plan),
         "peak": dataclasses.asdict(peak) | {"value": peak.value, "source": peak.source},
         "data": data,
-        "machine": machine.describe_machine(str(job.placement.device)),
+        "machine": probe.describe_machine(str(job.placement.device)),
         "forecast": job.outcome.forecast.as_dict(),
         **_team(job),
     }
@@ -88,7 +88,7 @@ def step_record(job: Job) -> Record:
     config, progress, plan, equipment = job.config, job.progress, job.plan, job.equipment
     updates, first_s = job.interval.updates, job.interval.first_update_s
     seconds, phases = job.interval.close()
-    memory = machine.memory_now(str(job.placement.device))
+    memory = probe.memory_now(str(job.placement.device))
     shared = _shared(job, seconds, updates, memory)
     job.outcome.add(updates * plan.tokens, seconds, phases["data"], memory)
     speed = rates(updates, seconds, plan.tokens, equipment.flops_per_token, equipment.peak, job.team.size)

@@ -25,11 +25,11 @@ from glassgpt.record.journal import Record
 from glassgpt.record.machine import cpu_times
 from glassgpt.record.run_dir import TOKENIZER, Place
 from glassgpt.training import journal_records, live_findings
-from glassgpt.training.checkpoint.train_state import parts_of, state_of, whole_model
 from glassgpt.training.evaluate import Evaluation, Windows, evaluate, is_gain
 from glassgpt.training.forecast_check import cores_finding, course_finding, miss_finding, pace_finding
 from glassgpt.training.job import Job, Sampling
 from glassgpt.training.kernel_choice import built_marker
+from glassgpt.training.train_state import parts_of, state_of, whole_model
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.cluster import Cluster, link_of
 from glassgpt.estimate.decide import choose_threads
-from glassgpt.estimate.peak import Peak, find_peak
+from glassgpt.estimate.peak import Peak
 from glassgpt.model.gpt import GPTConfig, shape_of
 from glassgpt.record.machine import busy_cores
 from glassgpt.training import device as devices
@@ -28,6 +28,7 @@ from glassgpt.training.checkpoint.checkpoints import newest, readable
 from glassgpt.training.device import Placement
 from glassgpt.training.distributed.process_group import Team
 from glassgpt.training.kernel_choice import Load, choose_speedups
+from glassgpt.training.probe import find_peak
 from glassgpt.training.task import Task
 from glassgpt.training.weight_source import shape_in
 from glassgpt.version import VERSION

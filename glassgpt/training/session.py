@@ -1,4 +1,4 @@
-"""A run from its settings to its end: `glassgpt.training(config)` and `glass train` both come here."""
+"""A run from its settings to its end: `glassgpt.train(config)` and `glass train` both come here."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
 from glassgpt.record.journal import Record, TakenOver
 from glassgpt.record.run_dir import TOKENIZER, Place, end_of_training, existing_run_dir
-from glassgpt.record.sink import Listener
+from glassgpt.record.sink import Listener, Trackers
 from glassgpt.training import journal_records, loop, out_of_memory
 from glassgpt.training.checkpoint.checkpoints import newest, verify
-from glassgpt.training.checkpoint.train_state import begin
-from glassgpt.training.distributed.process_group import RankLost, Team, join
+from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed.process_group import RankLost, Team
 from glassgpt.training.distributed.rank_watchdog import LOST_EXIT_CODE
 from glassgpt.training.interrupt import Stop
 from glassgpt.training.job import Job
 from glassgpt.training.loop import Ending
 from glassgpt.training.setup import set_up
 from glassgpt.training.task import Task, begun_by, prepare_if_built_in, resolve, task_of, to_go_on
+from glassgpt.training.train_state import begin
 from glassgpt.training.weight_source import settings_of
 
 
@@ -58,12 +59,10 @@ def train(
     config: TrainConfig | str | Path,
     name: str = "",
     listeners: Sequence[Listener] = (),
+    trackers: Trackers | None = None,
     **changes: Any,
 ) -> Run:
-    """Trains. `config`: the settings, or a preset's name, or a config file; `changes` are settings on top.
-
-    `name`: of the run's folder, if `out_dir` does not say; a preset's own, or "run". `listeners` get every
-    record; the journal in the run's folder has them in any case."""
+    """`glassgpt.train` has the description; `trackers` opens those that the settings ask for."""
     recipe: Recipe | None = None
     settings, problems = check_settings(changes, TrainConfig)
     problems += _argument_problems(name, listeners)
@@ -89,11 +88,15 @@ def train(
                 task = resolve(recipe, settings)
                 task = dataclasses.replace(task, name=name or task.name)
             team.in_turn(partial(prepare_if_built_in, task.config))
-        return start(task, listeners if team.is_first else (), stop, team=team)
+        return start(task, listeners if team.is_first else (), stop, team=team, trackers=trackers)
 
 
-def resume(out_dir: str | Path, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
-    """Goes on with a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
+def resume(
+    out_dir: str | Path,
+    listeners: Sequence[Listener] = (),
+    trackers: Trackers | None = None,
+    **changes: Any,
+) -> Run:
     settings, problems = check_settings(changes, TrainConfig)
     problems += _argument_problems("", listeners)
     if not isinstance(out_dir, str | Path) or not str(out_dir):
@@ -104,7 +107,7 @@ def resume(out_dir: str | Path, listeners: Sequence[Listener] = (), **changes: A
         team = join()
         with team.together():
             task = to_go_on(existing_run_dir(str(out_dir), ""), settings)
-        return start(task, listeners if team.is_first else (), stop, team=team)
+        return start(task, listeners if team.is_first else (), stop, team=team, trackers=trackers)
 
 
 def _argument_problems(name: object, listeners: object) -> list[str]:
@@ -147,6 +150,7 @@ def start(
     stop: Stop,
     process_age_s: float = 0.0,
     team: Team | None = None,
+    trackers: Trackers | None = None,
 ) -> Run:
     """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
     team = team or Team()
@@ -156,7 +160,7 @@ def start(
         if before is not None:
             run = Run(Path(before.pop("out_dir")), exit_code=0, was_over=True, **before)
         else:
-            run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team)
+            run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team, trackers)
     except BaseException as error:
         team.leave(error)
         raise
@@ -191,14 +195,21 @@ def _ended_before(task: Task) -> dict[str, Any] | None:
     return {"out_dir": str(run_dir), "reason": end["reason"], "iter": point.iter} | best
 
 
-def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, team: Team) -> Run:
+def _do(
+    task: Task,
+    listeners: Sequence[Listener],
+    stop: Stop,
+    ledger: Ledger,
+    team: Team,
+    trackers: Trackers | None,
+) -> Run:
     stop.in_team, stop.is_quiet = bool(team.launch), not team.is_first
     if stop.in_team:  # what this process alone heard before is agreed on with the others first
         stop.hung_up = stop.save_requested = False
     with ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with team.together(), ledger.phase("startup"):
-            job = _set_up(task, listeners, ledger, stop, team)
+            job = _set_up(task, listeners, ledger, stop, team, trackers)
             job.outcome.tuning_s = task.tuning_s
             for part in (job.place, job.sink, job.saver, job.profiling):  # closed in the opposite order
                 at_the_end.callback(part.close)
@@ -228,9 +239,16 @@ def _do(task: Task, listeners: Sequence[Listener], stop: Stop, ledger: Ledger, t
     )
 
 
-def _set_up(task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team) -> Job:
+def _set_up(
+    task: Task,
+    listeners: Sequence[Listener],
+    ledger: Ledger,
+    stop: Stop,
+    team: Team,
+    trackers: Trackers | None,
+) -> Job:
     try:
-        return set_up(task, listeners, ledger, stop, team)
+        return set_up(task, listeners, ledger, stop, team, trackers)
     except Exception as error:
         if not is_memory(error):
             raise

@@ -22,11 +22,11 @@ from glassgpt.estimate.forecast import Portions
 from glassgpt.estimate.meter import Interval
 from glassgpt.format import percent
 from glassgpt.model.gpt import GPT
-from glassgpt.record import journal, machine
+from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
 from glassgpt.record.run_dir import Place, Site, make_run_dir
-from glassgpt.record.sink import Listener, Silence, Sink
-from glassgpt.track.trackers import check_installed, followers
+from glassgpt.record.sink import Listener, Silence, Sink, Trackers
+from glassgpt.training import probe
 from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.device import adapt
 from glassgpt.training.distributed.fsdp import shard
@@ -49,13 +49,21 @@ _VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every s
 
 
 def set_up(
-    task: Task, listeners: Sequence[Listener], ledger: Ledger, stop: Stop, team: Team | None = None
+    task: Task,
+    listeners: Sequence[Listener],
+    ledger: Ledger,
+    stop: Stop,
+    team: Team | None = None,
+    trackers: Trackers | None = None,
 ) -> Job:
     """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
     team = team or Team()
     config = task.config
-    if team.is_first:
-        check_installed(settings.trackers_asked(config))
+    requested_trackers = settings.trackers_asked(config)
+    if requested_trackers and trackers is None:
+        raise UserError(f"--track={config.track}: train() of glassgpt opens trackers, and not this function")
+    if trackers is not None and team.is_first:
+        trackers.check_installed(requested_trackers)
     dataset, splits = _open_text(config)
     takes_everything, takeover_choices = _choose_takeover(task, dataset)
     equipment, its_choices = equip(task, dataset, splits["train"].nbytes, team)
@@ -68,7 +76,7 @@ def set_up(
     effort = expected_effort(config, equipment, splits["train"].nbytes, portions)
     check_memory(config, equipment, splits["train"].nbytes, effort.memory)
 
-    held_before = machine.begin_memory_peak(str(device))
+    held_before = probe.begin_memory_peak(str(device))
     model = _build_model(task, equipment, team)
     stream = Stream(
         splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
@@ -107,7 +115,7 @@ def set_up(
             sampling=sampling,
             profiling=Profiling(settings.profile_window(config), place.directory, device, team.is_first),
             place=place,
-            sink=_make_sink(place, config, team, listeners),
+            sink=_make_sink(place, config, team, listeners, trackers),
             saver=_make_saver(place.directory, config, team, placement.shard),
             ledger=ledger,
             interval=Interval(ledger),
@@ -272,9 +280,15 @@ def _make_saver(run_dir: Path, config: TrainConfig, team: Team, spread: bool) ->
     return Saver(run_dir, config.keep_checkpoints) if team.is_first else NoSaver()
 
 
-def _make_sink(place: Place | Site, config: TrainConfig, team: Team, listeners: Sequence[Listener]) -> Sink:
+def _make_sink(
+    place: Place | Site,
+    config: TrainConfig,
+    team: Team,
+    listeners: Sequence[Listener],
+    trackers: Trackers | None,
+) -> Sink:
     """The first process of a team speaks for all."""
     if not team.is_first:
         return Silence()
-    telling = followers(config, place.directory)
+    telling = trackers.followers(config, place.directory) if trackers else {}
     return Sink(place.directory / journal.NAME, place.process, listeners, telling, place.start)

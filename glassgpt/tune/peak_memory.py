@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from glassgpt.cgroup import read_text
-from glassgpt.record.machine import memory_now
+from glassgpt.training.probe import memory_now
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

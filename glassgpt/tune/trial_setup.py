@@ -16,13 +16,13 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan, plan_batch
-from glassgpt.estimate.peak import find_peak
 from glassgpt.model.gpt import GPTConfig, shape_of
 from glassgpt.plan.dataset_size import find_text
-from glassgpt.record.machine import available_memory, cpu_model, load, memory_now
+from glassgpt.record.machine import available_memory, cpu_model, load
 from glassgpt.training import device as devices
 from glassgpt.training.device import Placement
 from glassgpt.training.kernel_choice import Load, choose_speedups
+from glassgpt.training.probe import find_peak, memory_now
 from glassgpt.training.setup import too_little_text
 from glassgpt.training.task import task_of
 from glassgpt.tune.setting import Setting

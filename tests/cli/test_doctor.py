@@ -114,7 +114,8 @@ def test_mistakes_are_told(
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys; from glassgpt.cli.doctor_command import doctor as d; d(['-h']); print('torch' in sys.modules)"
+    command = "from glassgpt.cli.doctor_command import doctor; doctor(['-h'])"
+    code = f"import sys; {command}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout.splitlines()[-1] == "False"
     assert "--out_dir" in done.stdout

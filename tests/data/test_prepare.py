@@ -87,8 +87,8 @@ def test_encodings_and_line_ends_make_no_difference_and_are_said(tmp_path: Path)
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe:300", "gpt2"])
 def test_the_text_can_be_read_back_from_the_ids(tmp_path: Path, text_file: Path, tokenizer: str) -> None:
-    files = str(write_layouts(learn(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
-    dataset = made(text_file, tmp_path / "out", tokenizer=tokenizer, tokenizer_files=files)
+    table_files = str(write_layouts(learn(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
+    dataset = made(text_file, tmp_path / "out", tokenizer=tokenizer, tokenizer_files=table_files)
     loaded = load_tokenizer(tmp_path / "out")
     raw = text_file.read_bytes()
     if tokenizer == "byte":

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import doctor_looks
+import doctor_checks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
@@ -194,32 +194,32 @@ def test_a_crash_does_not_tell_the_home_folder() -> None:
 
 
 def test_lines_come_back_from_another_process(tmp_path: Path) -> None:
-    lines = look_apart(doctor_looks.fine, tmp_path, 30)
+    lines = look_apart(doctor_checks.fine, tmp_path, 30)
     assert lines == [Line("fine", f"in {tmp_path.name}", numbers={"share": 0.5, "none": None})]
 
 
 def test_what_is_printed_there_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert look_apart(doctor_looks.chatty, tmp_path, 30) == [Line("chatty", "said it all")]
+    assert look_apart(doctor_checks.chatty, tmp_path, 30) == [Line("chatty", "said it all")]
     assert capfd.readouterr().out == ""
 
 
 def test_an_error_there_is_told_here(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"RuntimeError: no such thing: .*Python\.h: No such file") as caught:
-        look_apart(doctor_looks.broken, tmp_path, 30)
+        look_apart(doctor_checks.broken, tmp_path, 30)
     assert "Traceback" in caught.value.trace
 
 
 def test_a_process_that_dies_says_how_and_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"its process died \(SIGSEGV\): this is the end"):
-        look_apart(doctor_looks.deadly, tmp_path, 30)
+        look_apart(doctor_checks.deadly, tmp_path, 30)
     with pytest.raises(Failed, match=r"its process died \(exit code 7\)$"):
-        look_apart(doctor_looks.leaving, tmp_path, 30)
+        look_apart(doctor_checks.leaving, tmp_path, 30)
 
 
 def test_what_takes_too_long_is_cut_off_with_all_it_started(tmp_path: Path) -> None:
     before = time.monotonic()
     with pytest.raises(Failed, match="took longer than 3 s and was cut off"):
-        look_apart(doctor_looks.endless, tmp_path, 3)
+        look_apart(doctor_checks.endless, tmp_path, 3)
     assert time.monotonic() - before < 30
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
@@ -240,7 +240,7 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    numbers = look_apart(doctor_looks.surroundings, tmp_path, 30)[0].numbers
+    numbers = look_apart(doctor_checks.surroundings, tmp_path, 30)[0].numbers
     assert numbers["NVIDIA_TF32_OVERRIDE"] == "0"
     places = [str(numbers[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")]
     assert all(place.startswith(str(tmp_path)) for place in places)
@@ -248,10 +248,10 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
 
 
 def test_a_failure_apart_is_a_line_of_the_page(tmp_path: Path) -> None:
-    page = examined(check("build", lambda visit: look_apart(doctor_looks.broken, visit.folder, 30)))
+    page = examined(check("build", lambda visit: look_apart(doctor_checks.broken, visit.folder, 30)))
     line = page.of("problem")[0]
     assert line.says.startswith("failed: RuntimeError: no such thing")
-    assert "doctor_looks.py" in line.error
+    assert "doctor_checks.py" in line.error
 
 
 def test_an_error_in_one_line() -> None:

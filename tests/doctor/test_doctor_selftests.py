@@ -26,8 +26,7 @@ from glassgpt.doctor.selftests import (
     worst,
 )
 from glassgpt.model import gpt
-from glassgpt.training import optimizers
-from glassgpt.training.checkpoint import train_state
+from glassgpt.training import optimizers, train_state
 from glassgpt.training.learner import Learner
 
 

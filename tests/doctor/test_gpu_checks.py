@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from glassgpt.doctor import gpu_checks, nvidia_smi
+from glassgpt.doctor import gpu_checks
+from glassgpt.doctor import nvidia_smi as nvidia_smi_module
 from glassgpt.doctor.check import Visit
 from glassgpt.doctor.dtype_check import dtype_line, look_at_dtypes, measured_dtypes
 from glassgpt.doctor.gpu_checks import (
@@ -359,4 +360,4 @@ def test_this_card(tmp_path: Path) -> None:
     assert 0 < int(gpus[0].numbers["free"] or 0) <= int(gpus[0].numbers["total"] or 0)
     clocks = look_at_clocks(visit)
     assert len(clocks) == len(gpus)
-    assert nvidia_smi.read_cards(ask)[0]
+    assert nvidia_smi_module.read_cards(ask)[0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
-from glassgpt.explain import watch
+from glassgpt.explain import watch as watch_module
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.watch import GrowingFile, News, Watch, follow
 from glassgpt.record import journal
@@ -210,9 +210,9 @@ def in_bytes(lines: list[str]) -> bytes:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_POLL_S", 0.01)
-    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(watch, "_SHARE_OF_TIME", 1.0)
+    monkeypatch.setattr(watch_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(watch_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(watch_module, "_SHARE_OF_TIME", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")

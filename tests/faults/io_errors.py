@@ -43,7 +43,7 @@ from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.record.run_dir import is_run
 from glassgpt.show.report import page, report_listener  # noqa: F401
-from glassgpt.show.terminal import console, nanogpt_console  # noqa: F401 - loaded once, not by every process
+from glassgpt.show.terminal import nanogpt_console, run_console  # noqa: F401 - loaded once, not by every process
 from glassgpt.training.checkpoint.checkpoints import committed
 from glassgpt.training.learner import Learner
 

@@ -17,8 +17,6 @@ from glassgpt.record.machine import (
     CpuTimes,
     cpu_model,
     cpu_times,
-    describe_machine,
-    memory_now,
     others_cores,
     process_age_s,
     source_commit,
@@ -26,6 +24,7 @@ from glassgpt.record.machine import (
     unified_memory,
     usable_memory,
 )
+from glassgpt.training.probe import describe_machine, memory_now
 from glassgpt.version import VERSION
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -70,7 +69,7 @@ def test_a_gpu_is_described_and_its_memory_counted() -> None:
 
 
 def test_reading_this_module_does_not_import_torch() -> None:
-    code = "import sys, glassgpt.record.machine as m; m.memory_now('cpu'); print('torch' in sys.modules)"
+    code = "import sys, glassgpt.record.machine as m; m.resident_bytes(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -27,8 +27,8 @@ from run_records import (
 from glassgpt.errors import UserError
 from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import NAME, Journal, Record, encode
-from glassgpt.show.terminal.console import RunConsole
 from glassgpt.show.terminal.replay import replay, replay_svg
+from glassgpt.show.terminal.run_console import RunConsole
 
 LABEL = 14  # characters in front of a line's text
 

@@ -14,8 +14,8 @@ from glassgpt.explain.explanation import explain
 from glassgpt.record.journal import Record
 from glassgpt.runs.from_journal import history_of
 from glassgpt.show.report.page import report_html
-from glassgpt.show.terminal.console import RunConsole
 from glassgpt.show.terminal.profile_view import short_name
+from glassgpt.show.terminal.run_console import RunConsole
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
 

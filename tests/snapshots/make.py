@@ -342,9 +342,9 @@ def train_tiny(name: str, out_dir: str, stop_at: int | None = None) -> Path:
     settings = SETTINGS | RUNS[name] | {"out_dir": out_dir}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         if stop_at is None:
-            glassgpt.training(glassgpt.TrainConfig(**settings))
+            glassgpt.train(glassgpt.TrainConfig(**settings))
         else:
-            glassgpt.training(glassgpt.TrainConfig(**settings | {"max_iters": stop_at}))
+            glassgpt.train(glassgpt.TrainConfig(**settings | {"max_iters": stop_at}))
             glassgpt.resume(out_dir, max_iters=settings["max_iters"])
     return Path(out_dir)
 

@@ -33,7 +33,7 @@ _server.set_forkserver_preload(
         "glassgpt.training.session",
         "glassgpt.training.distributed.torch_group",
         "glassgpt.show.report.report_listener",
-        "glassgpt.show.terminal.console",
+        "glassgpt.show.terminal.run_console",
         "torch.distributed.fsdp",
         "torch._dynamo",  # which sharding imports
         "plotly.offline",

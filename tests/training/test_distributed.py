@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import teams
+import rank_processes
 import torch
 from tiny import (
     MakeConfig,
@@ -34,7 +34,8 @@ from glassgpt.record import journal
 from glassgpt.training.checkpoint.checkpoints import committed, describe, load_last
 from glassgpt.training.device import share_out
 from glassgpt.training.distributed.fsdp import rows_of
-from glassgpt.training.distributed.process_group import Team, join
+from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed.process_group import Team
 from glassgpt.training.distributed.torch_group import choose_backend, differences, pieces
 from glassgpt.training.interrupt import Stop
 from glassgpt.training.session import train
@@ -65,7 +66,7 @@ def test_a_team_trains_what_one_process_trains(
     assert weights.keys()
     for size, shard in ways:
         config = tiny(f"{size}-{shard}", shard=shard, **settings)
-        teams.together(size, tmp_path, teams.command(config))
+        rank_processes.together(size, tmp_path, rank_processes.command(config))
         assert len(run_losses(config.out_dir)) == 12
         assert_same_course(one.out_dir, config.out_dir)
         assert_close_tensors(last_tensors(config.out_dir)["model"], weights, 2e-4)
@@ -75,7 +76,7 @@ def test_masks_belong_to_micro_batches_not_to_processes(tiny: MakeConfig, tmp_pa
     settings = SHARED | {"dropout": 0.3}
     train(tiny("one", **settings))
     for size in (2, 4):
-        teams.together(size, tmp_path, teams.command(tiny(f"team-{size}", **settings)))
+        rank_processes.together(size, tmp_path, rank_processes.command(tiny(f"team-{size}", **settings)))
         assert_same_course(tiny("one").out_dir, tiny(f"team-{size}").out_dir)
     train(tiny("dry", **SHARED))
     assert run_losses(tiny("dry").out_dir) != pytest.approx(run_losses(tiny("one").out_dir), abs=1e-3)
@@ -85,7 +86,9 @@ def test_an_evaluation_is_the_same_to_the_last_bit(tiny: MakeConfig, tmp_path: P
     config = tiny(**SHARED)
     train(config)
     for size, shard in ((2, False), (4, False), (3, True)):
-        teams.together(size, tmp_path, teams.resume_command(config.out_dir, eval_only=True, shard=shard))
+        rank_processes.together(
+            size, tmp_path, rank_processes.resume_command(config.out_dir, eval_only=True, shard=shard)
+        )
     found = [
         record for record in journal.read(Path(config.out_dir) / journal.NAME) if record["kind"] == "eval"
     ]
@@ -106,11 +109,11 @@ def test_a_run_goes_on_in_another_number_of_processes(tiny: MakeConfig, tmp_path
     before = 2 if shard else 4
     whole, half = tiny("whole", **settings), tiny("half", **settings | {"max_iters": 4, "lr_decay_iters": 8})
     for config in (whole, half):
-        teams.together(before, tmp_path, teams.command(config))
+        rank_processes.together(before, tmp_path, rank_processes.command(config))
     for size in (1, 2, 4):
         config = tiny(f"on-{size}")
         shutil.copytree(half.out_dir, config.out_dir)
-        teams.together(size, tmp_path, teams.resume_command(config.out_dir, max_iters=8))
+        rank_processes.together(size, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=8))
         assert choices(config.out_dir)["ranks"][0] == size
         assert_same_course(whole.out_dir, config.out_dir)
         if size == before:
@@ -123,11 +126,11 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
 
     settings = SHARED | {"gradient_accumulation_steps": None, "batch_size": 6, "lr_decay_iters": 12}
     config = tiny(**settings | {"max_iters": 4})
-    teams.together(2, tmp_path, teams.command(config))
+    rank_processes.together(2, tmp_path, rank_processes.command(config))
     resume(config.out_dir, max_iters=8)
     (batch,) = {json.dumps(record["batch"]["tokens"]) for record in records(config.out_dir, "run")}
     assert batch == str(12 * 8)  # whatever nobody said stays what it was
-    teams.together(4, tmp_path, teams.resume_command(config.out_dir, max_iters=12))
+    rank_processes.together(4, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=12))
     assert choices(config.out_dir)["batch_size"][0] == 3
     straight = tiny("straight", **settings | {"gradient_accumulation_steps": 2})
     train(straight)
@@ -138,7 +141,7 @@ def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) ->
     config = tiny(max_iters=2)
     train(config)
     before = contents(config.out_dir)
-    first, second = teams.together(2, tmp_path, teams.resume_command(config.out_dir))
+    first, second = rank_processes.together(2, tmp_path, rank_processes.resume_command(config.out_dir))
     assert len(first.said.splitlines()) == 1
     assert second.said == ""
     assert contents(config.out_dir) == before
@@ -146,10 +149,12 @@ def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) ->
 
 def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED | {"max_iters": 4, "eval_interval": 2, "keep_checkpoints": 2})
-    teams.together(2, tmp_path, teams.command(config))
+    rank_processes.together(2, tmp_path, rank_processes.command(config))
     before, last = committed(Path(config.out_dir))
     (last / "model.safetensors").write_bytes(b"nothing")
-    (member, _) = teams.together(2, tmp_path, teams.resume_command(config.out_dir, max_iters=6))
+    (member, _) = rank_processes.together(
+        2, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=6)
+    )
     assert f"{last} is damaged" in member.said or f"{last}/model.safetensors is damaged" in member.said
     assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
     assert (last.parent / f"damaged-{last.name}").is_dir()
@@ -159,7 +164,7 @@ def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path
 def test_measuring_is_done_once_and_holds_for_all(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED | {"batch_size": 4, "gradient_accumulation_steps": 2, "max_iters": 2})
     sabotage = dict.fromkeys(range(2), "tune_to_two")
-    teams.together(2, tmp_path, [*teams.command(config), "--tune"], sabotage=sabotage)
+    rank_processes.together(2, tmp_path, [*rank_processes.command(config), "--tune"], sabotage=sabotage)
     batch = records(config.out_dir, "run")[0]["batch"]
     assert (batch["batch_size"], batch["micro_steps"], batch["sequences"]) == (2, 2, 8)
 
@@ -171,7 +176,9 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     tiny: MakeConfig, tmp_path: Path
 ) -> None:
     config = tiny(**SHARED, log_interval=4, sample_tokens=5)
-    first, second = teams.together(2, tmp_path, teams.command(config), sabotage={1: "be_slow"})
+    first, second = rank_processes.together(
+        2, tmp_path, rank_processes.command(config), sabotage={1: "be_slow"}
+    )
     assert "iter " in first.said
     assert second.said == ""
     (run,) = records(config.out_dir, "run")
@@ -208,7 +215,7 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
 def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
     """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
     config = tiny(**SHARED, log_interval=4, profile="5:7")
-    teams.together(2, tmp_path, teams.command(config), sabotage={0: sabotage, 1: "be_slow"})
+    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={0: sabotage, 1: "be_slow"})
     steps = records(config.out_dir, "step")
     assert [step["iter"] for step in steps] == [4, 8, 12]
     for step in steps:
@@ -220,7 +227,9 @@ def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, s
 def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
     """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
     config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
-    teams.together(2, tmp_path, teams.command(config), sabotage={0: "copy_slowly", 1: "be_slow"})
+    rank_processes.together(
+        2, tmp_path, rank_processes.command(config), sabotage={0: "copy_slowly", 1: "be_slow"}
+    )
     for step in records(config.out_dir, "step"):
         assert step["ranks"]["exchange_ms"][1] < 100
 
@@ -229,7 +238,7 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
     """Read by anybody, whole; and a file that is damaged is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)
     plain = dataclasses.replace(config, out_dir=str(tmp_path / "plain"), shard=False)
-    teams.together(4, tmp_path, teams.command(config))
+    rank_processes.together(4, tmp_path, rank_processes.command(config))
     train(plain)
     (path,) = committed(Path(config.out_dir))
     files = {file.name for file in path.iterdir()}
@@ -254,7 +263,7 @@ def test_the_first_rank_decides_whether_there_is_a_sample(
 ) -> None:
     """A spread model is put together for it by all of them, or by none."""
     config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
-    teams.together(2, tmp_path, teams.command(config), sabotage={rank: "lack_the_table"})
+    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={rank: "lack_the_table"})
     assert len(records(config.out_dir, "sample")) == rank
     assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
 
@@ -281,9 +290,9 @@ def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
     prepare(
         PrepareOptions(str(tmp_path / "other.txt"), out_dir=str(other)), lambda line: None, progress=False
     )
-    words = teams.command(config)
+    words = rank_processes.command(config)
     by_rank = [words, [*words, "--learning_rate=0.5", "--seed=2", f"--data_dir={other}"]]
-    first, second = teams.start(2, tmp_path, lambda rank: by_rank[rank])
+    first, second = rank_processes.start(2, tmp_path, lambda rank: by_rank[rank])
     assert (first.wait(), second.wait()) in ((2, 2), (2, -15))
     assert "error: rank 1 has --learning_rate=0.5, rank 0 has --learning_rate=0.01: start all" in first.said
     assert "error: rank 1 has --seed=2, rank 0 has --seed=1337" in first.said
@@ -294,13 +303,13 @@ def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
 
 def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny()
-    words = teams.command(config)
+    words = rank_processes.command(config)
     for by_rank, said in (
         ([words, [*words, "--data_dir=/nowhere"]], "error: rank 1: no dataset at /nowhere"),
         ([[*words, "--data_dir=/nowhere"]] * 2, "error: no dataset at /nowhere"),
         ([words, [*words, "--n_layer=two"]], "error: rank 1: --n_layer=two"),
     ):
-        first, second = teams.start(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
+        first, second = rank_processes.start(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
         assert first.wait() == 2
         assert second.wait() in (2, -15)
         assert first.said.startswith(said)
@@ -314,7 +323,7 @@ def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_pat
     train(tiny("one", **settings))
     config = tiny("team", compile="on", **settings)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
-    teams.together(2, tmp_path, teams.command(config), sabotage=sabotage)
+    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage=sabotage)
     assert_same_course(tiny("one").out_dir, config.out_dir)
     (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
     assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
@@ -326,7 +335,7 @@ def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
     """Computing it again, that one would wait for weights that the others do not send again."""
     config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
-    first, second = teams.start(2, tmp_path, teams.command(config), sabotage=sabotage)
+    first, second = rank_processes.start(2, tmp_path, rank_processes.command(config), sabotage=sabotage)
     assert (first.wait(), second.wait()) == (1, 2)
     said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
     assert f"error: {said}" in second.said

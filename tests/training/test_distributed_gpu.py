@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import teams
+import rank_processes
 import torch
 from tiny import MakeConfig, choices, records, run_evals, run_losses
 
@@ -40,9 +40,11 @@ def test_one_card_in_a_team_is_one_card(
     """The same arithmetic, up to the order in which a card adds."""
     plain = tiny("plain", **SETTINGS | changes | {"shard": False, "compile": "off"})
     # In a process of its own as well: this one must not have touched the card before others are forked.
-    assert teams.start(1, tmp_path, teams.command(plain), environment=ALONE)[0].wait(180) == 0
+    assert (
+        rank_processes.start(1, tmp_path, rank_processes.command(plain), environment=ALONE)[0].wait(180) == 0
+    )
     config = tiny("team", **SETTINGS | changes | {"compile": "off"})
-    (member,) = teams.start(1, tmp_path, teams.command(config))
+    (member,) = rank_processes.start(1, tmp_path, rank_processes.command(config))
     assert member.wait(180) == 0, member.said
     assert choices(config.out_dir)["backend"] == ("nccl", "between CUDA cards")
     assert records(config.out_dir, "run")[0]["team"]["size"] == 1
@@ -62,9 +64,11 @@ def test_two_cards_train_what_one_trains(tiny: MakeConfig, tmp_path: Path) -> No
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device here; this needs two")
     plain = tiny("plain", **SETTINGS, dtype="float32")
-    assert teams.start(1, tmp_path, teams.command(plain), environment=ALONE)[0].wait(180) == 0
+    assert (
+        rank_processes.start(1, tmp_path, rank_processes.command(plain), environment=ALONE)[0].wait(180) == 0
+    )
     for shard in (False, True):
         config = tiny(f"two-{shard}", **SETTINGS, dtype="float32", shard=shard)
-        members = teams.start(2, tmp_path, teams.command(config))
+        members = rank_processes.start(2, tmp_path, rank_processes.command(config))
         assert [member.wait(180) for member in members] == [0, 0], members[0].said
         assert run_losses(config.out_dir) == pytest.approx(run_losses(plain.out_dir), abs=1e-3)

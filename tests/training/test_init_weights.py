@@ -17,8 +17,7 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import gpt2_tokenizer, load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.sample.sampler import find_tokenizer
-from glassgpt.training.init_weights import check_fit
+from glassgpt.training.init_weights import check_fit, find_tokenizer
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import open_origin
 

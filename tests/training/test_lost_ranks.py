@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import teams
+import rank_processes
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, run_losses
 
 from glassgpt.config import TrainConfig
@@ -29,12 +29,12 @@ SHARED: dict[str, Any] = {
 }
 
 
-def start(config: TrainConfig, tmp_path: Path, **more: Any) -> list[teams.Member]:
-    return teams.start(2, tmp_path, teams.command(config), **more)
+def start(config: TrainConfig, tmp_path: Path, **more: Any) -> list[rank_processes.Member]:
+    return rank_processes.start(2, tmp_path, rank_processes.command(config), **more)
 
 
 def go_on_and_compare(config: TrainConfig, whole: TrainConfig, tmp_path: Path) -> None:
-    teams.together(2, tmp_path, teams.resume_command(config.out_dir))
+    rank_processes.together(2, tmp_path, rank_processes.resume_command(config.out_dir))
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
 
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
     """In the middle of an update, and in the middle of a save: by kill -9."""
     settings = SHARED | {"shard": shard}
     whole = tiny("whole", **settings)
-    teams.together(2, tmp_path, teams.command(whole))
+    rank_processes.together(2, tmp_path, rank_processes.command(whole))
     saves = 1 if shard else 0  # who writes a part, or all
     for how, lost, done in (("die_in_update_7", 1, 5), ("die_in_second_save", saves, 5)):
         config = tiny(how, **settings)
@@ -69,7 +69,9 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp_path: Path) -> None:
     """Of three: the first survivor that ends must not be named by the other."""
     config = tiny(**SHARED | {"gradient_accumulation_steps": 6}, rank_timeout=2)
-    first, second, third = teams.start(3, tmp_path, teams.command(config), sabotage={1: "hang_in_data"})
+    first, second, third = rank_processes.start(
+        3, tmp_path, rank_processes.command(config), sabotage={1: "hang_in_data"}
+    )
     began = time.monotonic()
     assert (first.wait(), third.wait()) == (1, 1)
     assert time.monotonic() - began < 30
@@ -89,7 +91,7 @@ def test_before_and_after_training_a_rank_may_take_its_time(
 ) -> None:
     """Reading text and writing the last checkpoint take what they take; rank_timeout is for updates."""
     config = tiny(**SHARED | {"max_iters": 2, "checkpoint_interval": None}, rank_timeout=2)
-    teams.together(2, tmp_path, teams.command(config), sabotage={rank: how})
+    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={rank: how})
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
 
@@ -126,7 +128,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
 ) -> None:
     whole = tiny("whole", **SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
     config = tiny(**SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
-    teams.together(2, tmp_path, teams.command(whole))
+    rank_processes.together(2, tmp_path, rank_processes.command(whole))
     members = start(config, tmp_path, sabotage={0: "be_slow"})
     while not Path(config.out_dir, "journal.jsonl").exists() or not run_losses(config.out_dir):
         time.sleep(0.01)
@@ -144,17 +146,17 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
 def test_a_launcher_that_starts_a_team_anew_goes_on_with_its_run(tiny: MakeConfig, tmp_path: Path) -> None:
     """The same command, again, by `torchrun --max-restarts`: not another run, and not a complaint."""
     whole, config = tiny("whole", **SHARED), tiny("again", **SHARED)
-    teams.together(2, tmp_path, teams.command(whole))
+    rank_processes.together(2, tmp_path, rank_processes.command(whole))
     launch = {"TORCHELASTIC_RUN_ID": "a-launch"}
     members = start(config, tmp_path, sabotage={1: "die_in_update_7"}, environment=launch)
     assert [member.wait() for member in members] == [1, -signal.SIGKILL]
     again = launch | {"TORCHELASTIC_RESTART_COUNT": "1"}
-    teams.together(2, tmp_path, teams.command(config), environment=again)
+    rank_processes.together(2, tmp_path, rank_processes.command(config), environment=again)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
     assert records(config.out_dir, "run")[-1]["team"]["attempt"] == 1
     shutil.rmtree(config.out_dir)  # one that came to nothing begins
-    teams.together(2, tmp_path, teams.command(config, max_iters=3), environment=again)
+    rank_processes.together(2, tmp_path, rank_processes.command(config, max_iters=3), environment=again)
     assert records(config.out_dir, "run")[-1]["iter"] == 0
 
 
@@ -166,7 +168,8 @@ time.sleep(600)
 """
 _MEMBER = """
 import sys
-from glassgpt.train.team import RankLost, join
+from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed.process_group import RankLost
 team = join()
 print("joined", flush=True)
 sys.stdin.readline()

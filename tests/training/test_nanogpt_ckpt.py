@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import nanogpt_ckpt as ckpt
+import nanogpt_files as ckpt
 import numpy as np
 import pytest
 import torch

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from glassgpt.estimate import peak as peaks
-from glassgpt.estimate.peak import Peak, Run, best_rate, find_peak, measure_peak, mfu_note, mfu_percent, rate
+from glassgpt.estimate.peak import Peak, Run, best_rate, mfu_note, mfu_percent, rate
+from glassgpt.training import probe
+from glassgpt.training.probe import find_peak, measure_peak
 
 # --- the probe
 
@@ -102,7 +103,7 @@ def test_the_real_probe_on_a_gpu() -> None:
 
 
 def test_a_known_card_has_both_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "measure_peak", lambda device, dtype, seconds: 70e12)
+    monkeypatch.setattr(probe, "measure_peak", lambda device, dtype, seconds: 70e12)
     peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", 12 * 2**30, 1.0)
     assert peak.table == pytest.approx(80.2e12)
     assert peak.measured == 70e12
@@ -111,7 +112,7 @@ def test_a_known_card_has_both_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "measure_peak", lambda device, dtype, seconds: 70e12)
+    monkeypatch.setattr(probe, "measure_peak", lambda device, dtype, seconds: 70e12)
     for device_type, name in [("cuda", "NVIDIA GeForce RTX 6090"), ("cpu", "AMD EPYC"), ("cpu", None)]:
         peak = find_peak(device_type, name, "bfloat16")
         assert (peak.table, peak.value) == (None, 70e12)
@@ -129,7 +130,7 @@ def test_a_probe_that_fails_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatc
     def fail(device: str, dtype: str, seconds: float) -> float:
         raise RuntimeError("no kernel for this dtype")
 
-    monkeypatch.setattr(peaks, "measure_peak", fail)
+    monkeypatch.setattr(probe, "measure_peak", fail)
     peak = find_peak("mps", None, "bfloat16")
     assert peak.value is None
     assert "no kernel for this dtype" in peak.source

@@ -53,8 +53,8 @@ _TO_BE_KILLED = """
 import sys, time
 from pathlib import Path
 from glassgpt.recipe import combine, read_recipe
-from glassgpt.train.learner import Learner
-from glassgpt.train.session import train
+from glassgpt.training.learner import Learner
+from glassgpt.training.session import train
 
 config = combine(read_recipe(Path(sys.argv[1])), {})
 original = Learner.update

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import nanogpt_ckpt as ckpt
+import nanogpt_files as ckpt
 import pytest
 import torch
 from tiny import (

@@ -27,7 +27,7 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.sample.sampler import find_tokenizer
+from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import open_origin
 

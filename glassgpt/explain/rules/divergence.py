@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from glassgpt.explain.loss_rise import Rise
 from glassgpt.explain.rule import Case, Finding
-from glassgpt.explain.rules.rise import Rise
 from glassgpt.format import difference, duration, loss, rate, whole
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import History

@@ -9,9 +9,9 @@ import numpy as np
 from glassgpt.explain.rule import Case, Finding
 from glassgpt.format import percent, rate, whole
 from glassgpt.i18n import say
-from glassgpt.learning_rate import LearningRate
 from glassgpt.runs.run_log import Floats, History
 from glassgpt.runs.trajectory import continues, planned_end, setting, takes_known_settings
+from glassgpt.schedule import LearningRate
 
 # A cosine's last tenth moves the rate by next to nothing, so an end within it is as good as the planned one.
 LATER, EARLY = 1.1, 0.8  # of the run's end

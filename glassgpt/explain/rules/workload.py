@@ -11,7 +11,7 @@ from typing import Any
 
 from glassgpt.estimate import flops
 from glassgpt.explain.rule import Case, Finding
-from glassgpt.explain.rules.work import Work
+from glassgpt.explain.step_flops import Work
 from glassgpt.format import count, flop_rate, milliseconds, percent, points
 from glassgpt.i18n import say
 from glassgpt.runs.inference import attention_flops, parameters_behind, stated_peak

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.explain.glossary import (
+from glassgpt.i18n import say
+from glassgpt.runs.builder import Recording
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import (
     Entry,
     LastLine,
     gradient_norm,
@@ -20,9 +23,6 @@ from glassgpt.explain.glossary import (
     learning_rate,
     tokens_per_second,
 )
-from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
-from glassgpt.runs.facts import Facts
 from glassgpt.runs.numbers import NUMBER, number
 from glassgpt.runs.run_log import History
 from glassgpt.runs.trainer import Trainer

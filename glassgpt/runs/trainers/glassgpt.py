@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from glassgpt.config import TrainConfig
-from glassgpt.explain.glossary import (
+from glassgpt.i18n import say
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import (
     Entry,
     LastLine,
     gradient_norm,
@@ -11,8 +13,6 @@ from glassgpt.explain.glossary import (
     learning_rate,
     tokens_per_second,
 )
-from glassgpt.i18n import say
-from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import History
 from glassgpt.runs.trainer import Trainer
 

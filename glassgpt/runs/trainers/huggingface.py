@@ -14,10 +14,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from glassgpt.explain.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
 from glassgpt.i18n import say
 from glassgpt.runs.builder import Recording
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
 from glassgpt.runs.numbers import NUMBER, number
 from glassgpt.runs.run_log import History
 from glassgpt.runs.trainer import Trainer

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.explain.glossary import Entry, LastLine, learning_rate, one_loss
 from glassgpt.i18n import say
 from glassgpt.runs.builder import LARGEST, Recording
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import Entry, LastLine, learning_rate, one_loss
 from glassgpt.runs.numbers import NUMBER, number
 from glassgpt.runs.run_log import History
 from glassgpt.runs.trainer import Trainer

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.explain.glossary import Entry, LastLine, last_evaluation, tokens_per_second
 from glassgpt.i18n import say
 from glassgpt.runs.builder import Recording
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import Entry, LastLine, last_evaluation, tokens_per_second
 from glassgpt.runs.numbers import NUMBER, number
 from glassgpt.runs.run_log import History, Metric
 from glassgpt.runs.trainer import Trainer

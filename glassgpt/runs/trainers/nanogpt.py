@@ -15,11 +15,11 @@ import math
 import re
 
 from glassgpt.config import TrainConfig
-from glassgpt.explain.glossary import Entry, LastLine, last_evaluation, learning_rate, one_loss
 from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import Recording
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import Entry, LastLine, last_evaluation, learning_rate, one_loss
 from glassgpt.runs.numbers import NUMBER, number
 from glassgpt.runs.run_log import History
 from glassgpt.runs.trainer import A100_PEAK, Trainer

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.glossary import Entry, glossary
 from glassgpt.explain.rule import Finding
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.glossary import Entry, glossary
 from glassgpt.runs.run_log import History
 from glassgpt.sanitize import harmless, harmless_name, harmless_words
 from glassgpt.show.facts_table import fact_groups, phase_names, severity_word

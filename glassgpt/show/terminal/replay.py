@@ -11,7 +11,7 @@ from rich.console import Console
 from glassgpt.errors import UserError, first_line
 from glassgpt.record import journal
 from glassgpt.sanitize import harmless
-from glassgpt.show.terminal.console import RunConsole
+from glassgpt.show.terminal.run_console import RunConsole
 
 
 def replay(run_dir: Path, out: Console) -> None:

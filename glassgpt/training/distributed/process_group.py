@@ -6,13 +6,11 @@ turns. So there is one loop, and it never asks whether it is alone. ranks.py has
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from glassgpt.training.interrupt import Stop
 
 Plain = TypeVar("Plain")  # what JSON can say
-
-_STATED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # by torchrun
 
 
 class RankLost(Exception):
@@ -136,24 +132,3 @@ class Team:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Goodbye to the others, who are told of the error."""
-
-
-def join() -> Team:
-    """The team that this process was started for: by torchrun, `glass train --nproc`, or alone."""
-    said = [name for name in _STATED if os.environ.get(name)]
-    if "RANK" not in said and os.environ.get("WORLD_SIZE", "") in ("", "0", "1"):
-        return Team()
-    missing = [name for name in _STATED if name not in said]
-    if missing:
-        raise UserError(
-            f"the environment says that this is one of several processes, but not {', '.join(missing)}: "
-            "start them with torchrun, or `glass train --nproc N`"
-        )
-    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        raise UserError(
-            f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks count from 0 to one less"
-        )
-    from glassgpt.training.distributed.torch_group import Ranks
-
-    return Ranks.from_environment(os.environ)

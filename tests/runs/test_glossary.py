@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from learning_logs import any_history
 from run_logs import made_history, made_steps
 
-from glassgpt.explain.glossary import glossary
 from glassgpt.i18n import LANGUAGES, speaking
 from glassgpt.runs.facts import facts_of
+from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import Evaluation, History
 from glassgpt.runs.trainers import BY_ID
 

@@ -11,13 +11,10 @@ import pytest
 from glassgpt.cli.plan_command import plan
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import cards, named_card
+from glassgpt.plan import installed_cards
 from glassgpt.plan import target as targets
-from glassgpt.plan import this_machine
 from glassgpt.plan.dataset_size import find_text, known_text
-from glassgpt.plan.planning import make_plan
-from glassgpt.plan.propose import propose
-from glassgpt.plan.target import Target, find_target, of_card, this_cpu
-from glassgpt.plan.this_machine import (
+from glassgpt.plan.installed_cards import (
     Present,
     amd_cards,
     nvidia_cards,
@@ -27,6 +24,9 @@ from glassgpt.plan.this_machine import (
     visible,
     visible_of_amd,
 )
+from glassgpt.plan.planning import make_plan
+from glassgpt.plan.propose import propose
+from glassgpt.plan.target import Target, find_target, of_card, this_cpu
 from glassgpt.recipe import combine, find_recipe
 
 GIB = 2**30
@@ -44,8 +44,8 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """`nvidia-smi` says nothing, there is no AMD card, no variable is set: until a test says otherwise."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(this_machine, "output_of", lambda *command: None)
-    monkeypatch.setattr(this_machine, "amd_cards", list)
+    monkeypatch.setattr(installed_cards, "output_of", lambda *command: None)
+    monkeypatch.setattr(installed_cards, "amd_cards", list)
     return monkeypatch
 
 
@@ -53,22 +53,22 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 
 
 def test_a_card_found_here_is_the_tables(says: pytest.MonkeyPatch) -> None:
-    says.setattr(this_machine, "output_of", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
+    says.setattr(installed_cards, "output_of", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
     found = find_target("auto")
     assert (found.name, found.device_type, found.memory) == ("RTX 4070", "cuda", 12282 * 2**20)
-    says.setattr(this_machine, "output_of", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
+    says.setattr(installed_cards, "output_of", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
     unknown = find_target("auto")
     assert unknown.card is None
     config = combine(find_recipe("shakespeare_char"), {}, "cuda")
     assert make_plan(config, unknown, known_text("shakespeare_char")).times is None
-    says.setattr(this_machine, "output_of", lambda *command: None)
+    says.setattr(installed_cards, "output_of", lambda *command: None)
     assert find_target("auto").device_type == ("mps" if sys.platform == "darwin" else "cpu")
 
 
 def test_the_device_that_the_run_will_take_is_planned_for(
     says: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says.setattr(this_machine, "output_of", lambda *command: TWO)
+    says.setattr(installed_cards, "output_of", lambda *command: TWO)
     assert find_target("auto", "cuda").name == "RTX 4090"  # CUDA's first
     assert find_target("auto", "cuda:1").name == "RTX 3060"
     assert find_target("auto", "cpu").device_type == "cpu"
@@ -90,9 +90,9 @@ def test_a_plan_for_what_the_run_will_not_take_says_so(capsys: pytest.CaptureFix
 def test_a_driver_that_does_not_say_the_memory(says: pytest.MonkeyPatch) -> None:
     (known, unknown) = parse_nvidia("GPU-1, NVIDIA H200, [N/A]\nGPU-2, NVIDIA GB10, [Not Supported]\n")
     assert known.memory is unknown.memory is None
-    says.setattr(this_machine, "nvidia_cards", lambda: [known])
+    says.setattr(installed_cards, "nvidia_cards", lambda: [known])
     assert find_target("auto").memory == 141 * GIB
-    says.setattr(this_machine, "nvidia_cards", lambda: [unknown])
+    says.setattr(installed_cards, "nvidia_cards", lambda: [unknown])
     says.setattr(targets, "usable_memory", lambda: (128 * GIB, False))
     assert find_target("auto").memory == 128 * GIB
 
@@ -131,7 +131,7 @@ def test_what_is_hidden_is_not_seen(asked: str, names: list[str]) -> None:
 
 
 def test_a_hidden_card_leaves_the_cpu(says: pytest.MonkeyPatch) -> None:
-    says.setattr(this_machine, "nvidia_cards", lambda: parse_nvidia(TWO))
+    says.setattr(installed_cards, "nvidia_cards", lambda: parse_nvidia(TWO))
     says.setenv("CUDA_VISIBLE_DEVICES", "")
     says.setattr(sys, "platform", "linux")
     found = find_target("auto")
@@ -143,7 +143,7 @@ def test_a_hidden_card_leaves_the_cpu(says: pytest.MonkeyPatch) -> None:
 def test_a_slice_of_a_card_is_not_the_card(says: pytest.MonkeyPatch) -> None:
     assert [one.memory for one in parse_slices(SLICES)] == [20 * GIB, 5 * GIB]
     says.setattr(
-        this_machine, "nvidia_cards", lambda: [Present("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")]
+        installed_cards, "nvidia_cards", lambda: [Present("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")]
     )
     says.setattr(targets, "output_of", lambda *command: SLICES)
     says.setenv("CUDA_VISIBLE_DEVICES", "MIG-9e3b1a7d")
@@ -155,7 +155,7 @@ def test_a_slice_of_a_card_is_not_the_card(says: pytest.MonkeyPatch) -> None:
 
 def test_the_driver_is_asked_for_what_is_read(says: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
-    says.setattr(this_machine, "output_of", lambda *command: commands.append(command))
+    says.setattr(installed_cards, "output_of", lambda *command: commands.append(command))
     assert nvidia_cards() == []
     assert commands == [("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")]
 
@@ -184,12 +184,12 @@ def test_amds_cards_are_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_amds_cards_count_where_pytorch_can_use_them(says: pytest.MonkeyPatch) -> None:
     says.setattr(sys, "platform", "linux")
-    says.setattr(this_machine, "amd_cards", lambda: [Present("Instinct MI300X", 192 * GIB, "GPU-a")])
-    says.setattr(this_machine, "torch_is_for_amd", lambda: False)
+    says.setattr(installed_cards, "amd_cards", lambda: [Present("Instinct MI300X", 192 * GIB, "GPU-a")])
+    says.setattr(installed_cards, "torch_is_for_amd", lambda: False)
     without = find_target("auto")
     assert without.device_type == "cpu"
     assert "Instinct MI300X is here, but this PyTorch was not built for AMD's cards" in without.how
-    says.setattr(this_machine, "torch_is_for_amd", lambda: True)
+    says.setattr(installed_cards, "torch_is_for_amd", lambda: True)
     assert find_target("auto").name == "Instinct MI300X"
     says.setenv("HIP_VISIBLE_DEVICES", "-1")
     assert find_target("auto").device_type == "cpu"

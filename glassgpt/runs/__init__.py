@@ -1,0 +1,1 @@
+"""Any log or journal read into one form: settings, steps, evaluations, saves, how it ended. No torch."""

@@ -1,0 +1,1 @@
+"""What the terminal shows: one view for each command."""

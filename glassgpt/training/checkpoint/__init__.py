@@ -1,0 +1,1 @@
+"""Checkpoints: their files, writing them in the background, reading them back, nanoGPT's ckpt.pt."""

@@ -26,6 +26,7 @@ IDENTICAL, WORDING, DIFFERENT = "identical", "same values, other wording", "diff
 # A number with what is attached to it: 1,234  0.5%  10.65M  3e-4. Not part of a name such as A100.
 _NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[kMBT%](?!\w))?")
 _FINDING = re.compile(r"\[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
+_SEVERITY = re.compile(r"(?m)^(problem|warning|advice|info)\b")
 _FLAG = re.compile(r"(?<!\w)--[a-z][\w.]*")
 # Strings that are values, not prose, even where they hold a space.
 _EXACT = {
@@ -51,7 +52,7 @@ def judge(name: str, before: str, after: str) -> str:
     elif name.endswith(".toml"):
         same = tomllib.loads(before) == tomllib.loads(after)
     elif name.endswith(".txt"):
-        same = all(find.findall(before) == find.findall(after) for find in (_NUMBER, _FINDING))
+        same = all(find.findall(before) == find.findall(after) for find in (_NUMBER, _FINDING, _SEVERITY))
     else:
         same = False
     return WORDING if same else DIFFERENT

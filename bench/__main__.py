@@ -22,16 +22,16 @@ from pathlib import Path
 from types import FrameType
 
 from bench import overhead, results, speed, sweep, to_loss, writing
-from bench.ground import Ground, Missing, Options
+from bench.ground import BenchContext, BenchOptions, MissingOption
 from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
-from bench.table import document, filled, table
-from bench.watch import Failed
+from bench.table import fill_page, markdown_table, results_document
+from bench.watch import CommandFailed
 from glassgpt.errors import UserError
 
-Row = Callable[[Ground], list[Result]]
+Benchmark = Callable[[BenchContext], list[Result]]
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, Benchmark] = {
     "gpt2-speed": speed.gpt2_speed,
     "fp8-loss": speed.fp8_loss,
     "shakespeare": to_loss.shakespeare,
@@ -55,67 +55,67 @@ def main(arguments: list[str] | None = None) -> int:
     asked = vars(parser.parse_args(arguments))
     rows, again, scratch = asked.pop("rows"), asked.pop("again"), asked.pop("scratch")
     show = {name: asked.pop(name) for name in ("picture", "sweep_picture", "page")}
-    options = Options(**asked | {"ours": tuple(asked["ours"])})
+    options = BenchOptions(**asked | {"ours": tuple(asked["ours"])})
     code = 0
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
-        ground = Ground(options, Path(folder))
+        ground = BenchContext(options, Path(folder))
         for name in rows:
             if name != "table" and (again or not is_done(name, ground)):
                 code |= run_row(name, ground)
-    found = results.read(options.out)
-    print(f"\n{table(found)}")
+    found = results.read_latest(options.out)
+    print(f"\n{markdown_table(found)}")
     for name, place in show.items():
         if place is not None:
-            place.write_text(SHOWN[name](found, place), encoding="utf-8")
-    print(json.dumps(document(found)))
+            place.write_text(OUTPUT_WRITERS[name](found, place), encoding="utf-8")
+    print(json.dumps(results_document(found)))
     return code
 
 
 def draw_sweep(found: list[Result]) -> str:
     swept = [result for result in found if result.row == "sweep"]
     if not swept:
-        raise Missing("--sweep-picture: the row sweep is not among the results")
-    return sweep_picture(sweep.known_points(swept[-1]), swept[-1].machine)
+        raise MissingOption("--sweep-picture: the row sweep is not among the results")
+    return sweep_picture(sweep.points_from_result(swept[-1]), swept[-1].machine)
 
 
 # What is made of all results, by the option that names its place.
-SHOWN: dict[str, Callable[[list[Result], Path], str]] = {
+OUTPUT_WRITERS: dict[str, Callable[[list[Result], Path], str]] = {
     "picture": lambda found, place: ratios_picture(found),
     "sweep_picture": lambda found, place: draw_sweep(found),
-    "page": lambda found, place: filled(place.read_text(encoding="utf-8"), found),
+    "page": lambda found, place: fill_page(place.read_text(encoding="utf-8"), found),
 }
 
 
-def is_done(name: str, ground: Ground) -> bool:
+def is_done(name: str, ground: BenchContext) -> bool:
     row = FIRST_RESULT.get(name, name)
-    done = results.latest(ground.options.out, row, ground.kind) is not None
+    done = results.latest(ground.options.out, row, ground.device_type) is not None
     if done:
         print(f"{name}: is in {ground.options.out} already; --again measures again", flush=True)
     return done
 
 
-def run_row(name: str, ground: Ground) -> int:
+def run_row(name: str, ground: BenchContext) -> int:
     """A row that fails leaves the others alone."""
     print(f"{name}: {ROWS[name].__doc__}", flush=True)
     try:
         for result in ROWS[name](ground):
             results.append(ground.options.out, result)
-    except (Failed, Missing, UserError) as error:
+    except (CommandFailed, MissingOption, UserError) as error:
         print(f"{name} failed: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def numbers(text: str) -> tuple[float, ...]:
+def float_list(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
+def int_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    usual = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,7 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--updates", type=int, help="instead of the row's own number; of sampling, tokens")
     add(
         "--seeds",
-        type=whole_numbers,
+        type=int_list,
         default=usual["seeds"],
         help="of the rows that race to a loss: 1337,1,2",
     )
@@ -158,7 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--step-ms", type=float, help="of nanoGPT's update there; default: as gpt2-speed measured it")
     add(
         "--rates",
-        type=numbers,
+        type=float_list,
         default=usual["rates"],
         help="nanoGPT's on mdn; default: the best of mdn-rates",
     )
@@ -176,7 +176,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def end_when_told() -> None:
+def exit_on_signals() -> None:
     """By a time limit, or when the terminal is closed: the processes of a row end with this one."""
     told = False
 
@@ -194,5 +194,5 @@ def end_when_told() -> None:
 
 
 if __name__ == "__main__":
-    end_when_told()
+    exit_on_signals()
     sys.exit(main())

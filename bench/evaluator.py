@@ -27,20 +27,20 @@ from torch.nn import functional as F
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.model.gpt import GPT
-from glassgpt.training.weight_source import open_origin
+from glassgpt.training.weight_source import load_init_from
 
-Logits = Callable[[Tensor, Tensor], Tensor]  # of (tokens, targets), both (B, T)
+LogitsFunction = Callable[[Tensor, Tensor], Tensor]  # of (tokens, targets), both (B, T)
 
 _BATCH_TOKENS = {"cpu": 4096}  # whose caches are small
-_MOST_BATCH_TOKENS = 16_384  # 3.3 GB of float32 logits at GPT-2's vocabulary
+_MAX_BATCH_TOKENS = 16_384  # 3.3 GB of float32 logits at GPT-2's vocabulary
 
 
-def whole_split_loss(logits_of: Logits, tokens: np.ndarray, context: int, device: str) -> float:
+def whole_split_loss(logits_of: LogitsFunction, tokens: np.ndarray, context: int, device: str) -> float:
     """The mean over all tokens but the first, summed in float64."""
     whole = (len(tokens) - 1) // context
     windows = [(start * context, context) for start in range(whole)]
     rest = (len(tokens) - 1) % context
-    rows = max(1, _BATCH_TOKENS.get(device, _MOST_BATCH_TOKENS) // context)
+    rows = max(1, _BATCH_TOKENS.get(device, _MAX_BATCH_TOKENS) // context)
     batches = [windows[i : i + rows] for i in range(0, whole, rows)]
     batches += [[(whole * context, rest)]] if rest else []
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -52,7 +52,7 @@ def whole_split_loss(logits_of: Logits, tokens: np.ndarray, context: int, device
     return float(total) / (len(tokens) - 1)
 
 
-def _sum_of_losses(logits_of: Logits, tokens: Tensor, targets: Tensor) -> Tensor:
+def _sum_of_losses(logits_of: LogitsFunction, tokens: Tensor, targets: Tensor) -> Tensor:
     with torch.no_grad():
         logits = logits_of(tokens, targets)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
@@ -60,7 +60,7 @@ def _sum_of_losses(logits_of: Logits, tokens: Tensor, targets: Tensor) -> Tensor
 
 
 def score(
-    model: nn.Module, logits_of: Logits, tokens: np.ndarray, contexts: Sequence[int], device: str
+    model: nn.Module, logits_of: LogitsFunction, tokens: np.ndarray, contexts: Sequence[int], device: str
 ) -> dict[int, float]:
     """The loss at each context."""
     precision = torch.get_float32_matmul_precision()
@@ -95,15 +95,15 @@ def score_glass(
     run: Path, tokens: np.ndarray, device: str, also: int | None = None, which: str = "best"
 ) -> dict[int, float]:
     """A run's checkpoint. At its own context; and at `also`, if it is shorter."""
-    origin = open_origin(str(run), which)
-    model = GPT(origin.shape)
+    origin = load_init_from(str(run), which)
+    model = GPT(origin.model_config)
     model.load_state_dict(origin.weights)
 
     def logits_of(tokens: Tensor, targets: Tensor) -> Tensor:
         logits: Tensor = model(tokens)
         return logits
 
-    return score(model, logits_of, tokens, _contexts(origin.shape.block_size, also), device)
+    return score(model, logits_of, tokens, _contexts(origin.model_config.block_size, also), device)
 
 
 def _contexts(own: int, also: int | None) -> list[int]:

@@ -25,8 +25,8 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.model import fused
 from glassgpt.model.gpt import GPT, MLP, Attention, GPTConfig
 
-BATCHES, SEQUENCES, FEWER = 4, 64, 16
-PARTS = {  # in 8 bits: attention, MLP, head; and attention's projection
+BATCHES, SEQUENCES, COMPARED_SEQUENCES = 4, 64, 16
+FP8_VARIANTS = {  # in 8 bits: attention, MLP, head; and attention's projection
     "bf16": (False, False, False, False),
     "fp8": (True, True, True, True),
     "fp8, attention's projection not": (True, True, True, False),
@@ -36,7 +36,7 @@ PARTS = {  # in 8 bits: attention, MLP, head; and attention's projection
 }
 
 
-class Text:
+class TokenWindows:
     """Random windows of the training split."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Text:
 
 
 @contextmanager
-def in_8_bits(model: GPT, attention: bool, mlp: bool, head: bool, projection: bool) -> Iterator[None]:
+def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection: bool) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, Attention | MLP):
             module.float8 = attention if isinstance(module, Attention) else mlp
@@ -80,7 +80,7 @@ def loss_and_gradient(model: GPT, batch: tuple[Tensor, Tensor], exact: bool = Fa
     )
 
 
-def trained(text: Text, updates: int) -> tuple[GPT, torch.optim.Optimizer]:
+def train_model(text: TokenWindows, updates: int) -> tuple[GPT, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = GPT(GPTConfig(50304, 1024, 12, 12, 768, bias=False)).cuda()
     model.set_kernels(True)
@@ -89,11 +89,11 @@ def trained(text: Text, updates: int) -> tuple[GPT, torch.optim.Optimizer]:
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = 6e-4 * min(1, (update + 1) / 30)
-        train(model, optimizer, text.batch(SEQUENCES))
+        train_step(model, optimizer, text.batch(SEQUENCES))
     return model, optimizer
 
 
-def train(model: GPT, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+def train_step(model: GPT, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         loss = model(*batch)
     loss.backward()
@@ -102,7 +102,7 @@ def train(model: GPT, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Ten
     optimizer.zero_grad()
 
 
-def distances(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
+def gradient_errors(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
     model.set_kernels(False)
     model.set_attention("sdpa")
     exact = [loss_and_gradient(model, batch, exact=True) for batch in batches]
@@ -110,8 +110,8 @@ def distances(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dic
     model.set_attention("cudnn")
     wanted = torch.stack([gradient for _, gradient in exact]).mean(0)
     found = {}
-    for name, parts in PARTS.items():
-        with in_8_bits(model, *parts):
+    for name, parts in FP8_VARIANTS.items():
+        with float8_parts(model, *parts):
             low = [loss_and_gradient(model, batch) for batch in batches]
         single = [((b - a).norm() / a.norm()).item() for (_, a), (_, b) in zip(exact, low, strict=True)]
         mean = torch.stack([gradient for _, gradient in low]).mean(0)
@@ -123,7 +123,7 @@ def distances(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dic
     return found
 
 
-def timed_ms(work: Callable[[], None], updates: int) -> float:
+def time_ms(work: Callable[[], None], updates: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     work()
     start.record()
@@ -134,14 +134,16 @@ def timed_ms(work: Callable[[], None], updates: int) -> float:
     return float(start.elapsed_time(end)) / updates
 
 
-def times(model: GPT, optimizer: torch.optim.Optimizer, text: Text, rounds: int = 3) -> dict[str, float]:
+def update_times_ms(
+    model: GPT, optimizer: torch.optim.Optimizer, text: TokenWindows, rounds: int = 3
+) -> dict[str, float]:
     """Milliseconds of an update, the median of rounds in turns, with the card as warm as it gets."""
-    found: dict[str, list[float]] = {name: [] for name in PARTS}
+    found: dict[str, list[float]] = {name: [] for name in FP8_VARIANTS}
     batch = text.batch(SEQUENCES)
     for _ in range(rounds):
-        for name, parts in PARTS.items():
-            with in_8_bits(model, *parts):
-                found[name].append(timed_ms(lambda: train(model, optimizer, batch), 20))
+        for name, parts in FP8_VARIANTS.items():
+            with float8_parts(model, *parts):
+                found[name].append(time_ms(lambda: train_step(model, optimizer, batch), 20))
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -152,10 +154,10 @@ def main() -> None:
     parser.add_argument("mdn", type=Path, help="a folder that `python -m bench.mdn` prepared")
     parser.add_argument("--updates", type=int, default=150, help="before anything is compared")
     options = parser.parse_args()
-    text = Text(options.mdn)
-    model, optimizer = trained(text, options.updates)
-    far = distances(model, [text.batch(FEWER) for _ in range(BATCHES)])
-    ms = times(model, optimizer, text)
+    text = TokenWindows(options.mdn)
+    model, optimizer = train_model(text, options.updates)
+    far = gradient_errors(model, [text.batch(COMPARED_SEQUENCES) for _ in range(BATCHES)])
+    ms = update_times_ms(model, optimizer, text)
     print(f"{'':34}  loss, more  gradient, off  mean of {BATCHES}, off  update, ms")
     for name, one in far.items():
         print(

@@ -12,38 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import Flags, as_flags
-from bench.watch import environment, watch
+from bench.watch import cache_environment, run_timed
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 
 ROOT = Path(__file__).resolve().parent.parent
-OVERHEAD = ("eval", "checkpoint", "log")
+OVERHEAD_PHASES = ("eval", "checkpoint", "log")
 
 
 @dataclass(frozen=True)
 class GlassRun:
-    out: Path
+    out_dir: Path
     wall_s: float
     records: list[Record]
 
-    def of_kind(self, kind: str) -> list[Record]:
+    def records_of(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["kind"] == kind]
 
     @property
     def ledger(self) -> dict[str, float]:
         """Seconds per phase, which sum to the process's life."""
-        return dict(self.of_kind("end")[-1]["ledger"])
+        return dict(self.records_of("end")[-1]["ledger"])
 
     @property
     def forecast(self) -> dict[str, Any]:
         """Memory, speed and time: what was expected, and what came."""
-        return dict(self.of_kind("end")[-1]["forecast"])
+        return dict(self.records_of("end")[-1]["forecast"])
 
 
-def train(preset: str, out: Path, caches: Path, settings: Flags) -> GlassRun:
+def run_glass_train(preset: str, out: Path, caches: Path, settings: Flags) -> GlassRun:
     command = [sys.executable, "-m", "glassgpt", "train", preset, *as_flags({**settings, "out_dir": out})]
-    watched = watch(command, ROOT, environment(caches))
-    return GlassRun(out, watched.wall_s, list(journal.read(out / journal.NAME)))
+    watched = run_timed(command, ROOT, cache_environment(caches))
+    return GlassRun(out, watched.wall_s, list(journal.read(out / journal.FILE_NAME)))
 
 
 def interval_ms(run: GlassRun, warm_up: int) -> list[float]:
@@ -51,8 +51,8 @@ def interval_ms(run: GlassRun, warm_up: int) -> list[float]:
 
     Intervals with an evaluation or a save in them are left out.
     """
-    stops = [record["time"] for kind in ("eval", "checkpoint") for record in run.of_kind(kind)]
-    logged = [step for step in run.of_kind("step") if step["iter"] > warm_up]
+    stops = [record["time"] for kind in ("eval", "checkpoint") for record in run.records_of(kind)]
+    logged = [step for step in run.records_of("step") if step["iter"] > warm_up]
     return [
         1000 * (after["time"] - before["time"]) / (after["iter"] - before["iter"])
         for before, after in pairwise(logged)
@@ -62,35 +62,35 @@ def interval_ms(run: GlassRun, warm_up: int) -> list[float]:
 
 def peak_bytes(run: GlassRun) -> int | None:
     """Of the card's memory, as the allocator counts it: nanoGPT is asked for the same."""
-    peaks = [step["memory"].get("allocated_peak") for step in run.of_kind("step")]
+    peaks = [step["memory"].get("allocated_peak") for step in run.records_of("step")]
     return max((int(peak) for peak in peaks if peak is not None), default=None)
 
 
-def choices(run: GlassRun) -> dict[str, str]:
+def read_choices(run: GlassRun) -> dict[str, str]:
     """What it decided by itself, by name."""
-    found = (choice for record in run.of_kind("run") for choice in record["choices"])
+    found = (choice for record in run.records_of("run") for choice in record["choices"])
     return {choice["name"]: str(choice["value"]) for choice in found}
 
 
 def overhead_share(run: GlassRun) -> float:
     """What evaluating, saving and logging took of the whole process, imports and compiling included."""
     ledger = run.ledger
-    return sum(ledger[phase] for phase in OVERHEAD) / sum(ledger.values())
+    return sum(ledger[phase] for phase in OVERHEAD_PHASES) / sum(ledger.values())
 
 
-def projected_share(run: GlassRun, long: Flags) -> float:
+def project_overhead_share(run: GlassRun, long: Flags) -> float:
     """The same of a run too long to be run: from the cost of one evaluation, save and line, and of an update.
 
     `long`: its eval_interval, checkpoint_interval (or None: at every evaluation) and log_interval.
     """
-    steps = run.of_kind("step")
+    steps = run.records_of("step")
     update_s: float = statistics.median(step["step_ms"] for step in steps if step["step_ms"]) / 1000
     per_evaluation: dict[int, float] = {}
-    for record in run.of_kind("eval"):
+    for record in run.records_of("eval"):
         if record["iter"] and not record["closing"]:
             per_evaluation[record["iter"]] = per_evaluation.get(record["iter"], 0.0) + record["ms"] / 1000
     evaluation_s = statistics.median(per_evaluation.values())
-    save_s = statistics.median(record["blocking_ms"] for record in run.of_kind("checkpoint")) / 1000
+    save_s = statistics.median(record["blocking_ms"] for record in run.records_of("checkpoint")) / 1000
     line_s = run.ledger["log"] / len(steps)
     every = {name: int(str(value)) for name, value in long.items() if value is not None}
     evaluating = evaluation_s / every["eval_interval"]
@@ -101,7 +101,7 @@ def projected_share(run: GlassRun, long: Flags) -> float:
 
 def update_times_ms(run: GlassRun, warm_up: int) -> list[float]:
     """Every update's own time; the run must have logged each."""
-    return [step["step_ms"] for step in run.of_kind("step") if step["iter"] > warm_up and step["step_ms"]]
+    return [step["step_ms"] for step in run.records_of("step") if step["iter"] > warm_up and step["step_ms"]]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -14,22 +14,22 @@ import torch
 from bench import glass
 from bench.evaluator import score_glass, score_nanogpt
 from bench.glass import GlassRun
-from bench.mdn import prepared_mdn
+from bench.mdn import prepare_mdn
 from bench.peers import Flags, NanoGPT, PeerRun
-from bench.results import Losses, Result
+from bench.results import LossByContext, Result
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.training.probe import describe_machine
 
 
-class Missing(Exception):
+class MissingOption(Exception):
     """A row needs what was not given."""
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """The command line; see __main__.py for what each means."""
 
     device: str
@@ -56,23 +56,23 @@ class Options:
 
 
 # With --tiny: every row on any machine in seconds, to see that it works.
-TINY = {
+TINY_SETTINGS = {
     "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4,
     "gradient_accumulation_steps": 1, "compile": False,
 }  # fmt: skip
-TINY_TOKENS = 4 * 32  # of an update
+TINY_UPDATE_TOKENS = 4 * 32  # of an update
 
 
-class Ground:
+class BenchContext:
     """Everything is made when it is first asked for."""
 
-    def __init__(self, options: Options, scratch: Path) -> None:
+    def __init__(self, options: BenchOptions, scratch: Path) -> None:
         self.options, self.scratch = options, scratch
         self._names = 0
 
     # --- places ---
 
-    def fresh(self, name: str) -> Path:
+    def fresh_dir(self, name: str) -> Path:
         """A folder nobody used: for caches, a cold start."""
         self._names += 1
         return self.scratch / f"{self._names:03}-{name}"
@@ -80,17 +80,17 @@ class Ground:
     @functools.cached_property
     def nanogpt(self) -> NanoGPT:
         if self.options.nanogpt is None:
-            raise Missing("--nanogpt PATH: a checkout of nanoGPT")
-        return NanoGPT.copy(self.options.nanogpt, self.fresh("nanoGPT"))
+            raise MissingOption("--nanogpt PATH: a checkout of nanoGPT")
+        return NanoGPT.copy(self.options.nanogpt, self.fresh_dir("nanoGPT"))
 
     @functools.cached_property
     def shakespeare(self) -> Path:
         """The prepared text; nanoGPT has the same in its layout as `shakespeare_char`."""
         source = self.options.shakespeare
         if source is None:
-            raise Missing("--shakespeare FILE: tinyshakespeare's text, or a prepared folder")
-        if not (source / MANIFEST).is_file():
-            out = self.fresh("shakespeare")
+            raise MissingOption("--shakespeare FILE: tinyshakespeare's text, or a prepared folder")
+        if not (source / MANIFEST_FILE).is_file():
+            out = self.fresh_dir("shakespeare")
             prepare(PrepareOptions("shakespeare_char", source=str(source), out_dir=str(out)), progress=False)
             source = out
         return self._for_both("shakespeare_char", source)
@@ -101,8 +101,8 @@ class Ground:
         if self.options.tiny:  # a vocabulary of 50,304 is not tiny
             return self._for_both("mdn", self.shakespeare)
         if self.options.mdn is None:
-            raise Missing("--mdn FILE: mdn.jsonl.xz, or a folder that bench.mdn prepared")
-        return self._for_both("mdn", prepared_mdn(self.options.mdn, self.fresh("mdn")))
+            raise MissingOption("--mdn FILE: mdn.jsonl.xz, or a folder that bench.mdn prepared")
+        return self._for_both("mdn", prepare_mdn(self.options.mdn, self.fresh_dir("mdn")))
 
     def _for_both(self, name: str, prepared: Path) -> Path:
         if self.options.nanogpt is not None:
@@ -112,50 +112,56 @@ class Ground:
     # --- running ---
 
     def run_nanogpt(self, caches: Path, settings: Flags, config: str = "", **more: Any) -> PeerRun:
-        machine = {"device": self.options.device} | (TINY if self.options.tiny else {})
-        run = self.nanogpt.train(self.fresh("nanogpt").name, caches, {**settings, **machine}, config, **more)
-        self.say(f"nanoGPT   {run.watched.wall_s:7.1f} s")
+        machine = {"device": self.options.device} | (TINY_SETTINGS if self.options.tiny else {})
+        run = self.nanogpt.train(
+            self.fresh_dir("nanogpt").name, caches, {**settings, **machine}, config, **more
+        )
+        self.log(f"nanoGPT   {run.output.wall_s:7.1f} s")
         return run
 
     def run_glass(self, preset: str, data: Path, caches: Path, settings: Flags) -> GlassRun:
         length = {"max_iters": 40} if self.options.tiny else {}
-        machine = {"device": self.options.device, "data_dir": data} | (TINY if self.options.tiny else {})
+        machine = {"device": self.options.device, "data_dir": data} | (
+            TINY_SETTINGS if self.options.tiny else {}
+        )
         asked = dict(setting.split("=", 1) for setting in self.options.ours)
-        run = glass.train(preset, self.fresh(preset), caches, {**length, **settings, **machine, **asked})
-        self.say(f"GlassGPT  {run.wall_s:7.1f} s  {preset}")
+        run = glass.run_glass_train(
+            preset, self.fresh_dir(preset), caches, {**length, **settings, **machine, **asked}
+        )
+        self.log(f"GlassGPT  {run.wall_s:7.1f} s  {preset}")
         return run
 
     # --- judging ---
 
-    def score_nanogpt(self, run: PeerRun, data: Path) -> Losses:
-        return score_nanogpt(run.checkpoint, self.nanogpt.place, self._val(data), self.options.device)
+    def score_nanogpt(self, run: PeerRun, data: Path) -> LossByContext:
+        return score_nanogpt(run.checkpoint, self.nanogpt.root, self._val(data), self.options.device)
 
-    def score_glass(self, run: GlassRun, data: Path, context: int, which: str = "best") -> Losses:
+    def score_glass(self, run: GlassRun, data: Path, context: int, which: str = "best") -> LossByContext:
         """At its own context, and at the baseline's, `context`, if that is shorter."""
-        return score_glass(run.out, self._val(data), self.options.device, context, which)
+        return score_glass(run.out_dir, self._val(data), self.options.device, context, which)
 
     def _val(self, data: Path) -> np.ndarray:
         return open_dataset(data).tokens("val")
 
     # --- telling ---
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(f"  {time.strftime('%H:%M:%S')}  {text}", flush=True)
 
     @functools.cached_property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         return self.options.device.partition(":")[0]
 
     @functools.cached_property
     def machine(self) -> str:
         about: Any = describe_machine(self.options.device)
-        threads = f", {torch.get_num_threads()} threads" if self.kind == "cpu" else ""
+        threads = f", {torch.get_num_threads()} threads" if self.device_type == "cpu" else ""
         return f"{about['device']['name']}{threads}, torch {torch.__version__}"
 
-    def result(self, row: str, unit: str, **found: Any) -> Result:
+    def make_result(self, row: str, unit: str, **found: Any) -> Result:
         details: dict[str, Any] = {"nanogpt_digest": self.nanogpt.digest()} if self.options.nanogpt else {}
         details |= {"ours": list(self.options.ours)} if self.options.ours else {}
         found["details"] = found.get("details", {}) | details
         if self.options.tiny:
             found["objection"] = "tiny models, only to see that it works"
-        return Result(row=row, device=self.kind, machine=self.machine, unit=unit, **found)
+        return Result(row=row, device=self.device_type, machine=self.machine, unit=unit, **found)

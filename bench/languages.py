@@ -26,7 +26,7 @@ import glassgpt
 from glassgpt.data.tokenizers import train_bpe
 
 VOCABULARY = 2048
-HELD_OUT = 10  # one line of so many is measured
+HELD_OUT_EVERY = 10  # one line of so many is measured
 
 # Parts of a sentence in their order; a line is one of each.
 CHINESE = """
@@ -64,14 +64,14 @@ THAI_PROSE = """
 """
 
 
-def composed(parts: str, lines: int = 1500) -> list[str]:
+def compose_lines(parts: str, lines: int = 1500) -> list[str]:
     """Sentences put together at random, always the same ones."""
     rng = random.Random(0)
     slots = [line.split() for line in parts.strip().splitlines()]
     return ["".join(rng.choice(slot) for slot in slots) for _ in range(lines)]
 
 
-def texts() -> dict[str, tuple[list[str], list[str]]]:
+def language_lines() -> dict[str, tuple[list[str], list[str]]]:
     """Of each language the lines to learn from, and those to measure."""
     locale = Path(glassgpt.__file__).parent / "locale"
     sentences: dict[str, list[str]] = {"English": [], "Hindi": [], "Arabic": []}
@@ -86,11 +86,11 @@ def texts() -> dict[str, tuple[list[str], list[str]]]:
         line for name in modules for line in (library / name).read_text("utf-8").splitlines()
     ]
     found = {
-        language: ([line for i, line in enumerate(lines) if i % HELD_OUT], lines[::HELD_OUT])
+        language: ([line for i, line in enumerate(lines) if i % HELD_OUT_EVERY], lines[::HELD_OUT_EVERY])
         for language, lines in sentences.items()
     }
-    found["Chinese"] = (composed(CHINESE), CHINESE_PROSE.split("\n"))
-    found["Thai"] = (composed(THAI), THAI_PROSE.split("\n"))
+    found["Chinese"] = (compose_lines(CHINESE), CHINESE_PROSE.split("\n"))
+    found["Thai"] = (compose_lines(THAI), THAI_PROSE.split("\n"))
     return found | {"code": found.pop("code")}  # last
 
 
@@ -99,7 +99,7 @@ def _first(text: str | Sequence[str] | None) -> str:
     return text if isinstance(text, str) else (text or [""])[0]
 
 
-def measured(learned_from: str, text: str, vocabulary: int) -> dict[str, float]:
+def measure_tokens_per_character(learned_from: str, text: str, vocabulary: int) -> dict[str, float]:
     """Tokens per character of `text`, with either pattern."""
     with_gpt2s = Tokenizer(models.BPE())
     with_gpt2s.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,8 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     vocabulary = parser.parse_args().vocabulary
-    lines = {language: ("\n".join(one), "\n".join(other)) for language, (one, other) in texts().items()}
-    found = {language: measured(*pair, vocabulary) for language, pair in lines.items()}
+    lines = {
+        language: ("\n".join(one), "\n".join(other)) for language, (one, other) in language_lines().items()
+    }
+    found = {language: measure_tokens_per_character(*pair, vocabulary) for language, pair in lines.items()}
     print("| | characters learned from | measured on | GPT-2's pattern | `bpe:N` |")
     print("|---|---|---|---|---|")
     for language, row in found.items():

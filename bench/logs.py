@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-BAR_S, BAR_MB = 10.0, 300.0
+MAX_SECONDS, MAX_MB = 10.0, 300.0
 
 
-def nanogpt(lines: int) -> Iterator[str]:
+def nanogpt_log(lines: int) -> Iterator[str]:
     """An iteration a line, an evaluation and a save every 2,000."""
     dice = random.Random(1)
     yield "tokens per iteration will be: 491,520"
@@ -34,7 +34,7 @@ def nanogpt(lines: int) -> Iterator[str]:
         yield f"iter {i}: loss {3 + 7 / (1 + i / 500) + dice.gauss(0, 0.05):.4f}, time {ms:.2f}ms, mfu 41.00%"
 
 
-def llmc(lines: int) -> Iterator[str]:
+def llmc_log(lines: int) -> Iterator[str]:
     dice = random.Random(2)
     yield "| total batch size      | 524288                                             |"
     for i in range(1, lines + 1):
@@ -47,7 +47,7 @@ def llmc(lines: int) -> Iterator[str]:
         )
 
 
-def noisy(lines: int) -> Iterator[str]:
+def noisy_log(lines: int) -> Iterator[str]:
     """Nine of ten lines are a progress bar's."""
     for i in range(lines // 10):
         yield f"iter {i}: loss {3 + 7 / (1 + i / 500):.4f}, time 250.00ms, mfu 41.00%"
@@ -55,14 +55,14 @@ def noisy(lines: int) -> Iterator[str]:
             yield f" {part * 11:2d}%|{'#' * part:<9}| {i * 9 + part}/{lines} [00:12<06:21,  1.19s/it]"
 
 
-LOGS: dict[str, Callable[[int], Iterator[str]]] = {
-    "nanoGPT": nanogpt,
-    "llm.c": llmc,
-    "nine tenths noise": noisy,
+LOG_MAKERS: dict[str, Callable[[int], Iterator[str]]] = {
+    "nanoGPT": nanogpt_log,
+    "llm.c": llmc_log,
+    "nine tenths noise": noisy_log,
 }
 
 
-def measure(path: Path) -> tuple[float, float, int]:
+def measure_explain(path: Path) -> tuple[float, float, int]:
     """Seconds, MB and logged iterations of one `glass explain --json`."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "glassgpt", "explain", str(path), "--json"]
@@ -91,17 +91,17 @@ def main() -> None:
     results = []
     print(f"{'log':<20}{'MB':>8}{'seconds':>10}{'peak MB':>10}{'iterations':>12}")
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in LOGS.items():
+        for name, make in LOG_MAKERS.items():
             path = Path(folder) / "train.log"
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in make(lines))
             size = path.stat().st_size / 1e6
-            seconds, peak, iterations = measure(path)
+            seconds, peak, iterations = measure_explain(path)
             print(f"{name:<20}{size:>8.0f}{seconds:>10.1f}{peak:>10.0f}{iterations:>12,}")
             results.append(
                 {"log": name, "lines": lines, "seconds": round(seconds, 2), "peak_mb": round(peak)}
             )
-    within = all(one["seconds"] <= BAR_S and one["peak_mb"] <= BAR_MB for one in results)
+    within = all(one["seconds"] <= MAX_SECONDS and one["peak_mb"] <= MAX_MB for one in results)
     print(json.dumps({"bench": "logs", "results": results, "within_the_bar": within}))
 
 

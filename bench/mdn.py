@@ -14,7 +14,7 @@ import lzma
 import tempfile
 from pathlib import Path
 
-from glassgpt.data.manifest import MANIFEST
+from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 
@@ -22,9 +22,9 @@ TOKENIZER = "bpe:50304"
 VAL_FRACTION = 0.05
 
 
-def prepared_mdn(source: Path, out: Path) -> Path:
+def prepare_mdn(source: Path, out: Path) -> Path:
     """A folder that is prepared already is taken as it is; the text is prepared in `out`."""
-    if (source / MANIFEST).is_file():
+    if (source / MANIFEST_FILE).is_file():
         return source
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "mdn")
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
-    prepared_mdn(options.source, options.out)
+    prepare_mdn(options.source, options.out)
 
 
 if __name__ == "__main__":

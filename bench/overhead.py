@@ -6,86 +6,88 @@ from pathlib import Path
 from typing import Any
 
 from bench import glass
-from bench.ground import Ground
-from bench.results import Result, read
+from bench.ground import BenchContext
+from bench.results import Result, read_latest
 from bench.speed import gpt2_settings
 from glassgpt.config import TrainConfig
 from glassgpt.recipe import find_recipe
 
 # Which presets are judged where; the long ones take days, and are judged by what each piece of work costs.
-PRESETS = {
+MEASURED_PRESETS = {
     "cuda": ("shakespeare_char", "shakespeare_char_fast", "gpt2_124m_fast"),
     "cpu": ("shakespeare_char_cpu_fast",),
 }
-LONG = {"cuda": ("gpt2_124m", "fineweb_edu_12gb"), "cpu": ()}
+PROJECTED_PRESETS = {"cuda": ("gpt2_124m", "fineweb_edu_12gb"), "cpu": ()}
 
 
-def data_of(ground: Ground, preset: str) -> Path:
+def dataset_for(ground: BenchContext, preset: str) -> Path:
     """mdn stands in for the texts that are not at hand: a token costs the same, whatever it says."""
     dataset = str(find_recipe(preset).settings.get("dataset", ""))
     return ground.shakespeare if dataset == "shakespeare_char" else ground.mdn
 
 
-def known_shares(ground: Ground) -> dict[str, float]:
+def recorded_shares(ground: BenchContext) -> dict[str, float]:
     """Of whole runs of presets that were made already, by other rows or for this one; the latest counts."""
     shares: dict[str, float] = {}
-    for result in read(ground.options.out):
-        if result.device == ground.kind:
+    for result in read_latest(ground.options.out):
+        if result.device == ground.device_type:
             shares |= result.details.get("measured" if result.row == "overhead" else "overhead", {})
     return shares
 
 
-def measured_share(ground: Ground, preset: str) -> float:
-    run = ground.run_glass(preset, data_of(ground, preset), ground.fresh("caches"), {})
-    ground.say(", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.ledger.items()))
+def measure_share(ground: BenchContext, preset: str) -> float:
+    run = ground.run_glass(preset, dataset_for(ground, preset), ground.fresh_dir("caches"), {})
+    ground.log(", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.ledger.items()))
     return glass.overhead_share(run)
 
 
-def projected_share(ground: Ground, preset: str) -> float:
+def project_share(ground: BenchContext, preset: str) -> float:
     updates = ground.options.updates or 12
     short = {"max_iters": updates, "eval_interval": updates // 3, "log_interval": 1, "warmup_iters": 1}
-    caches = ground.fresh("caches")
+    caches = ground.fresh_dir("caches")
     run = ground.run_glass(
-        preset, data_of(ground, preset), caches, short | {"checkpoint_interval": updates // 3}
+        preset, dataset_for(ground, preset), caches, short | {"checkpoint_interval": updates // 3}
     )
     settings, usual = find_recipe(preset).settings, TrainConfig()
     names = ("eval_interval", "checkpoint_interval", "log_interval")
-    return glass.projected_share(run, {name: settings.get(name, getattr(usual, name)) for name in names})
+    return glass.project_overhead_share(
+        run, {name: settings.get(name, getattr(usual, name)) for name in names}
+    )
 
 
-def overhead(ground: Ground) -> list[Result]:
+def overhead(ground: BenchContext) -> list[Result]:
     """Evaluating, saving and logging: their share of the run, of every preset; the worst one counts."""
-    asked = (ground.options.preset,) if ground.options.preset else PRESETS[ground.kind]
-    known = {} if ground.options.preset or ground.options.tiny else known_shares(ground)
-    shares = {
-        preset: known[preset] if preset in known else measured_share(ground, preset) for preset in asked
-    }
+    asked = (ground.options.preset,) if ground.options.preset else MEASURED_PRESETS[ground.device_type]
+    known = {} if ground.options.preset or ground.options.tiny else recorded_shares(ground)
+    shares = {preset: known[preset] if preset in known else measure_share(ground, preset) for preset in asked}
     projected = (
-        {} if ground.options.preset else {name: projected_share(ground, name) for name in LONG[ground.kind]}
+        {}
+        if ground.options.preset
+        else {name: project_share(ground, name) for name in PROJECTED_PRESETS[ground.device_type]}
     )
     every = shares | projected
     for preset, share in every.items():
-        ground.say(f"{share:7.2%}  {preset}")
+        ground.log(f"{share:7.2%}  {preset}")
     details: dict[str, Any] = {"measured": shares, "projected": projected}
     return [
-        ground.result("overhead", "of the run", nanogpt=[], glassgpt=list(every.values()),
+        ground.make_result("overhead", "of the run", nanogpt=[], glassgpt=list(every.values()),
                       values=[max(every.values())], details=details)
     ]  # fmt: skip
 
 
-def steadiness(ground: Ground) -> list[Result]:
+def steadiness(ground: BenchContext) -> list[Result]:
     """GPT-2 124M with evaluations and saves on, every update timed: the 99th percentile over the median."""
     updates = ground.options.updates or 250
     often = {"log_interval": 1, "eval_interval": updates // 5, "eval_tokens": 65_536, "probe_seconds": 0}
     settings = gpt2_settings(ground, updates) | often
-    run = ground.run_glass("gpt2_124m", ground.mdn, ground.fresh("caches"), settings)
+    run = ground.run_glass("gpt2_124m", ground.mdn, ground.fresh_dir("caches"), settings)
     ms = glass.update_times_ms(run, warm_up=min(20, updates // 4))
     p50, p99 = glass.percentile(ms, 50), glass.percentile(ms, 99)
-    ground.say(f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(ms)} updates")
+    ground.log(f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(ms)} updates")
     details = {"p50_ms": p50, "p99_ms": p99, "slowest_ms": max(ms), "updates": len(ms)}
-    details |= {"evaluations": len(run.of_kind("eval")), "saves": len(run.of_kind("checkpoint"))}
+    details |= {"evaluations": len(run.records_of("eval")), "saves": len(run.records_of("checkpoint"))}
     return [
-        ground.result(
+        ground.make_result(
             "steadiness", "ms", nanogpt=[], glassgpt=[p50, p99], values=[p99 / p50], details=details
         )
     ]

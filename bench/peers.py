@@ -18,16 +18,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.watch import Line, Watched, environment, watch
+from bench.watch import TimedLine, TimedOutput, cache_environment, run_timed
 from glassgpt.data.dataset import open_dataset
 
 Flags = Mapping[str, object]
 
-_SEED = "torch.manual_seed(1337 "  # nanoGPT's only one, and no flag of it
+_SEED_LINE = "torch.manual_seed(1337 "  # nanoGPT's only one, and no flag of it
 _DEFAULT_VOCABULARY = 50304  # of nanoGPT, for data without a meta.pkl
 
 # train.py as it is, and then what it used.
-_AND_MEMORY = """
+_RUN_AND_PRINT_MEMORY = """
 import runpy, sys, torch
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -37,7 +37,7 @@ if torch.cuda.is_available():
 
 
 @dataclass(frozen=True)
-class Iteration:
+class PeerIteration:
     number: int
     loss: float
     printed_ms: float
@@ -45,7 +45,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class PeerEvaluation:
     number: int
     val_loss: float  # its own estimate, from random batches
     at_s: float
@@ -55,17 +55,17 @@ class Evaluated:
 class PeerRun:
     """A run of nanoGPT's train.py."""
 
-    out: Path
-    watched: Watched
+    out_dir: Path
+    output: TimedOutput
 
     @property
     def checkpoint(self) -> Path:
-        return self.out / "ckpt.pt"
+        return self.out_dir / "ckpt.pt"
 
     @property
     def best_at_s(self) -> float:
         """When it began to write the checkpoint that is there at the end."""
-        return saves(self.watched.lines)[-1]
+        return save_times_s(self.output.lines)[-1]
 
 
 def as_flags(settings: Flags) -> list[str]:
@@ -76,7 +76,7 @@ def as_flags(settings: Flags) -> list[str]:
 class NanoGPT:
     """A scratch copy of nanoGPT."""
 
-    place: Path
+    root: Path
 
     @classmethod
     def copy(cls, checkout: Path, place: Path) -> NanoGPT:
@@ -87,14 +87,14 @@ class NanoGPT:
 
     def digest(self) -> str:
         """Which nanoGPT this is: its two files that matter."""
-        content = (self.place / "train.py").read_bytes() + (self.place / "model.py").read_bytes()
+        content = (self.root / "train.py").read_bytes() + (self.root / "model.py").read_bytes()
         return hashlib.sha256(content).hexdigest()[:12]
 
     def add_data(self, name: str, prepared: Path) -> None:
         """The same tokens in nanoGPT's layout."""
         dataset = open_dataset(prepared)
         assert dataset.manifest.dtype == "uint16", "nanoGPT reads nothing else"
-        folder = self.place / "data" / name
+        folder = self.root / "data" / name
         folder.mkdir(parents=True, exist_ok=True)
         for split in ("train", "val"):
             shutil.copyfile(prepared / f"{split}.bin", folder / f"{split}.bin")
@@ -110,53 +110,53 @@ class NanoGPT:
         config: str = "",
         seed: int = 1337,
         memory: bool = False,
-        enough: Callable[[list[Line]], bool] = lambda lines: False,
+        enough: Callable[[list[TimedLine]], bool] = lambda lines: False,
     ) -> PeerRun:
         """`python train.py [config] --key=value …`; `memory`: and print the peak of it at the end."""
-        out = self.place / name
-        command = [sys.executable, *(["-c", _AND_MEMORY] if memory else []), self._script(seed)]
+        out = self.root / name
+        command = [sys.executable, *(["-c", _RUN_AND_PRINT_MEMORY] if memory else []), self._script(seed)]
         command += [config] if config else []
         command += as_flags({**settings, "out_dir": out})
-        return PeerRun(out, watch(command, self.place, environment(caches), enough))
+        return PeerRun(out, run_timed(command, self.root, cache_environment(caches), enough))
 
     def _script(self, seed: int) -> str:
         """train.py, or a copy with another seed in it."""
         if seed == 1337:
             return "train.py"
-        text = (self.place / "train.py").read_text(encoding="utf-8")
-        assert text.count(_SEED) == 1, "this train.py sets its seed in another way"
-        changed = self.place / f"train-{seed}.py"
-        changed.write_text(text.replace(_SEED, _SEED.replace("1337", str(seed))), encoding="utf-8")
+        text = (self.root / "train.py").read_text(encoding="utf-8")
+        assert text.count(_SEED_LINE) == 1, "this train.py sets its seed in another way"
+        changed = self.root / f"train-{seed}.py"
+        changed.write_text(text.replace(_SEED_LINE, _SEED_LINE.replace("1337", str(seed))), encoding="utf-8")
         return changed.name
 
 
 # --- its log ---
 
 _ITERATION = re.compile(r"iter (\d+): loss (\S+), time ([\d.]+)ms")
-_EVALUATED = re.compile(r"step (\d+): train loss \S+, val loss (\S+)")
+_EVALUATION = re.compile(r"step (\d+): train loss \S+, val loss (\S+)")
 _MEMORY = re.compile(r"peak memory (\d+)")
 
 
-def iterations(lines: Sequence[Line]) -> list[Iteration]:
+def iterations(lines: Sequence[TimedLine]) -> list[PeerIteration]:
     found = ((line, _ITERATION.match(line.text)) for line in lines)
-    return [Iteration(int(m[1]), float(m[2]), float(m[3]), line.at_s) for line, m in found if m]
+    return [PeerIteration(int(m[1]), float(m[2]), float(m[3]), line.at_s) for line, m in found if m]
 
 
-def evaluations(lines: Sequence[Line]) -> list[Evaluated]:
-    found = ((line, _EVALUATED.match(line.text)) for line in lines)
-    return [Evaluated(int(m[1]), float(m[2]), line.at_s) for line, m in found if m]
+def evaluations(lines: Sequence[TimedLine]) -> list[PeerEvaluation]:
+    found = ((line, _EVALUATION.match(line.text)) for line in lines)
+    return [PeerEvaluation(int(m[1]), float(m[2]), line.at_s) for line, m in found if m]
 
 
-def saves(lines: Sequence[Line]) -> list[float]:
+def save_times_s(lines: Sequence[TimedLine]) -> list[float]:
     return [line.at_s for line in lines if line.text.startswith("saving checkpoint")]
 
 
-def peak_bytes(lines: Sequence[Line]) -> int | None:
+def peak_bytes(lines: Sequence[TimedLine]) -> int | None:
     found = [m for line in lines if (m := _MEMORY.match(line.text))]
     return int(found[-1][1]) if found else None
 
 
-def interval_ms(lines: Sequence[Line], warm_up: int) -> list[float]:
+def interval_ms(lines: Sequence[TimedLine], warm_up: int) -> list[float]:
     """Milliseconds of an update, by the clock on the wall, from one log line to the next.
 
     Its own figures say the same when it logs every iteration; otherwise they are those of one iteration that
@@ -171,13 +171,13 @@ def interval_ms(lines: Sequence[Line], warm_up: int) -> list[float]:
     ]
 
 
-def steps_s(lines: Sequence[Line]) -> float:
+def iterations_s(lines: Sequence[TimedLine]) -> float:
     """The time of all its iterations, those that evaluated or compiled counted as usual ones."""
     ms = interval_ms(lines, warm_up=1)
     return float(np.median(ms)) * iterations(lines)[-1].number / 1000 if ms else 0.0
 
 
-def gave_up(lines: list[Line], patience: int) -> bool:
+def is_past_best(lines: list[TimedLine], patience: int) -> bool:
     """Whether the last `patience` evaluations were no better than one before: it has seen its best."""
     losses = [one.val_loss for one in evaluations(lines)]
     return len(losses) > patience and min(losses[-patience:]) > min(losses[:-patience])
@@ -188,7 +188,7 @@ def gave_up(lines: list[Line], patience: int) -> bool:
 # Its base_train.py wants a tokenizer, parquet files and a few packages; its model and optimizer do not. The
 # step is that of base_train.py at 92d63d4: forward, backward, optimizer, zero_grad, and a look at the loss.
 # Batches are random tokens on the device already, which can only make it faster.
-_NANOCHAT = """
+_NANOCHAT_SCRIPT = """
 import json, sys, time
 import torch
 depth, T, B, vocabulary, updates, device = json.loads(sys.argv[1])
@@ -237,6 +237,9 @@ def time_nanochat(
 ) -> NanochatTimes:
     """Times steps of nanochat's model and optimizer, imported from its checkout."""
     question = json.dumps([depth, T, B, vocabulary, updates, device])
-    settings = environment(caches) | {"PYTHONPATH": str(checkout.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
-    watched = watch([sys.executable, "-c", _NANOCHAT, question], caches, settings)
+    settings = cache_environment(caches) | {
+        "PYTHONPATH": str(checkout.resolve()),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    watched = run_timed([sys.executable, "-c", _NANOCHAT_SCRIPT, question], caches, settings)
     return NanochatTimes(**json.loads(watched.lines[-1].text))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
 from bench.results import Result
-from bench.sweep import Point
-from bench.table import BARS, in_order, verdict, where
+from bench.sweep import SweepPoint
+from bench.table import THRESHOLDS, device_label, in_table_order, verdict
 
 # Greys and blues that stand out from white and from near-black alike: a picture does not know its page.
 _STYLE = """
@@ -19,8 +19,8 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #76839
 .grid { stroke: #8b949e; stroke-opacity: .3 } .line { fill: none; stroke: #2f81f7; stroke-width: 2 }
 """
 
-_LABELS, _BARS, _ROW = 350, 400, 34
-_WIDTH = _LABELS + _BARS + 110
+_LABEL_WIDTH, _BAR_WIDTH, _ROW_HEIGHT = 350, 400, 34
+_WIDTH = _LABEL_WIDTH + _BAR_WIDTH + 110
 
 
 def _svg(width: int, height: int, label: str, body: Sequence[str]) -> str:
@@ -42,14 +42,18 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 # --- how many times faster ---
 
 
-def ratios_words(results: Sequence[Result]) -> str:
+def ratios_alt_text(results: Sequence[Result]) -> str:
     """The picture for who cannot see it."""
-    words = [f"{BARS[one.key].what}, {where(one)}: {_times(one)}" for one in _shown(results)]
+    words = [f"{THRESHOLDS[one.key].title}, {device_label(one)}: {_times(one)}" for one in _shown(results)]
     return "Times nanoGPT, same machine, same command. " + "; ".join(words)
 
 
 def _shown(results: Sequence[Result]) -> list[Result]:
-    return [one for one in in_order(results) if BARS[one.key].form == "x" and BARS[one.key].bar is not None]
+    return [
+        one
+        for one in in_table_order(results)
+        if THRESHOLDS[one.key].form == "x" and THRESHOLDS[one.key].required is not None
+    ]
 
 
 def _times(result: Result) -> str:
@@ -60,10 +64,10 @@ def _times(result: Result) -> str:
 def ratios_picture(results: Sequence[Result]) -> str:
     """A bar for each ratio where more is better, from 1 on, with its bar and its reach marked."""
     shown = _shown(results)
-    ends = [mark for one in shown for mark in (BARS[one.key].reach, one.value) if mark is not None]
+    ends = [mark for one in shown for mark in (THRESHOLDS[one.key].goal, one.value) if mark is not None]
     most = max([*ends, 2.0]) * 1.08
-    x = _scale(1, most, _LABELS, _LABELS + _BARS)
-    bottom = 40 + _ROW * len(shown)
+    x = _scale(1, most, _LABEL_WIDTH, _LABEL_WIDTH + _BAR_WIDTH)
+    bottom = 40 + _ROW_HEIGHT * len(shown)
     body = [_text(0, 16, "times nanoGPT, same machine, same command", "strong")]
     for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 20, 40, 100):
         if tick <= most:
@@ -72,29 +76,29 @@ def ratios_picture(results: Sequence[Result]) -> str:
                 _text(x(tick), bottom + 16, f"{tick:g}x", "mid small"),
             ]
     for number, one in enumerate(shown):
-        body += _ratio(one, x, 34 + _ROW * number)
+        body += _ratio(one, x, 34 + _ROW_HEIGHT * number)
     body += [
-        _line(_LABELS, bottom + 28, _LABELS, bottom + 40, "mark"),
-        _text(_LABELS + 6, bottom + 38, "bar", "small"),
-        _line(_LABELS + 40, bottom + 28, _LABELS + 40, bottom + 40, "reach"),
-        _text(_LABELS + 46, bottom + 38, "reached for", "small"),
+        _line(_LABEL_WIDTH, bottom + 28, _LABEL_WIDTH, bottom + 40, "mark"),
+        _text(_LABEL_WIDTH + 6, bottom + 38, "bar", "small"),
+        _line(_LABEL_WIDTH + 40, bottom + 28, _LABEL_WIDTH + 40, bottom + 40, "reach"),
+        _text(_LABEL_WIDTH + 46, bottom + 38, "reached for", "small"),
     ]
-    return _svg(_WIDTH, bottom + 48, ratios_words(results), body)
+    return _svg(_WIDTH, bottom + 48, ratios_alt_text(results), body)
 
 
 def _ratio(result: Result, x: Callable[[float], float], top: float) -> list[str]:
-    bar = BARS[result.key]
-    assert bar.bar is not None
-    assert bar.reach is not None
+    bar = THRESHOLDS[result.key]
+    assert bar.required is not None
+    assert bar.goal is not None
     left, right = sorted((x(1), x(max(result.value, 0.1))))
     kind = "void" if result.objection else "ours"
     return [
-        _text(_LABELS - 12, top + 17, f"{bar.what}, {where(result)}", "end"),
+        _text(_LABEL_WIDTH - 12, top + 17, f"{bar.title}, {device_label(result)}", "end"),
         f'<rect x="{left:.1f}" y="{top + 4}" width="{max(1.0, right - left):.1f}" height="18" rx="2" '
         f'class="{kind}"/>',
-        _line(x(bar.bar), top + 1, x(bar.bar), top + 25, "mark"),
-        _line(x(bar.reach), top + 1, x(bar.reach), top + 25, "reach"),
-        _text(max(right, x(bar.reach)) + 8, top + 17, _times(result), "strong"),
+        _line(x(bar.required), top + 1, x(bar.required), top + 25, "mark"),
+        _line(x(bar.goal), top + 1, x(bar.goal), top + 25, "reach"),
+        _text(max(right, x(bar.goal)) + 8, top + 17, _times(result), "strong"),
     ]
 
 
@@ -106,14 +110,14 @@ def _scale(low: float, high: float, left: float, right: float) -> Callable[[floa
 
 # --- how cost grows ---
 
-_PANEL, _GAP, _HEIGHT = 240, 70, 170
+_PANEL_WIDTH, _PANEL_GAP, _PANEL_HEIGHT = 240, 70, 170
 _AXES = {"size": "parameters", "context": "context, tokens", "batch": "micro-batch, sequences"}
 
 
-def sweep_picture(points: Sequence[Point], machine: str) -> str:
+def sweep_picture(points: Sequence[SweepPoint], machine: str) -> str:
     """Two rows of three panels: tokens/s and peak memory, against each axis."""
     body = [_text(0, 16, f"one update after another, {machine}", "strong")]
-    figures: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
+    figures: tuple[tuple[str, Callable[[SweepPoint], float | None]], ...] = (
         ("tokens/s", lambda point: point.tokens_per_s),
         ("peak memory, GiB", lambda point: None if point.peak_bytes is None else point.peak_bytes / 2**30),
     )
@@ -121,29 +125,31 @@ def sweep_picture(points: Sequence[Point], machine: str) -> str:
     for row, (name, figure) in enumerate(figures):
         values = [value for point in points if (value := figure(point)) is not None]
         for column, axis in enumerate(_AXES):
-            left, top = 60 + column * (_PANEL + _GAP), 50 + row * (_HEIGHT + 60)
+            left, top = 60 + column * (_PANEL_WIDTH + _PANEL_GAP), 50 + row * (_PANEL_HEIGHT + 60)
             ours = [point for point in points if point.axis == axis]
             body += _panel(ours, axis, name, figure, (min(values), max(values)), left, top)
-    return _svg(60 + 3 * (_PANEL + _GAP), 50 + len(figures) * (_HEIGHT + 60), "how cost grows", body)
+    return _svg(
+        60 + 3 * (_PANEL_WIDTH + _PANEL_GAP), 50 + len(figures) * (_PANEL_HEIGHT + 60), "how cost grows", body
+    )
 
 
 def _panel(
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     axis: str,
     name: str,
-    figure: Callable[[Point], float | None],
+    figure: Callable[[SweepPoint], float | None],
     ends: tuple[float, float],
     left: float,
     top: float,
 ) -> list[str]:
     place = {"size": "parameters", "context": "context", "batch": "batch"}[axis]
     at = [float(getattr(point, place)) for point in points]
-    x = _scale(min(at), max(max(at), min(at) * 1.01), left, left + _PANEL)
-    y = _scale(ends[0] / 1.2, ends[1] * 1.2, top + _HEIGHT, top)
+    x = _scale(min(at), max(max(at), min(at) * 1.01), left, left + _PANEL_WIDTH)
+    y = _scale(ends[0] / 1.2, ends[1] * 1.2, top + _PANEL_HEIGHT, top)
     body = [_text(left, top - 8, f"{name} by {_AXES[axis]}", "small")]
     for tick in _ticks(*ends):
         body += [
-            _line(left, y(tick), left + _PANEL, y(tick), "grid"),
+            _line(left, y(tick), left + _PANEL_WIDTH, y(tick), "grid"),
             _text(left - 6, y(tick) + 4, _short(tick), "end small"),
         ]
     found = [(x(spot), y(value)) for spot, point in zip(at, points, strict=True) if (value := figure(point))]
@@ -151,9 +157,9 @@ def _panel(
     body += [f'<polyline points="{path}" class="line"/>']
     body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="ours"/>' for a, b in found]
     for spot, point in zip(at, points, strict=True):
-        body.append(_text(x(spot), top + _HEIGHT + 16, _short(spot), "mid small"))
+        body.append(_text(x(spot), top + _PANEL_HEIGHT + 16, _short(spot), "mid small"))
         if point.tokens_per_s is None:
-            body.append(_text(x(spot), top + _HEIGHT - 6, "no room", "mid small"))
+            body.append(_text(x(spot), top + _PANEL_HEIGHT - 6, "no room", "mid small"))
     return body
 
 

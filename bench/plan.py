@@ -25,17 +25,17 @@ from bench import glass
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
 
-SMALL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
-MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
-LARGE = {"n_layer": 36, "n_head": 20, "n_embd": 1280}
-XL = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
-MUON = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
-AGAIN = {"activation_checkpointing": True}
+SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
+MEDIUM_MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
+LARGE_MODEL = {"n_layer": 36, "n_head": 20, "n_embd": 1280}
+XL_MODEL = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
+MODERN_MUON = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
+CHECKPOINTED = {"activation_checkpointing": True}
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "small, 8": SMALL | {"batch_size": 8},
-    "small, 64": SMALL | {"batch_size": 64},
-    "small, 64, dropout": SMALL | {"batch_size": 64, "dropout": 0.2},
+    "small, 8": SMALL_MODEL | {"batch_size": 8},
+    "small, 64": SMALL_MODEL | {"batch_size": 64},
+    "small, 64, dropout": SMALL_MODEL | {"batch_size": 64, "dropout": 0.2},
     "124M, 1": {"batch_size": 1},
     "124M, 4": {"batch_size": 4},
     "124M, 16": {"batch_size": 16},
@@ -47,25 +47,27 @@ SHAPES: dict[str, dict[str, Any]] = {
     "124M, 16, plain": {"batch_size": 16, "kernels": "plain"},
     "124M, 16, compiled": {"batch_size": 16, "compile": "on"},
     "124M, 64, compiled": {"batch_size": 64, "compile": "on"},
-    "124M, 32, again": {"batch_size": 32, **AGAIN},
+    "124M, 32, again": {"batch_size": 32, **CHECKPOINTED},
     "124M, 16, FP8": {"batch_size": 16, "fp8": True},
-    "modern, 16, Muon": MUON | {"batch_size": 16},
-    "modern, 16, plain": MUON | {"batch_size": 16, "kernels": "plain"},
-    "modern, 16, compiled": MUON | {"batch_size": 16, "compile": "on"},
-    "350M, 8": MEDIUM | {"batch_size": 8},
-    "350M, 8, Muon, again": MEDIUM | AGAIN | {"batch_size": 8, "arch": "modern", "optimizer": "muon"},
-    "774M, 4": LARGE | {"batch_size": 4},
-    "1.5B, 1": XL | {"batch_size": 1},
-    "1.5B, 8, again": XL | AGAIN | {"batch_size": 8},
+    "modern, 16, Muon": MODERN_MUON | {"batch_size": 16},
+    "modern, 16, plain": MODERN_MUON | {"batch_size": 16, "kernels": "plain"},
+    "modern, 16, compiled": MODERN_MUON | {"batch_size": 16, "compile": "on"},
+    "350M, 8": MEDIUM_MODEL | {"batch_size": 8},
+    "350M, 8, Muon, again": MEDIUM_MODEL
+    | CHECKPOINTED
+    | {"batch_size": 8, "arch": "modern", "optimizer": "muon"},
+    "774M, 4": LARGE_MODEL | {"batch_size": 4},
+    "1.5B, 1": XL_MODEL | {"batch_size": 1},
+    "1.5B, 8, again": XL_MODEL | CHECKPOINTED | {"batch_size": 8},
 }
-LIMITS = (8, 12, 24)  # GiB
-_AT_A_TIME = 5  # processes that share the card: their memory is counted apart
+LIMITS_GIB = (8, 12, 24)  # GiB
+_PARALLEL_PROCESSES = 5  # processes that share the card: their memory is counted apart
 CPU_SHAPES: dict[str, dict[str, Any]] = {
     "README": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
-    "small, 4": SMALL | {"batch_size": 4},
-    "small, 16": SMALL | {"batch_size": 16},
-    "small, 16, float32": SMALL | {"batch_size": 16, "dtype": "float32"},
-    "small, 16, again": SMALL | AGAIN | {"batch_size": 16},
+    "small, 4": SMALL_MODEL | {"batch_size": 4},
+    "small, 16": SMALL_MODEL | {"batch_size": 16},
+    "small, 16, float32": SMALL_MODEL | {"batch_size": 16, "dtype": "float32"},
+    "small, 16, again": SMALL_MODEL | CHECKPOINTED | {"batch_size": 16},
     "60M, 4": {"n_layer": 8, "n_head": 8, "n_embd": 768, "block_size": 128, "batch_size": 4},
 }
 
@@ -79,7 +81,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
     asked = parser.parse_args()
     if asked.what == "one":
-        print(json.dumps(measured(json.loads(asked.settings), asked.data, asked.limit)))
+        print(json.dumps(measure_memory(json.loads(asked.settings), asked.data, asked.limit)))
         return 0
     if asked.what == "time":
         rows = [time_row(asked.only or "shakespeare_char", asked.data, json.loads(asked.settings))]
@@ -93,8 +95,8 @@ def main() -> int:
 def memory_rows(data: Path, only: str) -> list[dict[str, Any]]:
     """Each shape in a process of its own: cuBLAS keeps working space for every stream there ever was."""
     shapes = {name: settings for name, settings in SHAPES.items() if only in name}
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        done = pool.map(lambda settings: apart(settings, data, None), shapes.values())
+    with ThreadPoolExecutor(_PARALLEL_PROCESSES) as pool:
+        done = pool.map(lambda settings: measure_in_subprocess(settings, data, None), shapes.values())
         rows = []
         for name, process in zip(shapes, done, strict=True):
             if process.returncode:
@@ -114,7 +116,9 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def apart(settings: dict[str, Any], data: Path, limit_gib: float | None) -> subprocess.CompletedProcess[str]:
+def measure_in_subprocess(
+    settings: dict[str, Any], data: Path, limit_gib: float | None
+) -> subprocess.CompletedProcess[str]:
     """`measured`, in a process of its own."""
     command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data)]
     command += ["--settings", json.dumps(settings)]
@@ -123,52 +127,52 @@ def apart(settings: dict[str, Any], data: Path, limit_gib: float | None) -> subp
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def measured(settings: dict[str, Any], data: Path, limit_gib: float | None) -> dict[str, Any]:
+def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None) -> dict[str, Any]:
     """Four updates and an evaluation, in this process."""
     import torch
 
     from glassgpt.record.clock import Ledger
     from glassgpt.training.evaluate import evaluate
-    from glassgpt.training.interrupt import Stop
+    from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.setup import set_up
-    from glassgpt.training.task import task_of
+    from glassgpt.training.task import request_from_config
 
     on_card = torch.cuda.is_available()
     if on_card and limit_gib is not None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
-    with tempfile.TemporaryDirectory() as folder, Stop() as stop:
-        config = TrainConfig(**_complete(settings, data, folder))
-        job = set_up(task_of(config), [], Ledger(), stop)
+    with tempfile.TemporaryDirectory() as folder, StopSignals() as stop:
+        config = TrainConfig(**_complete_settings(settings, data, folder))
+        job = set_up(request_from_config(config), [], Ledger(), stop)
         for update in range(4):
-            job.learner.update(update, update * job.plan.sequences)
-        job.placement.synchronize()
+            job.learner.update(update, update * job.batch_plan.sequences)
+        job.execution.synchronize()
         updates = torch.cuda.max_memory_allocated() if on_card else 0
         if on_card:
             torch.cuda.reset_peak_memory_stats()
-        evaluate(job.learner, job.windows["val"], job.ledger)
-        for part in (job.saver, job.sink, job.place):
+        evaluate(job.learner, job.eval_windows["val"], job.ledger)
+        for part in (job.saver, job.sink, job.run_dir_handle):
             part.close()
-        memory = job.outcome.forecast.memory
+        memory = job.forecast_check.forecast.memory
         found: dict[str, Any] = {
-            "moment": memory.moment,
+            "moment": memory.peak_phase,
             "parts": dict(memory.parts),
-            "expected": memory.total,
+            "expected": memory.total_bytes,
         }
         if on_card:
             evaluation = torch.cuda.max_memory_allocated()
             found |= {
-                "expected": memory.allocated,
+                "expected": memory.allocated_bytes,
                 "measured": max(updates, evaluation),
                 "updates": updates,
                 "evaluation": evaluation,
                 "reserved": torch.cuda.max_memory_reserved(),
-                "setbacks": list(job.learner.setbacks),
+                "setbacks": list(job.learner.fallbacks),
             }
         return found
 
 
-def _complete(settings: dict[str, Any], data: Path, folder: str) -> dict[str, Any]:
+def _complete_settings(settings: dict[str, Any], data: Path, folder: str) -> dict[str, Any]:
     usual: dict[str, Any] = {"probe_seconds": 0.0}
     if settings.get("compile") != "on":
         usual["kernels"] = "triton"  # so few updates would not be worth building them
@@ -182,7 +186,7 @@ def _complete(settings: dict[str, Any], data: Path, folder: str) -> dict[str, An
 def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
     """The micro-batch that `glass plan` names for GPT-2 124M runs, and the next power of two does not."""
     rows = []
-    for limit in LIMITS:
+    for limit in LIMITS_GIB:
         named = planned_batch(limit, data)
         above = 2 ** named.bit_length()
         # What a card of that size leaves beside the context that every process has.
@@ -190,9 +194,9 @@ def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
         row = {
             "limit_gib": limit,
             "named": named,
-            "runs": runs_with(named, data, room),
+            "runs": fits_with(named, data, room),
             "next_power_of_two": above,
-            "that_runs": runs_with(above, data, room),
+            "that_runs": fits_with(above, data, room),
         }
         print(row, flush=True)
         rows.append(row)
@@ -200,20 +204,20 @@ def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
 
 
 def planned_batch(limit_gib: int, data: Path) -> int:
-    from glassgpt.estimate.cards import named_card
-    from glassgpt.plan.dataset_size import find_text
+    from glassgpt.estimate.cards import resolve_card_name
+    from glassgpt.plan.dataset_size import find_dataset_info
     from glassgpt.plan.planning import make_plan
-    from glassgpt.plan.target import of_card
+    from glassgpt.plan.target import target_of_card
 
-    card = of_card(named_card("h200").card, "limited", memory=limit_gib * GIB)
+    card = target_of_card(resolve_card_name("h200").card, "limited", memory=limit_gib * GIB)
     config = TrainConfig(data_dir=str(data), batch_size=1, gradient_accumulation_steps=1, max_iters=10_000)
-    largest = make_plan(config, replace(card), find_text(config)).largest
+    largest = make_plan(config, replace(card), find_dataset_info(config)).largest_micro_batch
     assert largest is not None
     return largest
 
 
-def runs_with(batch_size: int, data: Path, limit_gib: float) -> bool:
-    done = apart({"batch_size": batch_size, "attention": "cudnn"}, data, limit_gib)
+def fits_with(batch_size: int, data: Path, limit_gib: float) -> bool:
+    done = measure_in_subprocess({"batch_size": batch_size, "attention": "cudnn"}, data, limit_gib)
     if done.returncode and "OutOfMemoryError" not in done.stderr:
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0
@@ -225,7 +229,7 @@ def runs_with(batch_size: int, data: Path, limit_gib: float) -> bool:
 def time_row(preset: str, data: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """A whole run of `glass train`, with the peak that it measures itself, and what it had foreseen."""
     with tempfile.TemporaryDirectory() as folder:
-        run = glass.train(preset, Path(folder, "run"), Path(folder), {"data_dir": data, **settings})
+        run = glass.run_glass_train(preset, Path(folder, "run"), Path(folder), {"data_dir": data, **settings})
     row: dict[str, Any] = {"preset": preset, "settings": settings, **run.forecast}
     total, pace = row["total_s"], row["tokens_per_s"]
     row["off"] = total["expected"][1] / total["measured"] - 1

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.tokenizers import TOKENIZER_JSON, BytePairTokenizer, carried_tokenizer, train_bpe
+from glassgpt.data.tokenizers import TOKENIZER_JSON, BytePairTokenizer, load_folder_bpe, train_bpe
 
 VOCABULARY = 50_304
 VAL_FRACTION = 0.0005  # nanoGPT's
@@ -74,7 +74,7 @@ def learn_tokenizer(source: Path, folder: Path, vocabulary: int) -> None:
 # --- the two sides, each in a process of its own ---
 
 
-def glass_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
+def prepare_with_glassgpt(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
     from glassgpt.data.prepare import PrepareOptions, prepare
 
     options = PrepareOptions(
@@ -88,14 +88,14 @@ def glass_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
     prepare(options, lambda line: None, progress=False)
 
 
-def nanogpt_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
+def prepare_with_nanogpt(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
     """data/openwebtext/prepare.py, with another source and another table."""
     import datasets
     import numpy as np
 
     out.mkdir(parents=True)
     datasets.disable_progress_bars()
-    carried = carried_tokenizer("bpe", tokenizer)
+    carried = load_folder_bpe("bpe", tokenizer)
     assert isinstance(carried, BytePairTokenizer)
     enc = carried._encoding
     files = sorted(map(str, parquet.glob("*.parquet")))
@@ -128,13 +128,15 @@ def nanogpt_side(parquet: Path, tokenizer: Path, out: Path, workers: int) -> Non
     shutil.rmtree(out / "cache")
 
 
-SIDES = {"glassgpt": glass_side, "nanogpt": nanogpt_side}
+PREPARERS = {"glassgpt": prepare_with_glassgpt, "nanogpt": prepare_with_nanogpt}
 
 
 # --- measuring ---
 
 
-def measured(side: str, parquet: Path, tokenizer: Path, out: Path, workers: int) -> dict[str, float]:
+def measure_preparation(
+    side: str, parquet: Path, tokenizer: Path, out: Path, workers: int
+) -> dict[str, float]:
     """Seconds from the process's start to its end, tokens it wrote, peak memory of it and its children."""
     import psutil  # type: ignore[import-untyped]
 
@@ -163,13 +165,13 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     learn_tokenizer(options.source, tokenizer, options.vocabulary)
     text_bytes = write_parquet(options.source, once, options.files, 1)
     write_parquet(options.source, more, options.files, options.times)
-    rounds: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    rounds: dict[str, list[dict[str, float]]] = {side: [] for side in PREPARERS}
     for number in range(options.rounds):
-        order: Sequence[str] = list(SIDES) if number % 2 == 0 else list(reversed(SIDES))
+        order: Sequence[str] = list(PREPARERS) if number % 2 == 0 else list(reversed(PREPARERS))
         for side in order:
-            rounds[side].append(measured(side, once, tokenizer, scratch / side, options.workers))
+            rounds[side].append(measure_preparation(side, once, tokenizer, scratch / side, options.workers))
             print(f"{side:9} {rounds[side][-1]['tokens_per_s']:12,.0f} tokens/s", flush=True)
-    large = measured("glassgpt", more, tokenizer, scratch / "glassgpt", options.workers)
+    large = measure_preparation("glassgpt", more, tokenizer, scratch / "glassgpt", options.workers)
     pairs = zip(rounds["glassgpt"], rounds["nanogpt"], strict=True)
     ratios = [ours["tokens_per_s"] / theirs["tokens_per_s"] for ours, theirs in pairs]
     tokens = {side: {row["tokens"] for row in rows} for side, rows in rounds.items()}
@@ -207,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         side, parquet, tokenizer, out, workers = options.side
-        SIDES[side](Path(parquet), Path(tokenizer), Path(out), int(workers))
+        PREPARERS[side](Path(parquet), Path(tokenizer), Path(out), int(workers))
         return
     if options.source is None:
         parser.error("name the documents")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Losses = dict[int, float]  # by context
+LossByContext = dict[int, float]  # by context
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Result:
     nanogpt: list[float]
     glassgpt: list[float]
     values: list[float]
-    nanogpt_losses: list[Losses] = field(default_factory=list)
-    glassgpt_losses: list[Losses] = field(default_factory=list)
+    nanogpt_losses: list[LossByContext] = field(default_factory=list)
+    glassgpt_losses: list[LossByContext] = field(default_factory=list)
     objection: str = ""  # why it does not count, for instance a loss that is worse
     details: dict[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
@@ -41,14 +41,14 @@ class Result:
         return self.row, self.device
 
 
-def own_loss(losses: Losses) -> float:
+def full_context_loss(losses: LossByContext) -> float:
     """At the model's own context, the longest there is."""
     return losses[max(losses)]
 
 
-def median_loss(losses: Iterable[Losses]) -> float:
+def median_loss(losses: Iterable[LossByContext]) -> float:
     """Not a number if one of them is none: that has no place in an order, and a median would pass over it."""
-    own = [own_loss(one) for one in losses]
+    own = [full_context_loss(one) for one in losses]
     return math.nan if any(map(math.isnan, own)) else statistics.median(own)
 
 
@@ -62,7 +62,7 @@ def append(path: Path, result: Result) -> None:
         file.write(json.dumps(to_json(result)) + "\n")
 
 
-def read(path: Path) -> list[Result]:
+def read_latest(path: Path) -> list[Result]:
     """The latest of each row and kind of machine, in the order they came."""
     found: dict[tuple[str, str], Result] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -77,4 +77,4 @@ def read(path: Path) -> list[Result]:
 
 
 def latest(path: Path, row: str, device: str) -> Result | None:
-    return next((result for result in read(path) if result.key == (row, device)), None)
+    return next((result for result in read_latest(path) if result.key == (row, device)), None)

@@ -29,8 +29,8 @@ import torch
 
 from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.sampling import Draws
-from glassgpt.training.device import Placement, device_name
+from glassgpt.model.sampling import TokenSampler
+from glassgpt.training.device import ExecutionConfig, device_name
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50304,
@@ -40,8 +40,8 @@ SHAPE: dict[str, Any] = {
     "n_embd": 768,
     "bias": True,
 }
-KNOWN_TOKENS = 50257
-PROMPT = 50256
+REAL_VOCABULARY = 50257
+PROMPT_TOKEN = 50256
 TEMPERATURE, TOP_K = 0.8, 200
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     if options.round is not None:
         print(json.dumps(one_round(options)))
         return
-    batches = {batch: gather(batch, options.rounds) for batch in options.batches}
+    batches = {batch: run_rounds(batch, options.rounds) for batch in options.batches}
     device = device_name(torch.device(options.device))
     about = {"device": device, "torch": torch.__version__, "tokens": options.tokens}
     print(json.dumps(about | {"dtype": dtype_of(options), "batches": batches}))
@@ -68,7 +68,7 @@ def dtype_of(options: argparse.Namespace) -> str:
     return str(options.dtype or ("float32" if options.device == "cpu" else "bfloat16"))
 
 
-def gather(batch: int, rounds: int) -> dict[str, Any]:
+def run_rounds(batch: int, rounds: int) -> dict[str, Any]:
     """The rounds of one batch size, each by this script as a process of its own."""
     first: dict[str, list[float]] = {"nanogpt": [], "glassgpt": []}
     later: dict[str, list[float]] = {"nanogpt": [], "glassgpt": []}
@@ -90,13 +90,13 @@ def gather(batch: int, rounds: int) -> dict[str, Any]:
 
 def one_round(options: argparse.Namespace) -> dict[str, list[float]]:
     device = torch.device(options.device)
-    placement = Placement(device, dtype_of(options), graph=device.type == "cuda")
-    theirs, ours = same_models(options.nanogpt, device)
-    check_same_text(theirs, ours)
+    placement = ExecutionConfig(device, dtype_of(options), graph=device.type == "cuda")
+    theirs, ours = build_same_models(options.nanogpt, device)
+    check_same_sample(theirs, ours)
     (batch,) = options.batches
     writers: dict[str, Callable[[int], None]] = {
-        "nanogpt": lambda count: write_nanogpt(theirs, placement, batch, count),
-        "glassgpt": lambda count: write_glass(ours, placement, batch, count),
+        "nanogpt": lambda count: sample_nanogpt(theirs, placement, batch, count),
+        "glassgpt": lambda count: sample_glass(ours, placement, batch, count),
     }
     speeds: dict[str, list[float]] = {name: [] for name in writers}
     for write in writers.values():
@@ -104,11 +104,13 @@ def one_round(options: argparse.Namespace) -> dict[str, list[float]]:
     turns = list(writers) if options.round % 2 == 0 else list(reversed(writers))
     for _ in range(2 if device.type == "cuda" else 1):
         for name in turns:
-            speeds[name].append(batch * options.tokens / seconds(writers[name], options.tokens, placement))
+            speeds[name].append(
+                batch * options.tokens / time_sampling(writers[name], options.tokens, placement)
+            )
     return speeds
 
 
-def same_models(checkout: Path, device: torch.device) -> tuple[Any, GPT]:
+def build_same_models(checkout: Path, device: torch.device) -> tuple[Any, GPT]:
     spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -121,16 +123,16 @@ def same_models(checkout: Path, device: torch.device) -> tuple[Any, GPT]:
     return theirs, ours
 
 
-def check_same_text(theirs: Any, ours: GPT) -> None:
-    prompt = torch.randint(KNOWN_TOKENS, (1, 9), device=ours.lm_head.weight.device)
+def check_same_sample(theirs: Any, ours: GPT) -> None:
+    prompt = torch.randint(REAL_VOCABULARY, (1, 9), device=ours.lm_head.weight.device)
     expected = theirs.generate(prompt, 20, top_k=1)[0, 9:].tolist()
-    likeliest = Draws(KNOWN_TOKENS, temperature=0.0)
+    likeliest = TokenSampler(REAL_VOCABULARY, temperature=0.0)
     for graph in (False, True):
         text = list(generate(ours, prompt[0].tolist(), 20, likeliest, graph=graph))
         assert text == expected, (text, expected)
 
 
-def seconds(write: Callable[[int], None], tokens: int, placement: Placement) -> float:
+def time_sampling(write: Callable[[int], None], tokens: int, placement: ExecutionConfig) -> float:
     placement.synchronize()
     started = time.perf_counter()
     write(tokens)
@@ -139,16 +141,16 @@ def seconds(write: Callable[[int], None], tokens: int, placement: Placement) -> 
 
 
 @torch.no_grad()
-def write_nanogpt(model: Any, placement: Placement, batch: int, count: int) -> None:
-    prompt = torch.full((batch, 1), PROMPT, device=placement.device)
+def sample_nanogpt(model: Any, placement: ExecutionConfig, batch: int, count: int) -> None:
+    prompt = torch.full((batch, 1), PROMPT_TOKEN, device=placement.device)
     with placement.autocast():
         model.generate(prompt, count, temperature=TEMPERATURE, top_k=TOP_K)
 
 
-def write_glass(model: GPT, placement: Placement, batch: int, count: int) -> None:
+def sample_glass(model: GPT, placement: ExecutionConfig, batch: int, count: int) -> None:
     """As `glass sample` does it: the autocast is entered for each token, which is printed before the next."""
-    draws = Draws(KNOWN_TOKENS, TEMPERATURE, TOP_K)
-    steps = generate_samples(model, [PROMPT], count, draws, samples=range(batch), graph=placement.graph)
+    draws = TokenSampler(REAL_VOCABULARY, TEMPERATURE, TOP_K)
+    steps = generate_samples(model, [PROMPT_TOKEN], count, draws, samples=range(batch), graph=placement.graph)
     for _ in range(count):
         with placement.autocast():
             next(steps)

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-SMALL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "dropout": 0.2}
-TINY = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
-GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 16}
+SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "dropout": 0.2}
+TINY_MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
+GPT2_MODEL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 16}
 
 
 def make_data(folder: Path, vocab_size: int) -> None:
@@ -36,7 +36,7 @@ def make_data(folder: Path, vocab_size: int) -> None:
         (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
 
 
-def train(
+def run_training(
     folder: Path, name: str, vocab_size: int, model: dict[str, Any], updates: int, device: str
 ) -> list[Any]:
     """`updates`, with a checkpoint after every sixth part of them."""
@@ -53,7 +53,7 @@ def train(
     return [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
 
 
-def measure(records: list[Any]) -> dict[str, Any]:
+def measure_saves(records: list[Any]) -> dict[str, Any]:
     steps = {r["iter"]: r["step_ms"] for r in records if r["kind"] == "step" and r["step_ms"]}
     saves = [r for r in records if r["kind"] == "checkpoint"][:-1]  # no update follows the last one
     away_ms = statistics.median(
@@ -79,9 +79,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
-    runs: dict[str, tuple[int, dict[str, Any], int]] = {"4 layers x 128": (65, TINY, 360)}
+    runs: dict[str, tuple[int, dict[str, Any], int]] = {"4 layers x 128": (65, TINY_MODEL, 360)}
     if device != "cpu":
-        runs = {"6 layers x 384, 65 characters": (65, SMALL, 600), "GPT-2 124M": (50257, GPT2, 480)}
+        runs = {
+            "6 layers x 384, 65 characters": (65, SMALL_MODEL, 600),
+            "GPT-2 124M": (50257, GPT2_MODEL, 480),
+        }
     results = {}
     print(
         "| model | MiB | blocks, ms | in the background, ms | update, ms | the one after a save | beside it |"
@@ -89,7 +92,7 @@ def main() -> None:
     print("|---|---:|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as name:
         for number, (model, settings) in enumerate(runs.items()):
-            found = measure(train(Path(name), f"run{number}", *settings, device))
+            found = measure_saves(run_training(Path(name), f"run{number}", *settings, device))
             results[model] = found
             print(
                 f"| {model} | {found['mib']} | {found['blocking_ms']} | {found['background_ms']} | "

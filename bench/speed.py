@@ -13,21 +13,21 @@ from typing import Any
 
 from bench import glass, peers
 from bench.glass import GlassRun
-from bench.ground import TINY_TOKENS, Ground
+from bench.ground import TINY_UPDATE_TOKENS, BenchContext
 from bench.peers import Flags, PeerRun
-from bench.results import Losses, Result, median_loss
-from bench.watch import Failed
+from bench.results import LossByContext, Result, median_loss
+from bench.watch import CommandFailed
 
 H200_PEAK = 989e12  # FLOP/s, dense bf16, of the data sheet
 GPT2_FLOPS_PER_TOKEN = 854.8e6  # at 1024 tokens of context, as nanoGPT counts; the same for both sides
 
 # nanoGPT compiles unless told not to; GlassGPT decides by itself what is fastest.
-GPT2 = {
+GPT2_SETTINGS = {
     "n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "dropout": 0.0, "bias": False,
     "gradient_accumulation_steps": 1, "learning_rate": 6e-4, "min_lr": 6e-5, "weight_decay": 0.1,
     "beta2": 0.95,
 }  # fmt: skip
-README_CPU = {
+README_CPU_SETTINGS = {
     "compile": False, "eval_iters": 20, "log_interval": 1, "block_size": 64, "batch_size": 12, "n_layer": 4,
     "n_head": 4, "n_embd": 128, "lr_decay_iters": 2000, "dropout": 0.0,
 }  # fmt: skip
@@ -35,21 +35,21 @@ SHAKESPEARE_CONFIG = "config/train_shakespeare_char.py"
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSide:
     """One side of one round."""
 
     ms: float  # median of an update
     peak_bytes: int | None
-    losses: Losses
+    losses: LossByContext
     choices: dict[str, str] = field(default_factory=dict)  # what GlassGPT decided
 
 
 # --- GPT-2 124M ---
 
 
-def gpt2_settings(ground: Ground, updates: int) -> dict[str, Any]:
+def gpt2_settings(ground: BenchContext, updates: int) -> dict[str, Any]:
     """What both sides are told. The last evaluation comes with a checkpoint, which the evaluator reads."""
-    return GPT2 | {
+    return GPT2_SETTINGS | {
         "batch_size": ground.options.batch,
         "max_iters": updates,
         "lr_decay_iters": updates,
@@ -59,57 +59,57 @@ def gpt2_settings(ground: Ground, updates: int) -> dict[str, Any]:
     }
 
 
-def nanogpt_gpt2(ground: Ground, caches: Path, updates: int, seed: int) -> Timed:
+def time_nanogpt_gpt2(ground: BenchContext, caches: Path, updates: int, seed: int) -> TimedSide:
     data = ground.mdn
     settings = gpt2_settings(ground, updates) | {"dataset": "mdn", "eval_iters": 1}
     run = ground.run_nanogpt(caches, settings, seed=seed, memory=True)
-    lines = run.watched.lines
+    lines = run.output.lines
     ms = median(peers.interval_ms(lines, updates // 4))
-    return Timed(ms, peers.peak_bytes(lines), ground.score_nanogpt(run, data))
+    return TimedSide(ms, peers.peak_bytes(lines), ground.score_nanogpt(run, data))
 
 
-def glass_gpt2(ground: Ground, caches: Path, updates: int, seed: int, **more: object) -> Timed:
+def time_glass_gpt2(ground: BenchContext, caches: Path, updates: int, seed: int, **more: object) -> TimedSide:
     tokens = {"eval_tokens": 65_536}  # nanoGPT's one batch
     settings = gpt2_settings(ground, updates) | tokens | {"seed": seed, "probe_seconds": 0} | more
     run = ground.run_glass("gpt2_124m", ground.mdn, caches, settings)
     losses = ground.score_glass(run, ground.mdn, 1024, "last")
     ms = median(glass.interval_ms(run, updates // 4))
-    return Timed(ms, glass.peak_bytes(run), losses, glass.choices(run))
+    return TimedSide(ms, glass.peak_bytes(run), losses, glass.read_choices(run))
 
 
-def gpt2_tokens(ground: Ground) -> int:
+def gpt2_update_tokens(ground: BenchContext) -> int:
     """Of an update."""
-    return TINY_TOKENS if ground.options.tiny else ground.options.batch * 1024
+    return TINY_UPDATE_TOKENS if ground.options.tiny else ground.options.batch * 1024
 
 
-def gpt2_speed(ground: Ground) -> list[Result]:
+def gpt2_speed(ground: BenchContext) -> list[Result]:
     """GPT-2 124M: tokens/s and peak memory; with --fp8, ours in 8-bit floats too."""
     updates = ground.options.updates or 100
     # Compiling is not what is timed here: each side compiles in its first round only.
-    their_caches, our_caches = ground.fresh("caches"), ground.fresh("caches")
+    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
     theirs = []
-    ours: dict[str, list[Timed]] = {"": [], **({"-fp8": []} if ground.options.fp8 else {})}
+    ours: dict[str, list[TimedSide]] = {"": [], **({"-fp8": []} if ground.options.fp8 else {})}
     for number in range(ground.options.rounds):
-        theirs.append(nanogpt_gpt2(ground, their_caches, updates, 1337 + number))
+        theirs.append(time_nanogpt_gpt2(ground, their_caches, updates, 1337 + number))
         for kind, timed in ours.items():
-            timed.append(glass_gpt2(ground, our_caches, updates, 1337 + number, fp8=kind == "-fp8"))
+            timed.append(time_glass_gpt2(ground, our_caches, updates, 1337 + number, fp8=kind == "-fp8"))
     details: dict[str, Any] = {"updates": updates, "batch": ground.options.batch}
     if ground.options.nanochat is not None:
         details["nanochat"] = nanochat_speed(ground, updates)
     rows = []
     for kind, timed in ours.items():
         # A hundred updates into training, seeds differ by some hundredths; fp8-loss is stricter.
-        tokens = gpt2_tokens(ground)
-        rows.append(compared_speed(ground, f"gpt2-speed{kind}", theirs, timed, tokens, 0.05, details))
-        rows += compared_memory(ground, f"gpt2-memory{kind}", theirs, timed)
+        tokens = gpt2_update_tokens(ground)
+        rows.append(compare_speed(ground, f"gpt2-speed{kind}", theirs, timed, tokens, 0.05, details))
+        rows += compare_memory(ground, f"gpt2-memory{kind}", theirs, timed)
     return rows
 
 
-def compared_speed(
-    ground: Ground,
+def compare_speed(
+    ground: BenchContext,
     row: str,
-    theirs: list[Timed],
-    ours: list[Timed],
+    theirs: list[TimedSide],
+    ours: list[TimedSide],
     tokens: int,
     slack: float,
     details: dict[str, Any],
@@ -119,11 +119,11 @@ def compared_speed(
         details = details | {"choices": ours[0].choices}
     nanogpt, glassgpt = ([tokens / one.ms * 1000 for one in side] for side in (theirs, ours))
     their_losses, our_losses = [one.losses for one in theirs], [one.losses for one in ours]
-    if ground.kind == "cuda":
+    if ground.device_type == "cuda":
         rates = {"nanogpt": nanogpt, "glassgpt": glassgpt}
         factor = GPT2_FLOPS_PER_TOKEN / H200_PEAK
         details = details | {"mfu_of_989": {side: factor * median(rate) for side, rate in rates.items()}}
-    return ground.result(
+    return ground.make_result(
         row,
         "tokens/s",
         nanogpt=nanogpt,
@@ -131,44 +131,46 @@ def compared_speed(
         values=[our / their for their, our in zip(nanogpt, glassgpt, strict=True)],
         nanogpt_losses=their_losses,
         glassgpt_losses=our_losses,
-        objection=worse(median_loss(our_losses), median_loss(their_losses), slack),
+        objection=loss_objection(median_loss(our_losses), median_loss(their_losses), slack),
         details=details,
     )
 
 
-def compared_memory(ground: Ground, row: str, theirs: list[Timed], ours: list[Timed]) -> list[Result]:
+def compare_memory(
+    ground: BenchContext, row: str, theirs: list[TimedSide], ours: list[TimedSide]
+) -> list[Result]:
     """Peak memory, where there is a card that counts it."""
     gib = [[one.peak_bytes / 2**30 for one in side if one.peak_bytes is not None] for side in (theirs, ours)]
     if not gib[0] or not gib[1]:
         return []
     ratios = [our / their for their, our in zip(*gib, strict=True)]
-    return [ground.result(row, "GiB", nanogpt=gib[0], glassgpt=gib[1], values=ratios)]
+    return [ground.make_result(row, "GiB", nanogpt=gib[0], glassgpt=gib[1], values=ratios)]
 
 
-def worse(ours: float, theirs: float, slack: float) -> str:
+def loss_objection(ours: float, theirs: float, slack: float) -> str:
     """The objection to a speed that was paid for with loss, or nothing."""
     if ours <= theirs + slack:
         return ""
     return f"loss {ours:.4f} is worse than {theirs:.4f} by more than {slack:g}"
 
 
-def nanochat_speed(ground: Ground, updates: int) -> dict[str, Any]:
+def nanochat_speed(ground: BenchContext, updates: int) -> dict[str, Any]:
     """Steps of nanochat's d12, model and optimizer alone; another model, so a figure and no ratio."""
     assert ground.options.nanochat is not None
     depth, T, B, vocabulary = (
         (2, 32, 4, 512) if ground.options.tiny else (12, 1024, ground.options.batch, 32768)
     )
-    caches = ground.fresh("caches")
+    caches = ground.fresh_dir("caches")
     caches.mkdir()
     try:
         times = peers.time_nanochat(
             ground.options.nanochat, caches, ground.options.device, updates, depth, T, B, vocabulary
         )
-    except Failed as error:  # the row is about nanoGPT, and stands without it
-        ground.say(f"nanochat  {error}")
+    except CommandFailed as error:  # the row is about nanoGPT, and stands without it
+        ground.log(f"nanochat  {error}")
         return {"failed": str(error)}
     per_s = B * T / median(times.seconds[updates // 4 :])
-    ground.say(f"nanochat  {per_s:,.0f} tokens/s")
+    ground.log(f"nanochat  {per_s:,.0f} tokens/s")
     return {
         "tokens_per_s": per_s,
         "peak_gib": None if times.peak_bytes is None else times.peak_bytes / 2**30,
@@ -178,64 +180,66 @@ def nanochat_speed(ground: Ground, updates: int) -> dict[str, Any]:
     }
 
 
-def fp8_loss(ground: Ground) -> list[Result]:
+def fp8_loss(ground: BenchContext) -> list[Result]:
     """FP8: speed and loss over 500 updates; nanoGPT, ours in bf16 and ours in FP8, in turns, seed by seed."""
     updates = ground.options.updates or 500
-    their_caches, our_caches = ground.fresh("caches"), ground.fresh("caches")
+    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
     theirs, plain, fp8 = [], [], []
     for seed in ground.options.seeds:
-        theirs.append(nanogpt_gpt2(ground, their_caches, updates, seed))
-        plain.append(glass_gpt2(ground, our_caches, updates, seed))
-        fp8.append(glass_gpt2(ground, our_caches, updates, seed, fp8=True))
-    tokens, details = gpt2_tokens(ground), {"updates": updates, "seeds": list(ground.options.seeds)}
+        theirs.append(time_nanogpt_gpt2(ground, their_caches, updates, seed))
+        plain.append(time_glass_gpt2(ground, our_caches, updates, seed))
+        fp8.append(time_glass_gpt2(ground, our_caches, updates, seed, fp8=True))
+    tokens, details = gpt2_update_tokens(ground), {"updates": updates, "seeds": list(ground.options.seeds)}
     rows = [
-        compared_speed(ground, name, theirs, ours, tokens, 0.01, details)
+        compare_speed(ground, name, theirs, ours, tokens, 0.01, details)
         for name, ours in (("fp8", fp8), ("gpt2-500", plain))
     ]
     # Within 0.01 of nanoGPT's is the bar; of our own in bf16, on the same batches, is what FP8 itself costs.
     in_8_bits, in_16 = (median_loss([one.losses for one in side]) for side in (fp8, plain))
-    objection = rows[0].objection or worse(in_8_bits, in_16, 0.01)
-    memory = compared_memory(ground, "gpt2-memory", theirs, plain)
+    objection = rows[0].objection or loss_objection(in_8_bits, in_16, 0.01)
+    memory = compare_memory(ground, "gpt2-memory", theirs, plain)
     return [replace(rows[0], objection=objection), rows[1], *memory]
 
 
 # --- shakespeare_char, the whole command ---
 
 
-def shakespeare_settings(ground: Ground) -> Flags:
+def shakespeare_settings(ground: BenchContext) -> Flags:
     """nanoGPT's config says it all; what is tiny is for tests."""
     return {"max_iters": 40, "eval_interval": 20, "eval_iters": 2} if ground.options.tiny else {}
 
 
-def shakespeare_whole(ground: Ground) -> list[Result]:
+def shakespeare_whole(ground: BenchContext) -> list[Result]:
     """The whole command of shakespeare_char, 5000 updates: caches cold, then both again with them warm."""
     data = ground.shakespeare
-    their_caches, our_caches = ground.fresh("caches"), ground.fresh("caches")
+    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
     rows = []
     for row in ("shakespeare-whole", *(["shakespeare-whole-warm"] if ground.options.warm else [])):
         ours = ground.run_glass("shakespeare_char", data, our_caches, shakespeare_settings(ground))
         theirs = ground.run_nanogpt(their_caches, shakespeare_settings(ground), SHAKESPEARE_CONFIG)
-        rows.append(compared_whole(ground, row, theirs, ours, data))
+        rows.append(compare_whole_commands(ground, row, theirs, ours, data))
     return rows
 
 
-def compared_whole(ground: Ground, row: str, theirs: PeerRun, ours: GlassRun, data: Path) -> Result:
+def compare_whole_commands(
+    ground: BenchContext, row: str, theirs: PeerRun, ours: GlassRun, data: Path
+) -> Result:
     """Both commands from start to end."""
     their_losses = ground.score_nanogpt(theirs, data)
     our_losses = ground.score_glass(ours, data, 256)
-    ground.say(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
-    return ground.result(
+    ground.log(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
+    return ground.make_result(
         row,
         "s",
-        nanogpt=[theirs.watched.wall_s],
+        nanogpt=[theirs.output.wall_s],
         glassgpt=[ours.wall_s],
-        values=[theirs.watched.wall_s / ours.wall_s],
+        values=[theirs.output.wall_s / ours.wall_s],
         nanogpt_losses=[their_losses],
         glassgpt_losses=[our_losses],
-        objection=worse(median_loss([our_losses]), median_loss([their_losses]), 0.02),
+        objection=loss_objection(median_loss([our_losses]), median_loss([their_losses]), 0.02),
         details={
             "nanogpt_best_at_s": theirs.best_at_s,
-            "choices": glass.choices(ours),
+            "choices": glass.read_choices(ours),
             "overhead": {"shakespeare_char": glass.overhead_share(ours)},
             "ledger": ours.ledger,
             "forecast": ours.forecast,
@@ -246,7 +250,7 @@ def compared_whole(ground: Ground, row: str, theirs: PeerRun, ours: GlassRun, da
 # --- the CPU command of nanoGPT's README ---
 
 
-def cpu_speed(ground: Ground) -> list[Result]:
+def cpu_speed(ground: BenchContext) -> list[Result]:
     """nanoGPT's README run for a CPU: tokens/s."""
     updates = ground.options.updates or 250
     data, warm_up = ground.shakespeare, 20 if updates > 40 else updates // 4
@@ -256,18 +260,18 @@ def cpu_speed(ground: Ground) -> list[Result]:
         "always_save_checkpoint": True,
         "log_interval": 1,
     }
-    settings = README_CPU | often
-    caches = ground.fresh("caches")
+    settings = README_CPU_SETTINGS | often
+    caches = ground.fresh_dir("caches")
     theirs, ours = [], []
     for number in range(ground.options.rounds):
         seed = 1337 + number
         peer = ground.run_nanogpt(caches, settings, SHAKESPEARE_CONFIG, seed=seed)
-        their_ms = median(peers.interval_ms(peer.watched.lines, warm_up))
-        theirs.append(Timed(their_ms, None, ground.score_nanogpt(peer, data)))
+        their_ms = median(peers.interval_ms(peer.output.lines, warm_up))
+        theirs.append(TimedSide(their_ms, None, ground.score_nanogpt(peer, data)))
         run = ground.run_glass("shakespeare_char_cpu", data, caches, often | {"seed": seed})
         our_ms = median(glass.interval_ms(run, warm_up))
-        ours.append(Timed(our_ms, None, ground.score_glass(run, data, 64, "last")))
-        ground.say(f"{their_ms:.2f} and {our_ms:.2f} ms per update")
-    tokens = TINY_TOKENS if ground.options.tiny else 12 * 64
+        ours.append(TimedSide(our_ms, None, ground.score_glass(run, data, 64, "last")))
+        ground.log(f"{their_ms:.2f} and {our_ms:.2f} ms per update")
+    tokens = TINY_UPDATE_TOKENS if ground.options.tiny else 12 * 64
     # The README run's seeds differ by 0.03.
-    return [compared_speed(ground, "cpu-speed", theirs, ours, tokens, 0.03, {"updates": updates})]
+    return [compare_speed(ground, "cpu-speed", theirs, ours, tokens, 0.03, {"updates": updates})]

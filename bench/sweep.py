@@ -20,25 +20,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.ground import Ground
+from bench.ground import BenchContext
 from bench.results import Result
 from glassgpt.config import TrainConfig
 from glassgpt.record.clock import Ledger
-from glassgpt.training.interrupt import Stop
+from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job
 from glassgpt.training.setup import set_up
-from glassgpt.training.task import task_of
+from glassgpt.training.task import request_from_config
 
 VOCABULARY = 50304
 SIZES = ((6, 3, 192), (6, 6, 384), (12, 12, 768), (24, 16, 1024), (36, 20, 1280), (48, 25, 1600))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TINY_SIZES = ((1, 1, 32), (2, 2, 64))
-_WARM_UP = 5  # updates: three as usual, one that is recorded where launches dominate, one of the recording
+_WARM_UP_UPDATES = (
+    5  # updates: three as usual, one that is recorded where launches dominate, one of the recording
+)
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """None: it did not fit."""
 
     axis: str  # "size", "context" or "batch"
@@ -49,7 +51,7 @@ class Point:
     peak_bytes: int | None
 
 
-def points(tiny: bool) -> Iterator[tuple[str, tuple[int, int, int], int, int]]:
+def sweep_points(tiny: bool) -> Iterator[tuple[str, tuple[int, int, int], int, int]]:
     """Axis, (layers, heads, channels), context, micro-batch: one of them grows at a time."""
     middle = TINY_SIZES[1] if tiny else SIZES[2]
     for size in TINY_SIZES if tiny else SIZES:
@@ -68,57 +70,61 @@ def random_data(folder: Path) -> Path:
     return folder
 
 
-def sweep(ground: Ground) -> list[Result]:
+def sweep(ground: BenchContext) -> list[Result]:
     """Tokens/s and peak memory against model size, context and micro-batch."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         data = random_data(Path(scratch))
-        for axis, (layers, heads, width), context, batch in points(ground.options.tiny):
+        for axis, (layers, heads, width), context, batch in sweep_points(ground.options.tiny):
             config = TrainConfig(
                 data_dir=str(data), n_layer=layers, n_head=heads, n_embd=width, block_size=context,
                 batch_size=batch, gradient_accumulation_steps=1, max_iters=1000, eval_tokens=context,
                 device=ground.options.device, compile=ground.options.compile, probe_seconds=0,  # type: ignore[arg-type]
             )  # fmt: skip
-            point = measured(axis, config, ground.fresh("sweep"), ground.options.updates or 5)
+            point = measure_point(axis, config, ground.fresh_dir("sweep"), ground.options.updates or 5)
             rate = "does not fit" if point.tokens_per_s is None else f"{point.tokens_per_s:,.0f} tokens/s"
-            ground.say(f"{axis:<8}{point.parameters / 1e6:8,.0f}M  {context:5} x {batch:<3} {rate}")
+            ground.log(f"{axis:<8}{point.parameters / 1e6:8,.0f}M  {context:5} x {batch:<3} {rate}")
             found.append(point)
     rates = [point.tokens_per_s for point in found if point.tokens_per_s is not None]
     details = {"points": [dataclasses.asdict(point) for point in found], "compile": ground.options.compile}
     return [
-        ground.result("sweep", "tokens/s", nanogpt=[], glassgpt=rates, values=[max(rates)], details=details)
+        ground.make_result(
+            "sweep", "tokens/s", nanogpt=[], glassgpt=rates, values=[max(rates)], details=details
+        )
     ]
 
 
-def measured(axis: str, config: TrainConfig, folder: Path, updates: int) -> Point:
+def measure_point(axis: str, config: TrainConfig, folder: Path, updates: int) -> SweepPoint:
     rate = peak = None
     parameters = 0
     _forget(config.device)
     try:
-        with Stop() as stop, ExitStack() as at_the_end:
-            job = set_up(task_of(dataclasses.replace(config, out_dir=str(folder))), (), Ledger(), stop)
-            for part in (job.place, job.sink, job.saver):
+        with StopSignals() as stop, ExitStack() as at_the_end:
+            job = set_up(
+                request_from_config(dataclasses.replace(config, out_dir=str(folder))), (), Ledger(), stop
+            )
+            for part in (job.run_dir_handle, job.sink, job.saver):
                 at_the_end.callback(part.close)
             parameters = job.model.parameter_count()
             rate, peak = timed_updates(job, updates)
     except torch.OutOfMemoryError:
         pass
-    return Point(axis, parameters, config.block_size, config.batch_size or 0, rate, peak)
+    return SweepPoint(axis, parameters, config.block_size, config.batch_size or 0, rate, peak)
 
 
 def timed_updates(job: Job, updates: int) -> tuple[float, int | None]:
     """Tokens/s when all is warm, and the most memory that was in use."""
     started = 0.0
-    for number in range(_WARM_UP + updates):
-        if number == _WARM_UP:
+    for number in range(_WARM_UP_UPDATES + updates):
+        if number == _WARM_UP_UPDATES:
             job.learner.take_results()  # waits for the device
             started = time.perf_counter()
-        job.learner.update(number, number * job.plan.sequences)
+        job.learner.update(number, number * job.batch_plan.sequences)
     job.learner.take_results()
     seconds = time.perf_counter() - started
-    cuda = job.placement.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(job.placement.device) if cuda else None
-    return updates * job.plan.tokens / seconds, peak
+    cuda = job.execution.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(job.execution.device) if cuda else None
+    return updates * job.batch_plan.tokens / seconds, peak
 
 
 def _forget(device: str) -> None:
@@ -130,6 +136,6 @@ def _forget(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def known_points(result: Result) -> list[Point]:
+def points_from_result(result: Result) -> list[SweepPoint]:
     documents: list[dict[str, Any]] = result.details["points"]
-    return [Point(**document) for document in documents]
+    return [SweepPoint(**document) for document in documents]

@@ -23,45 +23,45 @@ from statistics import median
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.format import count, milliseconds, points, size
-from glassgpt.recipe import combine, find_recipe
-from glassgpt.tune.results import run_speed
-from glassgpt.tune.setting import Setting
-from glassgpt.tune.trial import Trial, figures_of
-from glassgpt.tune.tune_facts import Ground
-from glassgpt.tune.tuning import Tuning, setting_in_words, tune
-from glassgpt.tune.worker_process import Workshop
+from glassgpt.format import format_bytes, format_count, format_ms, format_percent_value
+from glassgpt.recipe import build_config, find_recipe
+from glassgpt.tune.results import run_tokens_per_s
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.trial import Trial, summarize_updates
+from glassgpt.tune.tune_facts import TuneContext
+from glassgpt.tune.tuning import Tuning, describe_setting, tune
+from glassgpt.tune.worker_process import TrialRunner
 
-DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")
+GRID_DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")
 _LIMIT_S = 240.0  # of one trial
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """A setting of the grid and what became of it. `speed`: tokens/s over the run, as tune compares them."""
 
-    setting: Setting
+    setting: SpeedSettings
     trial: Trial
-    speed: float
+    tokens_per_s: float
 
 
-def grid(ground: Ground, names: Sequence[str], sizes: Sequence[int]) -> list[Setting]:
+def grid_settings(ground: TuneContext, names: Sequence[str], sizes: Sequence[int]) -> list[SpeedSettings]:
     """Every combination of the dimensions named, around what a run would decide for each micro-batch."""
     chosen = [n for n in sizes or ground.micro_batches if n in ground.micro_batches]
     base = chosen if "micro_batch" in names else [ground.automatic_batch]
     values = {name: _values(ground, name) for name in names if name != "micro_batch"}
-    found: dict[Setting, None] = {}
+    found: dict[SpeedSettings, None] = {}
     for number in base:
         for combination in itertools.product(*values.values()):
             changes: dict[str, Any] = dict(zip(values, combination, strict=True))
-            setting = dataclasses.replace(ground.automatic_at(number), **changes)
+            setting = dataclasses.replace(ground.automatic_setting_at(number), **changes)
             if not (setting.compile and (setting.kernels or setting.graph)):
                 found[setting] = None
     # Another number of threads is another process: all with the same number come together.
     return sorted(found, key=lambda setting: setting.threads or 0)
 
 
-def _values(ground: Ground, name: str) -> list[Any]:
+def _values(ground: TuneContext, name: str) -> list[Any]:
     on_card = ground.device_type == "cuda"
     if name == "attention":
         formula = ["manual"] if ground.block_size <= 256 else []
@@ -71,7 +71,9 @@ def _values(ground: Ground, name: str) -> list[Any]:
     return [False, True] if on_card or name in ("checkpointing", "compile") else [False]
 
 
-def swept(workshop: Workshop, ground: Ground, settings: Iterable[Setting], limit_s: float) -> list[Point]:
+def measure_grid(
+    workshop: TrialRunner, ground: TuneContext, settings: Iterable[SpeedSettings], limit_s: float
+) -> list[GridPoint]:
     found = []
     end = time.monotonic() + limit_s
     for setting in settings:
@@ -79,56 +81,56 @@ def swept(workshop: Workshop, ground: Ground, settings: Iterable[Setting], limit
             print(f"the grid is cut off after {limit_s:.0f} s", flush=True)
             break
         trial = workshop.measure(setting, _LIMIT_S)
-        figures = figures_of([trial])
-        keeps = figures is not None and (figures.peak_bytes or 0) <= ground.room_bytes
-        speed = run_speed(ground, setting, figures) if figures is not None and keeps else 0.0
-        found.append(Point(setting, trial, speed))
-        print(f"{setting_in_words(ground, setting):<60} {_in_words(found[-1])}", flush=True)
+        figures = summarize_updates([trial])
+        keeps = figures is not None and (figures.peak_bytes or 0) <= ground.usable_bytes
+        speed = run_tokens_per_s(ground, setting, figures) if figures is not None and keeps else 0.0
+        found.append(GridPoint(setting, trial, speed))
+        print(f"{describe_setting(ground, setting):<60} {_in_words(found[-1])}", flush=True)
     return found
 
 
-def _in_words(point: Point) -> str:
+def _in_words(point: GridPoint) -> str:
     if point.trial.outcome != "ran":
         return f"{point.trial.outcome} {point.trial.why}"
-    return f"{count(point.speed)} tokens/s" if point.speed else "no headroom"
+    return f"{format_count(point.tokens_per_s)} tokens/s" if point.tokens_per_s else "no headroom"
 
 
-def in_turns(
-    workshop: Workshop, ground: Ground, settings: Sequence[Setting], rounds: int
-) -> dict[Setting, float]:
+def measure_in_turns(
+    workshop: TrialRunner, ground: TuneContext, settings: Sequence[SpeedSettings], rounds: int
+) -> dict[SpeedSettings, float]:
     """The speed of each, measured again, one after the other and from the beginning."""
-    trials: dict[Setting, list[Trial]] = {setting: [] for setting in settings}
+    trials: dict[SpeedSettings, list[Trial]] = {setting: [] for setting in settings}
     for number in range(rounds):
         # There and back: a card that has just worked hard is slower at first.
         for setting in list(trials)[:: -1 if number % 2 else 1]:
             trials[setting].append(workshop.measure(setting, _LIMIT_S))
     speeds = {}
     for setting, done in trials.items():
-        figures = figures_of(done)
-        speeds[setting] = run_speed(ground, setting, figures) if figures is not None else 0.0
+        figures = summarize_updates(done)
+        speeds[setting] = run_tokens_per_s(ground, setting, figures) if figures is not None else 0.0
     return speeds
 
 
-def table(ground: Ground, found: Sequence[Point]) -> str:
+def grid_table(ground: TuneContext, found: Sequence[GridPoint]) -> str:
     lines = ["| setting | tokens/s | ms | MFU | peak |", "|---|---:|---:|---:|---:|"]
-    for point in sorted(found, key=lambda point: -point.speed):
-        name, trial = setting_in_words(ground, point.setting), point.trial
+    for point in sorted(found, key=lambda point: -point.tokens_per_s):
+        name, trial = describe_setting(ground, point.setting), point.trial
         if trial.outcome != "ran":
             lines.append(f"| {name} | {trial.outcome} | | | |")
             continue
         seconds = median(trial.update_s)
-        rate = ground.tokens / seconds
-        mfu = points(100 * rate * ground.flops_per_token / ground.peak) if ground.peak else ""
-        peak = "" if trial.peak_bytes is None else size(trial.peak_bytes)
-        lines.append(f"| {name} | {count(rate)} | {milliseconds(seconds * 1000)} | {mfu} | {peak} |")
+        rate = ground.tokens_per_update / seconds
+        mfu = format_percent_value(100 * rate * ground.flops_per_token / ground.peak) if ground.peak else ""
+        peak = "" if trial.peak_bytes is None else format_bytes(trial.peak_bytes)
+        lines.append(f"| {name} | {format_count(rate)} | {format_ms(seconds * 1000)} | {mfu} | {peak} |")
     return "\n".join(lines)
 
 
-def document(
-    ground: Ground,
+def grid_document(
+    ground: TuneContext,
     tuning: Tuning | None,
-    found: Sequence[Point],
-    again: Mapping[Setting, float],
+    found: Sequence[GridPoint],
+    again: Mapping[SpeedSettings, float],
     ratio: float | None,
 ) -> dict[str, Any]:
     best = max(again, key=lambda setting: again[setting])
@@ -136,7 +138,7 @@ def document(
         {
             **dataclasses.asdict(point.setting),
             "outcome": point.trial.outcome,
-            "tokens_per_s": point.speed or None,
+            "tokens_per_s": point.tokens_per_s or None,
             "peak_bytes": point.trial.peak_bytes,
         }
         for point in found
@@ -144,11 +146,11 @@ def document(
     return {
         "row": "tune",
         "machine": ground.device_name,
-        "tokens_per_update": ground.tokens,
+        "tokens_per_update": ground.tokens_per_update,
         "settings": len(found),
         "best": dataclasses.asdict(best),
         "best_tokens_per_s": again[best],
-        "chosen": None if tuning is None else dataclasses.asdict(tuning.outcome.chosen.setting),
+        "chosen": None if tuning is None else dataclasses.asdict(tuning.result.chosen.setting),
         "took_s": None if tuning is None else tuning.took_s,
         "ratio": ratio,
         "points": rows,
@@ -159,37 +161,37 @@ def main(arguments: list[str] | None = None) -> int:
     asked = make_parser().parse_args(arguments)
     changes = dict(text.split("=", 1) for text in asked.set)
     recipe = find_recipe(asked.preset)
-    with Workshop() as workshop:
+    with TrialRunner() as workshop:
         kind = workshop.device_type(str({**recipe.settings, **changes}.get("device", "auto")), _LIMIT_S)
-        config = combine(recipe, changes, kind)
+        config = build_config(recipe, changes, kind)
         tuning = None if asked.no_tune else _tuned(config, workshop, asked.budget)
-        ground = workshop.look(config, None, _LIMIT_S, _LIMIT_S)
-        workshop.seconds = asked.seconds
-        settings = grid(ground, asked.grid.split(","), asked.sizes)
-        found = swept(workshop, ground, settings, asked.limit)
-        order = sorted(found, key=lambda point: -point.speed)
-        chosen = None if tuning is None else tuning.outcome.chosen.setting
-        finalists = [point.setting for point in order[: asked.finalists] if point.speed]
-        workshop.seconds = asked.finalist_seconds
-        again = in_turns(workshop, ground, [*finalists, *([chosen] if chosen else [])], asked.rounds)
+        ground = workshop.inspect_machine(config, None, _LIMIT_S, _LIMIT_S)
+        workshop.timed_s = asked.seconds
+        settings = grid_settings(ground, asked.grid.split(","), asked.sizes)
+        found = measure_grid(workshop, ground, settings, asked.limit)
+        order = sorted(found, key=lambda point: -point.tokens_per_s)
+        chosen = None if tuning is None else tuning.result.chosen.setting
+        finalists = [point.setting for point in order[: asked.finalists] if point.tokens_per_s]
+        workshop.timed_s = asked.finalist_seconds
+        again = measure_in_turns(workshop, ground, [*finalists, *([chosen] if chosen else [])], asked.rounds)
         best = max(again, key=lambda setting: again[setting])
         for setting, speed in again.items():
             mark = {chosen: "  chosen"}.get(setting, "") + ("  best" if setting == best else "")
-            print(f"again: {setting_in_words(ground, setting):<53} {count(speed)} tokens/s{mark}")
+            print(f"again: {describe_setting(ground, setting):<53} {format_count(speed)} tokens/s{mark}")
         ratio = None if chosen is None else again[chosen] / again[best]
-    print(f"\n{table(ground, found)}")
-    print(json.dumps(document(ground, tuning, found, again, ratio)))
+    print(f"\n{grid_table(ground, found)}")
+    print(json.dumps(grid_document(ground, tuning, found, again, ratio)))
     return 0
 
 
-def _tuned(config: TrainConfig, workshop: Workshop, budget_s: float) -> Tuning:
+def _tuned(config: TrainConfig, workshop: TrialRunner, budget_s: float) -> Tuning:
     tuning = tune(config, budget_s, workshop)
-    for row in tuning.outcome.rows:
-        rate = f"{count(row.tokens_per_s)} tokens/s" if row.tokens_per_s else ""
+    for row in tuning.result.rows:
+        rate = f"{format_count(row.tokens_per_s)} tokens/s" if row.tokens_per_s else ""
         error = f"{row.figures.error:.1%}" if row.figures else ""
-        words = setting_in_words(tuning.ground, row.setting)
+        words = describe_setting(tuning.context, row.setting)
         print(f"tune: {words:<54} {rate:>15} {error:>6} {row.trials} {row.verdict}", flush=True)
-    print(f"{tuning.outcome.sentence} ({tuning.took_s:.0f} s)", flush=True)
+    print(f"{tuning.result.summary} ({tuning.took_s:.0f} s)", flush=True)
     return tuning
 
 
@@ -202,8 +204,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the run")
     add("--budget", type=float, default=90.0, help="seconds that tune gets")
     add("--no-tune", action="store_true", help="the grid alone")
-    add("--grid", default="micro_batch,attention,kernels,graph", help=f"of {', '.join(DIMENSIONS)}")
-    add("--sizes", type=whole_numbers, default=(), help="micro-batches; default: all that divide the update")
+    add("--grid", default="micro_batch,attention,kernels,graph", help=f"of {', '.join(GRID_DIMENSIONS)}")
+    add("--sizes", type=int_list, default=(), help="micro-batches; default: all that divide the update")
     add("--seconds", type=float, default=1.5, help="of timed updates in each trial of the grid")
     add("--finalists", type=int, default=4, help="of the grid, that meet tune's choice again at the end")
     add("--finalist_seconds", type=float, default=4.0, help="long enough for a card to be as warm as ever")
@@ -212,7 +214,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
+def int_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 

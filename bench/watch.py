@@ -16,28 +16,28 @@ _SHOWN_ON_FAILURE = 30  # lines
 
 
 @dataclass(frozen=True)
-class Line:
+class TimedLine:
     at_s: float  # since the process was started
     text: str
 
 
 @dataclass(frozen=True)
-class Watched:
+class TimedOutput:
     wall_s: float
-    lines: list[Line]
+    lines: list[TimedLine]
 
 
-class Failed(Exception):
+class CommandFailed(Exception):
     """The command ended badly; the message has its last lines."""
 
 
-def watch(
+def run_timed(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
-    enough: Callable[[list[Line]], bool] = lambda lines: False,
+    enough: Callable[[list[TimedLine]], bool] = lambda lines: False,
     limit_s: float = 3600,
-) -> Watched:
+) -> TimedOutput:
     """Runs it to its end, or until `enough` says so of the lines so far. The clock starts first."""
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -52,13 +52,13 @@ def watch(
     )
     limit = threading.Timer(limit_s, _end, [process])
     limit.daemon = True  # Python would wait for it at its end, if a signal came before it was cancelled
-    lines: list[Line] = []
+    lines: list[TimedLine] = []
     satisfied = False
     try:
         limit.start()
         assert process.stdout is not None
         for text in process.stdout:
-            lines.append(Line(time.perf_counter() - started, text.rstrip("\n")))
+            lines.append(TimedLine(time.perf_counter() - started, text.rstrip("\n")))
             if enough(lines):
                 satisfied = True
                 break
@@ -73,8 +73,8 @@ def watch(
         tail = "\n".join(line.text for line in lines[-_SHOWN_ON_FAILURE:])
         late = f" after the limit of {limit_s:.0f} s" if wall_s >= limit_s else ""
         shown = " ".join(part if "\n" not in part else "…" for part in command)
-        raise Failed(f"{shown} ended with {code}{late}:\n{tail}")
-    return Watched(wall_s, lines)
+        raise CommandFailed(f"{shown} ended with {code}{late}:\n{tail}")
+    return TimedOutput(wall_s, lines)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -84,7 +84,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def environment(caches: Path) -> dict[str, str]:
+def cache_environment(caches: Path) -> dict[str, str]:
     """With everything that compiling keeps in `caches`: empty it is a cold start, used before a warm one."""
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": "inductor-cache",

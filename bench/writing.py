@@ -7,29 +7,29 @@ import sys
 from typing import Any
 
 from bench.glass import ROOT
-from bench.ground import Ground
+from bench.ground import BenchContext
 from bench.results import Result
-from bench.watch import environment, watch
+from bench.watch import cache_environment, run_timed
 
 
-def sampling(ground: Ground) -> list[Result]:
+def sampling(ground: BenchContext) -> list[Result]:
     """Writing 500 tokens with GPT-2 124M, one text and eight at a time."""
     flags = {
-        "nanogpt": ground.nanogpt.place,
-        "device": ground.kind,
+        "nanogpt": ground.nanogpt.root,
+        "device": ground.device_type,
         "rounds": ground.options.rounds,
         "tokens": ground.options.updates or 500,
     }
     command = [sys.executable, str(ROOT / "bench" / "sampling.py")]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
-    watched = watch(command, ROOT, environment(ground.fresh("caches")))
-    return read_sampling(ground, json.loads(watched.lines[-1].text))
+    watched = run_timed(command, ROOT, cache_environment(ground.fresh_dir("caches")))
+    return sampling_results(ground, json.loads(watched.lines[-1].text))
 
 
-def read_sampling(ground: Ground, document: dict[str, Any]) -> list[Result]:
+def sampling_results(ground: BenchContext, document: dict[str, Any]) -> list[Result]:
     return [
-        ground.result(
+        ground.make_result(
             f"sampling-{batch}",
             "tokens/s",
             nanogpt=found["rounds"]["nanogpt"],

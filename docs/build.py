@@ -32,8 +32,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 GOLDEN = DOCS.parent / "tests/golden"
-MEASURED = {"cpu.log": "nanogpt-cpu-readme.log", "gpu.log": "nanogpt-h200-shakespeare.log"}
-REBUILT = {
+MEASURED_LOGS = {"cpu.log": "nanogpt-cpu-readme.log", "gpu.log": "nanogpt-h200-shakespeare.log"}
+REBUILT_LOGS = {
     "slow.log": ("note_000.py", "console_log"),
     "small.log": ("note_004.py", "small_log"),
     "large.log": ("note_004.py", "large_log"),
@@ -43,17 +43,17 @@ BLOCK = re.compile(
 )
 
 
-def furnish(folder: Path) -> None:
+def write_inputs(folder: Path) -> None:
     """Puts there what the commands of a page read."""
     shutil.copy(DOCS / "tiny.toml", folder)
-    for name, log in MEASURED.items():
+    for name, log in MEASURED_LOGS.items():
         shutil.copyfile(GOLDEN / log, folder / name)
-    for name, (module, function) in REBUILT.items():
+    for name, (module, function) in REBUILT_LOGS.items():
         text = runpy.run_path(str(GOLDEN / module))[function]()
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def run(command: str, folder: Path) -> str:
+def run_command(command: str, folder: Path) -> str:
     """The command and what it prints, as a page shows it. One thread: the models here gain nothing by two."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     fixed = {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
@@ -73,7 +73,7 @@ def run(command: str, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def filled(page: str, fill: Callable[[str], str]) -> str:
+def fill_blocks(page: str, fill: Callable[[str], str]) -> str:
     """The page with the content of every block made anew."""
 
     def renew(block: re.Match[str]) -> str:
@@ -87,8 +87,8 @@ def main(names: list[str]) -> None:
     for page in [DOCS / name for name in names] or [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            furnish(folder)
-            text = filled(page.read_text(encoding="utf-8"), partial(run, folder=folder))
+            write_inputs(folder)
+            text = fill_blocks(page.read_text(encoding="utf-8"), partial(run_command, folder=folder))
             page.write_text(text, encoding="utf-8")
             for picture in folder.glob("*.svg"):
                 shutil.copy(picture, DOCS)

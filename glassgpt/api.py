@@ -47,4 +47,4 @@ def read_journal(run: str | Path) -> list[Record]:
     from glassgpt.record import journal
 
     path = Path(run)
-    return journal.current(journal.read(path / journal.NAME if path.is_dir() else path))
+    return journal.effective_records(journal.read(path / journal.FILE_NAME if path.is_dir() else path))

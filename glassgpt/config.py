@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.paths import user_path
+from glassgpt.paths import expand_user_path
 
-Value = str | int | float | bool | None
+ConfigValue = str | int | float | bool | None
 
 DEVICE_TYPES = ("cpu", "cuda", "mps")
 
@@ -212,15 +212,19 @@ class Choice:
     """A value the program decided on, and why. Printed and recorded: there is no silent choice."""
 
     name: str
-    value: Value
+    value: ConfigValue
     reason: str
 
 
-ELSEWHERE = ("out_dir", "data_dir", "init_from")  # paths, which may differ from machine to machine
-DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
+MACHINE_SPECIFIC_PATHS = (
+    "out_dir",
+    "data_dir",
+    "init_from",
+)  # paths, which may differ from machine to machine
+DEVICE_PATTERN = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
-def is_broken(text: str) -> bool:
+def has_invalid_characters(text: str) -> bool:
     """Bytes from the command line that are no UTF-8 arrive as lone surrogates. No path has a NUL."""
     return any("\ud800" <= char <= "\udfff" or char == "\0" for char in text)
 
@@ -230,18 +234,18 @@ def is_broken(text: str) -> bool:
 
 TRACKERS = ("csv", "tensorboard", "trackio", "wandb")
 
-LONGEST_PROFILE = 100  # updates; each is megabytes of trace
+MAX_PROFILE_UPDATES = 100  # updates; each is megabytes of trace
 
 
-def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def tracker_names(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Their names, in the order given, each once."""
     named = [name.strip() for name in str(settings.get("track") or "").split(",")]
     named += ["wandb"] if settings.get("wandb_log") else []
     return tuple(dict.fromkeys(name for name in named if name))
 
 
-def trackers_asked(config: TrainConfig) -> tuple[str, ...]:
-    return trackers_in({"track": config.track, "wandb_log": config.wandb_log})
+def requested_trackers(config: TrainConfig) -> tuple[str, ...]:
+    return tracker_names({"track": config.track, "wandb_log": config.wandb_log})
 
 
 def profile_window(config: TrainConfig) -> tuple[int, int] | None:
@@ -254,7 +258,7 @@ def warmup_iters(config: TrainConfig) -> int:
     return min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
 
 
-def first_save(config: TrainConfig) -> int:
+def first_checkpoint_iter(config: TrainConfig) -> int:
     """The update that the first checkpoint follows. An evaluation is saved if it is the best so far, and the
     second one, after the one at the start, will be."""
     return min(config.eval_interval, config.checkpoint_interval or config.max_iters, config.max_iters)
@@ -277,21 +281,21 @@ def activation(config: TrainConfig) -> str:
 def data_dir(config: TrainConfig) -> Path:
     """--data_dir; else data/DATASET, as in nanoGPT; else DATASET itself, if it is the path of a dataset."""
     if config.data_dir:
-        return user_path(config.data_dir)
-    path = user_path(config.dataset)
+        return expand_user_path(config.data_dir)
+    path = expand_user_path(config.dataset)
     named = Path("data") / path  # an absolute path stays itself
-    return path if holds_dataset(path) and not holds_dataset(named) else named
+    return path if is_dataset_folder(path) and not is_dataset_folder(named) else named
 
 
-def holds_dataset(folder: Path) -> bool:
+def is_dataset_folder(folder: Path) -> bool:
     """Ours has a manifest; nanoGPT's has not."""
     return any(os.path.exists(folder / file) for file in ("manifest.json", "train.bin"))
 
 
 # Vocabularies above this are rounded up to a multiple of 64, which matmuls like; below it nobody notices.
-_PAD_VOCABULARY_ABOVE = 4096
+_MIN_PADDED_VOCAB_SIZE = 4096
 
 
-def padded_vocabulary(vocab_size: int) -> int:
+def padded_vocab_size(vocab_size: int) -> int:
     """Rows of the model's matrix for so many tokens."""
-    return -(-vocab_size // 64) * 64 if vocab_size > _PAD_VOCABULARY_ABOVE else vocab_size
+    return -(-vocab_size // 64) * 64 if vocab_size > _MIN_PADDED_VOCAB_SIZE else vocab_size

@@ -18,7 +18,7 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-_NO_MEMORY = (
+_OUT_OF_MEMORY_PHRASES = (
     "MemoryError",
     "can't allocate memory",
     "not enough memory",
@@ -28,60 +28,60 @@ _NO_MEMORY = (
 )
 
 
-def is_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out."""
     kinds = MemoryError | RuntimeError | ImportError
-    return isinstance(error, kinds) and tells_of_memory(first_line(error))
+    return isinstance(error, kinds) and mentions_out_of_memory(error_type_and_message(error))
 
 
-def tells_of_memory(error: str) -> bool:
+def mentions_out_of_memory(error: str) -> bool:
     """Torch has a name for it on cards; its CPU allocator and CUDA's libraries only have words."""
-    return any(word in error for word in _NO_MEMORY)
+    return any(word in error for word in _OUT_OF_MEMORY_PHRASES)
 
 
-def lacks_threads(error: BaseException) -> bool:
+def is_thread_start_failure(error: BaseException) -> bool:
     """Whether the system refused a thread; Python has only words for it."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
-def disk_complaint(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the system refused, and of which file. It names none when reading, writing or closing fails: then
     that is the path which the innermost function on the way there works with."""
-    what, where, trace = error.strerror or complaint(error), error.filename, error.__traceback__
+    what, where, trace = error.strerror or first_message_line(error), error.filename, error.__traceback__
     while error.errno is not None and error.filename is None and trace is not None:
         paths = [value for value in trace.tb_frame.f_locals.values() if isinstance(value, Path)]
         where, trace = paths[-1] if paths else where, trace.tb_next
     return what if where is None else f"{what}: {str(where)[:200]}"
 
 
-NO_THREAD = (
+THREAD_START_FAILURE = (
     "the system refused to start a thread: allow more processes (ulimit -u) or more memory (ulimit -v), "
     "or end other programs"
 )
 
 
-_LONGEST = 300  # characters of somebody else's message
+_MAX_MESSAGE_CHARS = 300  # characters of somebody else's message
 
 
-def complaint(error: BaseException) -> str:
+def first_message_line(error: BaseException) -> str:
     """How its message begins; its kind, if it has none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip()[:_LONGEST]
+    return lines[0].rstrip()[:_MAX_MESSAGE_CHARS]
 
 
-def first_line(error: BaseException) -> str:
+def error_type_and_message(error: BaseException) -> str:
     """Its kind, and how its message begins."""
     kind = type(error).__name__
-    return f"{kind}: {complaint(error)}"[:_LONGEST] if str(error).strip() else kind
+    return f"{kind}: {first_message_line(error)}"[:_MAX_MESSAGE_CHARS] if str(error).strip() else kind
 
 
-def a_few(names: Iterable[str], most: int = 10) -> str:
+def join_first(names: Iterable[str], most: int = 10) -> str:
     """a, b, c, ..."""
     shown = list(names)
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
-def of_many_files(problems: Sequence[str], most: int = 10) -> UserError:
+def user_error_for_files(problems: Sequence[str], most: int = 10) -> UserError:
     """One problem a file, of a folder that may have thousands."""
     more = len(problems) - most
     return UserError([*problems[:most], *([f"... and {more} more files like these"] if more > 0 else [])])

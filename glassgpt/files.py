@@ -14,7 +14,7 @@ from glassgpt.errors import UserError
 
 
 @contextlib.contextmanager
-def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
+def atomic_folder(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
     """A hidden folder beside `out` to work in; gone afterwards, whatever happens. `flag` named `out`."""
     work = out.parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -31,7 +31,7 @@ def staging(out: Path, flag: str = "--out_dir") -> Iterator[Path]:
         raise UserError(f"{out} could not be written ({error}): choose another {flag}") from error
 
 
-def remove_half_written(out: Path) -> None:
+def remove_stale_folders(out: Path) -> None:
     """What `staging` could not take away, because its process was killed. The caller is `alone` with `out`.
 
     A folder with a manifest is complete, and stays: it was killed between the two renames.
@@ -42,7 +42,7 @@ def remove_half_written(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(out: Path) -> Iterator[None]:
+def exclusive_lock(out: Path) -> Iterator[None]:
     """Nobody else makes `out` meanwhile. The lock lies beside it, and so outlives what is renamed."""
     path = out.parent / f".{out.name}.lock"
     with contextlib.ExitStack() as stack:
@@ -87,14 +87,14 @@ def _locked(path: Path) -> int | None:
         os.close(descriptor)  # its owner removed it between our opening and our locking
 
 
-def move_into_place(work: Path, out: Path) -> None:
+def commit_folder(work: Path, out: Path) -> None:
     """Rename the finished folder to its name; a folder it replaces is removed last.
 
     The only gap is between two renames: whoever is killed there finds both folders, complete, under
     their hidden names.
     """
     for path in (*work.iterdir(), work):
-        sync_to_disk(path)
+        fsync_path(path)
     old = out.parent / f".{out.name}.{secrets.token_hex(4)}.old"  # one from an earlier time may be there
     if out.exists():
         out.rename(old)
@@ -104,16 +104,16 @@ def move_into_place(work: Path, out: Path) -> None:
         if old.exists():
             old.rename(out)
         raise
-    sync_to_disk(out.parent)
+    fsync_path(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Write a file so that there is always the old one or the new one under its name, whole."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content)
-        sync_to_disk(temporary)
+        fsync_path(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def writable_problem(out: Path, flag: str = "--out_dir") -> str | None:
     return f"{out} cannot be written, because of {nearest}: choose another {flag}"
 
 
-def sync_to_disk(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows has no such call for folders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Names of other trainers, and names that sound right. They are refused, with ours.
-_OTHER_NAMES = {
+_ALIASES_BY_SETTING = {
     "n_layer": ("num_layers", "n_layers", "layers", "depth"),
     "n_head": ("num_heads", "n_heads", "heads"),
     "n_embd": ("d_model", "hidden_size", "hidden_dim", "embed_dim", "embd", "width"),
@@ -33,21 +33,21 @@ _OTHER_NAMES = {
     "device=cpu": ("cpu", "no_cuda"),
 }
 
-RESUME = (
+RESUME_HINT = (
     "--init_from=resume --out_dir=RUN goes on with a run; "
     "--init_from=RUN@2000 begins a new one from its checkpoint at update 2000"
 )
-EPOCHS = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
-_SAMPLING = "it belongs to `glass sample`"
+EPOCHS_HINT = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
+_SAMPLING_HINT = "it belongs to `glass sample`"
 
-_RESUME_NAMES = (
+_RESUME_ALIASES = (
     "resume", "resume_from", "resume_from_checkpoint", "ckpt", "checkpoint", "load", "load_from",
     "load_checkpoint", "continue", "restore",
 )  # fmt: skip
 
 TRAIN_HINTS = (
-    {other: f"did you mean --{name}?" for name, others in _OTHER_NAMES.items() for other in others}
-    | dict.fromkeys(_RESUME_NAMES, RESUME)
-    | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), EPOCHS)
-    | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING)
+    {other: f"did you mean --{name}?" for name, others in _ALIASES_BY_SETTING.items() for other in others}
+    | dict.fromkeys(_RESUME_ALIASES, RESUME_HINT)
+    | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), EPOCHS_HINT)
+    | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING_HINT)
 )

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.config import TrainConfig, Value
+from glassgpt.config import ConfigValue, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flag_aliases import TRAIN_HINTS
 
@@ -78,32 +78,32 @@ def _values_of_switch(wanted: Any) -> tuple[str, ...]:
 
 def check_settings(
     settings: Mapping[str, Any], options: type, where: str = ""
-) -> tuple[dict[str, Value], list[str]]:
+) -> tuple[dict[str, ConfigValue], list[str]]:
     """The settings with the types `options` wants, and every problem found on the way."""
     known = field_types(options)
-    checked: dict[str, Value] = {}
+    checked: dict[str, ConfigValue] = {}
     problems = []
     for name, value in settings.items():
         if name not in known:
             problems.append(f"unknown setting --{name}{where}{_hint(name, options)}")
             continue
         try:
-            checked[name] = coerce(f"--{name}", value, known[name])
+            checked[name] = coerce_value(f"--{name}", value, known[name])
         except UserError as error:
             problems += [problem + where for problem in error.problems]
     return checked, problems
 
 
-_HINTS: Mapping[type, Mapping[str, str]] = {TrainConfig: TRAIN_HINTS}
+_HINTS_BY_OPTIONS: Mapping[type, Mapping[str, str]] = {TrainConfig: TRAIN_HINTS}
 
 
 def _hint(name: str, options: type) -> str:
     """What to write instead of a name that `options` does not have."""
-    known_elsewhere = _HINTS.get(options, {}).get(name)
-    return f"; {known_elsewhere}" if known_elsewhere else nearest(name, field_types(options))
+    known_elsewhere = _HINTS_BY_OPTIONS.get(options, {}).get(name)
+    return f"; {known_elsewhere}" if known_elsewhere else did_you_mean(name, field_types(options))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean …?` for a name that is close to a known one, else a hint where the names are."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean --{close[0]}?" if close else "; --help lists them all"
@@ -117,13 +117,15 @@ def field_types(options: type) -> Mapping[str, Any]:
     return typing.get_type_hints(options)
 
 
-def coerce(name: str, value: Any, wanted: Any) -> Value:
+def coerce_value(name: str, value: Any, wanted: Any) -> ConfigValue:
     """`value`, from a file or as text from the command line, as the type the field wants."""
     if typing.get_origin(wanted) is Literal:
         return _coerce_literal(name, value, typing.get_args(wanted))
     if isinstance(wanted, types.UnionType):
         (inner,) = (kind for kind in typing.get_args(wanted) if kind is not type(None))
-        return None if value is None or str(value).lower() in ("none", "") else coerce(name, value, inner)
+        return (
+            None if value is None or str(value).lower() in ("none", "") else coerce_value(name, value, inner)
+        )
     if wanted is bool:
         return _coerce_bool(name, value)
     if wanted is int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-_METRIC = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_METRIC_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """42 ms, 1.2 s, 45 s, 3m 05s, 2h 07m, 3d 04h"""
     if not abs(seconds) < 1e15:
         return "?"
@@ -26,30 +26,30 @@ def duration(seconds: float) -> str:
     return f"{total // 86_400}d {total % 86_400 // 3600:02d}h"
 
 
-def milliseconds(value: float) -> str:
+def format_ms(value: float) -> str:
     """0.42 ms, 38.1 ms, 5985 ms"""
     return f"{value:.2f} ms" if value < 9.995 else f"{value:.1f} ms" if value < 999.95 else f"{value:.0f} ms"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """812, 19.4k, 10.7M, 1.56B"""
     if not math.isfinite(value):
         return "?"
-    for limit, unit in _COUNTS:
+    for limit, unit in _COUNT_UNITS:
         if value >= limit * 0.9995:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.0f}"
 
 
-def whole(value: float) -> str:
+def format_integer(value: float) -> str:
     """12,345"""
     return f"{value:,.0f}"
 
 
-def parameters(value: float, exact: bool = True) -> str:
+def format_parameters(value: float, exact: bool = True) -> str:
     """0.80M, 10.65M, 33M, 123.6M; 40.5M where it is only inferred"""
     if value < 1e5:
-        return count(value)
+        return format_count(value)
     unit, large = (1e9, "B") if value >= 0.9995e9 else (1e6, "M")
     number = value / unit
     digits = f"{number:.2f}" if exact and number < 100 else f"{number:.1f}"
@@ -57,12 +57,12 @@ def parameters(value: float, exact: bool = True) -> str:
     return (rounded if "." not in rounded else digits) + large
 
 
-def plural(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """1 layer, 2 layers"""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Bytes in binary units: 9.7 MiB"""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1000:
@@ -71,25 +71,25 @@ def size(value: float) -> str:
     return f"{value:.1f} TiB"
 
 
-def work(flops: float) -> str:
+def format_flops(flops: float) -> str:
     """An amount of arithmetic: 186 kFLOP, 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
     if flops >= 0.9995e21:
         return f"{flops:.2e} FLOP"
-    for limit, unit in _METRIC:
+    for limit, unit in _METRIC_PREFIXES:
         if flops >= limit * 0.9995:
             return f"{_three_digits(flops / limit)} {unit}FLOP"
     return f"{_three_digits(flops / 1e3)} kFLOP" if flops >= 999.5 else f"{flops:.0f} FLOP"
 
 
-def work_per_token(flops: float) -> str:
+def format_flops_per_token(flops: float) -> str:
     """In one unit for all models, with four digits: 0.1812 MFLOP, 854.8 MFLOP, 10,304 MFLOP"""
     millions = flops / 1e6
     return f"{millions:.4g} MFLOP" if millions < 9999.5 else f"{millions:,.0f} MFLOP"
 
 
-def flop_rate(flops_per_s: float) -> str:
+def format_flops_per_s(flops_per_s: float) -> str:
     """48.0 TFLOP/s, 312 TFLOP/s, 96.0 GFLOP/s"""
-    for limit, unit in _METRIC[1:-1]:
+    for limit, unit in _METRIC_PREFIXES[1:-1]:
         if flops_per_s >= limit * 0.9995:
             return f"{_three_digits(flops_per_s / limit)} {unit}FLOP/s"
     return f"{_three_digits(flops_per_s / 1e6)} MFLOP/s"
@@ -99,48 +99,48 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Of 1: 0.4%, 9.9%, 65%"""
     points = 100 * share
     return f"{points:.0f}%" if abs(points) >= 9.95 else f"{points:.1f}%"
 
 
-def points(percent: float) -> str:
+def format_percent_value(percent: float) -> str:
     """Of 100, as an MFU is: 0.08%, 9.99%, 15.4%, 61%"""
     if percent < 9.995:
         return f"{percent:.2f}%"
     return f"{percent:.1f}%" if percent < 59.95 else f"{percent:.0f}%"
 
 
-def times(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """How many times: 1.8, 34, 1200"""
     return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
-def factor(ratio: float) -> str:
+def format_factor(ratio: float) -> str:
     """2.86x, 13.3x, 0.42x"""
     return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.3g}x"
 
 
-def loss(value: float) -> str:
+def format_loss(value: float) -> str:
     return f"{value:.4f}" if not abs(value) >= 1000 else f"{value:.4g}"
 
 
-def norm(value: float) -> str:
+def format_norm(value: float) -> str:
     """A gradient's: 0.75, 0.0064, 1.23e+08"""
     return f"{value:.2f}" if 0.095 <= value < 1000 or not math.isfinite(value) else f"{value:.3g}"
 
 
-def epochs(value: float) -> str:
+def format_epochs(value: float) -> str:
     """How often a text was read: 0.0043, 1.6, 21, 260"""
-    return f"{value:.2g}" if value < 99.5 else whole(value)
+    return f"{value:.2g}" if value < 99.5 else format_integer(value)
 
 
-def difference(value: float) -> str:
+def format_loss_difference(value: float) -> str:
     """Of two losses, with two digits that count: 0.25, 0.0064"""
     return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.2g}"
 
 
-def rate(value: float) -> str:
+def format_lr(value: float) -> str:
     """A learning rate: 6e-05, 0.0008"""
     return f"{value:.3g}"

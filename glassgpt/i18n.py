@@ -22,7 +22,7 @@ LANGUAGES = {"en": "English", "hi": "हिन्दी", "ar": "العربية"
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 # `--gpu={name}` or `max_iters=1000`: one piece, which reads from left to right.
-_CODE = re.compile(r"(?<![\w{])-{0,2}[A-Za-z][\w.]*=(?:\{\w+\}|[\w.]+)|(?<![\w-])--[a-z][\w.]*")
+_CODE_PATTERN = re.compile(r"(?<![\w{])-{0,2}[A-Za-z][\w.]*=(?:\{\w+\}|[\w.]+)|(?<![\w-])--[a-z][\w.]*")
 _LEFT_TO_RIGHT = "\N{LEFT-TO-RIGHT ISOLATE}"
 _ISOLATE, _POP = "\N{FIRST STRONG ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
 
@@ -34,7 +34,7 @@ def say(sentence: str, **values: object) -> str:
     language = _language.get()
     text = sentence if language == "en" else _catalogue(language).gettext(sentence)
     if language in RIGHT_TO_LEFT:
-        text = _CODE.sub(f"{_LEFT_TO_RIGHT}\\g<0>{_POP}", text)
+        text = _CODE_PATTERN.sub(f"{_LEFT_TO_RIGHT}\\g<0>{_POP}", text)
         values = {name: f"{_ISOLATE}{value}{_POP}" for name, value in values.items()}
     return text.format(**values) if values else text
 
@@ -44,7 +44,7 @@ def current_language() -> str:
 
 
 @contextmanager
-def speaking(language: str) -> Iterator[None]:
+def use_language(language: str) -> Iterator[None]:
     """Explanations made inside are in this language."""
     token = _language.set(language)
     try:

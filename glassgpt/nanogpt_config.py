@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Value
+from glassgpt.config import ConfigValue
 from glassgpt.errors import UserError
-from glassgpt.paths import regular
+from glassgpt.paths import regular_file_opener
 
 
 @dataclass(frozen=True)
-class Setting:
+class FileSetting:
     """What a file says about a setting, and on which line."""
 
-    value: Value
+    value: ConfigValue
     line: int
 
 
 @dataclass(frozen=True)
-class Problem:
+class LineProblem:
     """Something to fix, and its line, so that problems found later on can be sorted in."""
 
     line: int
@@ -42,20 +42,23 @@ class Problem:
 # Files of settings are far below these; files made to keep a parser or a machine busy are above.
 _MAX_FILE_BYTES = 100_000
 _MAX_INT_BITS = 256
-_MAX_TEXT = 1000
-_MAX_QUOTE = 60
+_MAX_TEXT_CHARS = 1000
+_MAX_QUOTE_CHARS = 60
 
 # People put the time of day into these. Nothing depends on them, so the expression itself will do.
-_KEPT_AS_TEXT = ("wandb_run_name", "wandb_project")
+_SETTINGS_KEPT_AS_SOURCE = ("wandb_run_name", "wandb_project")
 
 # What is said about a line, after its quote.
-_MUST_RUN = "would have to be run, and a config file is only read"
+_NEEDS_EXECUTION = "would have to be run, and a config file is only read"
 _TOO_LARGE = "is beyond all bounds"
 _TOO_DEEP = "is nested too deeply"
-_FIX = "write the value itself, or leave the line out"
+_FIX_HINT = "write the value itself, or leave the line out"
 
-_SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_UNARY_OPERATORS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+_BINARY_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -66,7 +69,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def read_python_settings(path: Path, before: Mapping[str, Value]) -> tuple[dict[str, Setting], list[Problem]]:
+def read_python_settings(
+    path: Path, before: Mapping[str, ConfigValue]
+) -> tuple[dict[str, FileSetting], list[LineProblem]]:
     """The settings of the file, known or not, and every line that is more than a setting.
 
     `before` has all settings there are, with what they are worth to a file that uses them without setting
@@ -74,7 +79,7 @@ def read_python_settings(path: Path, before: Mapping[str, Value]) -> tuple[dict[
     are among the settings for the caller to refuse.
     """
     source = _read_source(path)
-    reader = _Reader(path, source, before)
+    reader = _ConfigFileReader(path, source, before)
     for statement in _parse(source, path):
         reader.read(statement)
     return reader.settings(), reader.problems
@@ -85,7 +90,7 @@ def read_python_settings(path: Path, before: Mapping[str, Value]) -> tuple[dict[
 
 def _read_source(path: Path) -> str:
     try:
-        with open(path, "rb", opener=regular) as file:
+        with open(path, "rb", opener=regular_file_opener) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
@@ -110,7 +115,7 @@ def _parse(source: str, path: Path) -> list[ast.stmt]:
     except SyntaxError as error:
         raise UserError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise UserError(f"{path}, line {_deep_line(source)}: this {_TOO_DEEP}") from None
+        raise UserError(f"{path}, line {_find_too_deep_line(source)}: this {_TOO_DEEP}") from None
 
 
 def _parse_quietly(source: str) -> list[ast.stmt]:
@@ -119,7 +124,7 @@ def _parse_quietly(source: str) -> list[ast.stmt]:
         return ast.parse(source).body
 
 
-def _deep_line(source: str) -> int:
+def _find_too_deep_line(source: str) -> int:
     """The line that makes the parser give up, which does not say so itself."""
     lines = source.split("\n")
 
@@ -138,19 +143,19 @@ def _deep_line(source: str) -> int:
 # --- from statements to settings ---
 
 
-class _Reader:
+class _ConfigFileReader:
     """Goes down a file and remembers what each name is worth."""
 
-    def __init__(self, path: Path, source: str, before: Mapping[str, Value]) -> None:
+    def __init__(self, path: Path, source: str, before: Mapping[str, ConfigValue]) -> None:
         self.path = path
         self.lines = source.encode().split(b"\n")
         self.known = before.keys()
         self.values = dict(before)
-        self.assigned: dict[str, Setting] = {}
+        self.assigned: dict[str, FileSetting] = {}
         self.used: set[str] = set()
-        self.problems: list[Problem] = []
+        self.problems: list[LineProblem] = []
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, FileSetting]:
         return {name: setting for name, setting in self.assigned.items() if not self._is_helper(name)}
 
     def _is_helper(self, name: str) -> bool:
@@ -168,7 +173,7 @@ class _Reader:
             case ast.Expr(value=ast.Constant(value=str())):
                 pass  # a text that nobody uses is a comment
             case _:
-                self._refuse(statement, _MUST_RUN)
+                self._refuse(statement, _NEEDS_EXECUTION)
 
     def _assign(self, name: str, value: ast.expr, statement: ast.stmt) -> None:
         line = statement.lineno
@@ -176,14 +181,14 @@ class _Reader:
             folded = self.values[name] = _fold_within_depth(value, self.values)
         except UserError as error:
             self.values.pop(name, None)  # later lines must not take what it was before
-            if name in _KEPT_AS_TEXT:
-                self.assigned[name] = Setting(_short(self._source(value), _MAX_TEXT), line)
+            if name in _SETTINGS_KEPT_AS_SOURCE:
+                self.assigned[name] = FileSetting(_short(self._source(value), _MAX_TEXT_CHARS), line)
                 return
             self._refuse(statement, str(error))
             if name in self.known:
                 return
             folded = None
-        self.assigned[name] = Setting(folded, line)
+        self.assigned[name] = FileSetting(folded, line)
 
     def _pass_import(self, names: list[ast.alias], statement: ast.stmt) -> None:
         """Nothing is imported; an import that would have set a setting must not get lost, though."""
@@ -194,9 +199,9 @@ class _Reader:
             self.values.pop(name, None)
 
     def _refuse(self, statement: ast.stmt, reason: str) -> None:
-        quote = _short(self._source(statement), _MAX_QUOTE)
-        text = f"{self.path}, line {statement.lineno}: `{quote}` {reason}; {_FIX}"
-        self.problems.append(Problem(statement.lineno, text))
+        quote = _short(self._source(statement), _MAX_QUOTE_CHARS)
+        text = f"{self.path}, line {statement.lineno}: `{quote}` {reason}; {_FIX_HINT}"
+        self.problems.append(LineProblem(statement.lineno, text))
 
     def _source(self, node: ast.stmt | ast.expr) -> str:
         """The node as the file has it, on one line. (ast's own way splits the whole file each time.)"""
@@ -222,41 +227,43 @@ def _short(text: str, limit: int) -> str:
 # --- from expressions to values ---
 
 
-def _fold_within_depth(node: ast.expr, names: Mapping[str, Value]) -> Value:
+def _fold_within_depth(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
     try:
-        return _fold(node, names)
+        return _evaluate(node, names)
     except RecursionError:
         raise UserError(_TOO_DEEP) from None
 
 
-def _fold(node: ast.expr, names: Mapping[str, Value]) -> Value:
+def _evaluate(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
     """What Python would make of the expression; raises with the reason if it is none that we take."""
     match node:
         case ast.Constant(value=value):
-            return _bounded(value)
+            return _check_bounds(value)
         case ast.Name(id=name):
             if name not in names:
-                raise UserError(f"needs the value of `{_short(name, _MAX_QUOTE)}`, which is not known here")
+                raise UserError(
+                    f"needs the value of `{_short(name, _MAX_QUOTE_CHARS)}`, which is not known here"
+                )
             return names[name]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _fold(operand, names)
-        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
-            return _bounded(_SIGNS[type(sign)](_number(_fold(operand, names))))
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
-            return _calculate(sign, _fold(left, names), _fold(right, names))
+            return not _evaluate(operand, names)
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY_OPERATORS:
+            return _check_bounds(_UNARY_OPERATORS[type(sign)](_number(_evaluate(operand, names))))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY_OPERATORS:
+            return _calculate(sign, _evaluate(left, names), _evaluate(right, names))
         case ast.JoinedStr(values=parts):
-            return _bounded("".join(_fold_part(part, names) for part in parts))
-    raise UserError(_MUST_RUN)
+            return _check_bounds("".join(_evaluate_fstring_part(part, names) for part in parts))
+    raise UserError(_NEEDS_EXECUTION)
 
 
-def _calculate(sign: ast.operator, left: Value, right: Value) -> Value:
+def _calculate(sign: ast.operator, left: ConfigValue, right: ConfigValue) -> ConfigValue:
     if isinstance(left, str) and isinstance(right, str) and isinstance(sign, ast.Add):
-        return _bounded(left + right)
+        return _check_bounds(left + right)
     a, b = _number(left), _number(right)
     if isinstance(sign, ast.Pow) and _is_large_power(a, b):
         raise UserError(_TOO_LARGE)  # before it is worked out, which may take years
     try:
-        return _bounded(_ARITHMETIC[type(sign)](a, b))
+        return _check_bounds(_BINARY_OPERATORS[type(sign)](a, b))
     except ZeroDivisionError:
         raise UserError("divides by zero") from None
     except OverflowError:
@@ -270,17 +277,17 @@ def _is_large_power(base: int | float, exponent: int | float) -> bool:
     )
 
 
-def _number(value: Value) -> int | float:
+def _number(value: ConfigValue) -> int | float:
     if not isinstance(value, int | float):
         raise UserError("does arithmetic with what is no number")
     return value
 
 
-def _bounded(value: Any) -> Value:
+def _check_bounds(value: Any) -> ConfigValue:
     """The value, if it is of a kind and size that a setting can have."""
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
         raise UserError(_TOO_LARGE)
-    if isinstance(value, str) and len(value) > _MAX_TEXT:
+    if isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
         raise UserError(_TOO_LARGE)
     if value is None or isinstance(value, str | int | float):
         return value
@@ -291,14 +298,14 @@ _LARGE_WIDTH = re.compile(r"\d{4}")
 _CONVERSIONS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
 
 
-def _fold_part(part: ast.expr, names: Mapping[str, Value]) -> str:
+def _evaluate_fstring_part(part: ast.expr, names: Mapping[str, ConfigValue]) -> str:
     """The text of an f-string between its braces, or around them."""
     if not isinstance(part, ast.FormattedValue):
-        return str(_fold(part, names))
-    value = _fold(part.value, names)
+        return str(_evaluate(part, names))
+    value = _evaluate(part.value, names)
     if part.conversion != -1:
         value = _CONVERSIONS[chr(part.conversion)](value)
-    form = "" if part.format_spec is None else str(_fold(part.format_spec, names))
+    form = "" if part.format_spec is None else str(_evaluate(part.format_spec, names))
     if _LARGE_WIDTH.search(form):
         raise UserError(_TOO_LARGE)
     try:

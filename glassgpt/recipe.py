@@ -23,12 +23,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value, holds_dataset
+from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig, is_dataset_folder
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, field_types
-from glassgpt.nanogpt_config import Problem, read_python_settings
-from glassgpt.paths import read_document, user_path
-from glassgpt.validate import find_problems
+from glassgpt.nanogpt_config import LineProblem, read_python_settings
+from glassgpt.paths import expand_user_path, read_small_file
+from glassgpt.validate import find_config_problems
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Recipe:
 
     name: str
     about: str
-    settings: Mapping[str, Value]
-    by_device: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    settings: Mapping[str, ConfigValue]
+    by_device: Mapping[str, Mapping[str, ConfigValue]] = field(default_factory=dict)
     instead_of: str = ""  # nanoGPT's file that was asked for and is not there
 
 
@@ -46,7 +46,7 @@ DEFAULT_PRESET = "quickstart"
 
 # Settings that say one thing in two ways: a layer that sets the first takes back what earlier layers said
 # with the others.
-_TAKES_BACK = {
+_SUPERSEDED_SETTINGS = {
     "batch_tokens": ("gradient_accumulation_steps", "batch_size"),
     "gradient_accumulation_steps": ("batch_tokens",),
     "eval_tokens": ("eval_iters",),
@@ -56,7 +56,7 @@ _TAKES_BACK = {
 
 # What nanoGPT's train.py assumes where TrainConfig does not: a config file written for it relies on these.
 # Device, dtype and compile are the machine's, not the file's, and stay as they are here.
-NANOGPT_DEFAULTS: dict[str, Value] = {
+NANOGPT_DEFAULTS: dict[str, ConfigValue] = {
     "out_dir": "out",
     "dataset": "openwebtext",
     "gradient_accumulation_steps": 40,
@@ -80,14 +80,14 @@ _NANOGPT_FILES = {
 
 # --- reading a file ---
 
-_LARGEST_FILE = 1_000_000  # bytes; config.toml of a run has 3,000
+_MAX_FILE_BYTES = 1_000_000  # bytes; config.toml of a run has 3,000
 
 
 def read_recipe(path: Path, name: str | None = None) -> Recipe:
     """A preset or config file: flat TOML settings, `about`, and optional [cpu], [cuda], [mps] tables."""
     where = f" in {path}"
     try:
-        document = tomllib.loads(read_document(path, _LARGEST_FILE).decode())
+        document = tomllib.loads(read_small_file(path, _MAX_FILE_BYTES).decode())
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except (ValueError, RecursionError, OSError) as error:  # also bad UTF-8 and absurd numbers
@@ -111,12 +111,12 @@ def read_python_recipe(path: Path) -> Recipe:
     """A config file of nanoGPT's, over nanoGPT's defaults, so that it means here what it means there."""
     before = dataclasses.asdict(TrainConfig()) | NANOGPT_DEFAULTS
     found, problems = read_python_settings(path, before)
-    settings: dict[str, Value] = {}
+    settings: dict[str, ConfigValue] = {}
     for name, setting in found.items():
         where = f" in {path}, line {setting.line}"
         checked, more = check_settings({name: setting.value}, TrainConfig, where)
         settings |= checked
-        problems += [Problem(setting.line, text) for text in more]
+        problems += [LineProblem(setting.line, text) for text in more]
     problems.sort(key=lambda problem: problem.line)
     texts = [problem.text for problem in problems] + _contradictions(settings, f" in {path}")
     if texts:
@@ -143,16 +143,16 @@ def find_recipe(name: str) -> Recipe:
         return read_recipe(Path(name))
     if name.endswith(".py"):
         return _find_python_recipe(name)
-    hint = _other_meaning(name) or _nearest_preset(name)
+    hint = _suggest_command(name) or _nearest_preset(name)
     raise UserError(f"{name} is neither a preset nor a .toml or .py file; {hint}")
 
 
-def _other_meaning(name: str) -> str:
+def _suggest_command(name: str) -> str:
     """What to write instead, for a word that is no recipe but means something else; empty if it does not."""
-    path, word = user_path(name), shlex.quote(name)
+    path, word = expand_user_path(name), shlex.quote(name)
     if re.match(r"-*[A-Za-z]\w*=", name):
         return f"a setting is written --{word.lstrip('-')}"
-    if holds_dataset(path) or holds_dataset(Path("data") / path):
+    if is_dataset_folder(path) or is_dataset_folder(Path("data") / path):
         return f"--dataset={word} trains on it"
     if os.path.exists(path / "config.toml"):
         return (
@@ -163,12 +163,14 @@ def _other_meaning(name: str) -> str:
     return f"to learn from its text, run  glass prepare {word}  first" if os.path.exists(path) else ""
 
 
-def is_text(name: str) -> bool:
+def is_unprepared_text(name: str) -> bool:
     """Whether `glass train NAME` means a text to prepare: one that is there, and nothing else we know."""
-    path = user_path(name)
+    path = expand_user_path(name)
     if name in preset_names() or name.endswith((".toml", ".py", ".pt")) or not os.path.exists(path):
         return False
-    is_ours = holds_dataset(path) or os.path.exists(path / "config.toml") or os.path.exists(path / "ckpt.pt")
+    is_ours = (
+        is_dataset_folder(path) or os.path.exists(path / "config.toml") or os.path.exists(path / "ckpt.pt")
+    )
     return not is_ours
 
 
@@ -202,23 +204,23 @@ def _nearest_preset(name: str) -> str:
 # --- putting the layers together ---
 
 
-def combine(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | None = None) -> TrainConfig:
+def build_config(recipe: Recipe, overrides: Mapping[str, Any], device_type: str | None = None) -> TrainConfig:
     """The config of all layers, every one checked; raises with all problems at once."""
     checked, problems = check_settings(overrides, TrainConfig)
     problems += _contradictions(checked)
     layers = [recipe.settings, recipe.by_device.get(device_type or "", {}), checked]
     config = TrainConfig(**_merge(layers))
-    problems += find_problems(config)
+    problems += find_config_problems(config)
     if problems:
         raise UserError(problems)
     return config
 
 
-def combine_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+def override_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """As `combine`, over a config that was made in Python: nothing has looked at its types yet.
 
     Text is no number there, unlike on the command line."""
-    values: dict[str, Value] = {}
+    values: dict[str, ConfigValue] = {}
     problems = []
     for name, wanted in field_types(TrainConfig).items():
         value = getattr(config, name)
@@ -229,7 +231,7 @@ def combine_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainCo
         values |= checked
         problems += more
     try:
-        combined = combine(Recipe("config", "", values), overrides)
+        combined = build_config(Recipe("config", "", values), overrides)
     except UserError as error:
         problems += error.problems
     if problems:
@@ -237,11 +239,11 @@ def combine_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainCo
     return combined
 
 
-def _merge(layers: Iterable[Mapping[str, Value]]) -> dict[str, Any]:
+def _merge(layers: Iterable[Mapping[str, ConfigValue]]) -> dict[str, Any]:
     """Later layers win, also over what earlier ones say in another way."""
     settings: dict[str, Any] = {}
     for layer in layers:
-        for name, others in _TAKES_BACK.items():
+        for name, others in _SUPERSEDED_SETTINGS.items():
             if layer.get(name) is not None:
                 for other in others:
                     settings.pop(other, None)
@@ -249,7 +251,7 @@ def _merge(layers: Iterable[Mapping[str, Value]]) -> dict[str, Any]:
     return settings
 
 
-def _contradictions(layer: Mapping[str, Value], where: str = "") -> list[str]:
+def _contradictions(layer: Mapping[str, ConfigValue], where: str = "") -> list[str]:
     """eval_tokens and eval_iters in one layer; the batch settings may agree, find_problems sees to them."""
     if layer.get("eval_tokens") is not None and layer.get("eval_iters") is not None:
         return [f"--eval_tokens and --eval_iters{where} say the same thing twice: give one of them"]
@@ -268,7 +270,7 @@ def to_toml(config: TrainConfig, comment: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Value) -> str:
+def _toml_value(value: ConfigValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -12,38 +12,40 @@ from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
 
 
 @dataclass(frozen=True)
-class LearningRate:
+class LearningRateSchedule:
     """Linear warm-up to the peak, then down to the floor by a `cosine`, or by `wsd`: late and straight."""
 
-    peak: float
-    floor: float
-    warmup: float  # updates
-    end: float  # the update from which on it stays at the floor
+    peak_lr: float
+    min_lr: float
+    warmup_iters: float  # updates
+    decay_iters: float  # the update from which on it stays at the floor
     schedule: str = "cosine"  # "wsd"; "constant": no warm-up either, as nanoGPT means it
     wsd_decay_fraction: float = 0.2  # of all updates until the end
 
     def at(self, update: float) -> float:
         """The rate of update 0, 1, …"""
         if self.schedule == "constant":
-            return self.peak
-        if update < self.warmup:
-            return self.peak * (update + 1) / (self.warmup + 1)  # never 0: the first update should count
-        if update >= self.end:
-            return self.floor
-        return self.floor + (self.peak - self.floor) * self._height(update)
+            return self.peak_lr
+        if update < self.warmup_iters:
+            return (
+                self.peak_lr * (update + 1) / (self.warmup_iters + 1)
+            )  # never 0: the first update should count
+        if update >= self.decay_iters:
+            return self.min_lr
+        return self.min_lr + (self.peak_lr - self.min_lr) * self._height(update)
 
     def _height(self, update: float) -> float:
         """Between the floor, 0, and the peak, 1."""
         if self.schedule == "wsd":
-            fall = max(1, round(self.end * self.wsd_decay_fraction))
-            return min(1.0, (self.end - update) / fall)
-        done = (update - self.warmup) / (self.end - self.warmup)
+            fall = max(1, round(self.decay_iters * self.wsd_decay_fraction))
+            return min(1.0, (self.decay_iters - update) / fall)
+        done = (update - self.warmup_iters) / (self.decay_iters - self.warmup_iters)
         return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def learning_rate(config: TrainConfig, update: int) -> float:
     """The rate of update 0, 1, …"""
-    return LearningRate(
+    return LearningRateSchedule(
         config.learning_rate,
         min_lr(config),
         warmup_iters(config),
@@ -53,7 +55,7 @@ def learning_rate(config: TrainConfig, update: int) -> float:
     ).at(update)
 
 
-def describe(config: TrainConfig) -> str:
+def describe_schedule(config: TrainConfig) -> str:
     """One sentence about the schedule, with what is odd about it."""
     warmup, end = warmup_iters(config), decay_iters(config)
     if not config.decay_lr:

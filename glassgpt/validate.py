@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from glassgpt.config import (
-    DEVICE,
-    LONGEST_PROFILE,
+    DEVICE_PATTERN,
+    MAX_PROFILE_UPDATES,
     TRACKERS,
     TrainConfig,
-    is_broken,
+    has_invalid_characters,
     profile_window,
-    trackers_asked,
+    requested_trackers,
 )
 
 # fmt: off
-_POSITIVE = (
+_POSITIVE_FIELDS = (
     "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "batch_tokens",
     "learning_rate", "max_iters", "lr_decay_iters", "log_interval", "eval_interval", "eval_tokens",
     "eval_iters", "checkpoint_interval", "keep_checkpoints", "matrix_lr", "embedding_lr", "threads",
     "rank_timeout",
 )
-_NOT_NEGATIVE = (
+_NON_NEGATIVE_FIELDS = (
     "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience", "sample_tokens", "seed",
     "probe_seconds",
 )
-_TEXTS = (
+_TEXT_FIELDS = (
     "out_dir", "dataset", "data_dir", "init_from", "sample_start", "profile", "track", "wandb_project",
     "wandb_run_name", "backend",
 )
 # fmt: on
-_MOST_THREADS = 1024  # far more, and OpenMP ends the process with a segmentation fault
+_MAX_THREADS = 1024  # far more, and OpenMP ends the process with a segmentation fault
 
 
-def find_problems(config: TrainConfig) -> list[str]:
+def find_config_problems(config: TrainConfig) -> list[str]:
     """Each a sentence that names the flag and the fix."""
     problems = [
         *_number_problems(config),
@@ -46,17 +46,17 @@ def find_problems(config: TrainConfig) -> list[str]:
 
 def _number_problems(config: TrainConfig) -> list[str]:
     problems = []
-    for name in _POSITIVE + _NOT_NEGATIVE:
+    for name in _POSITIVE_FIELDS + _NON_NEGATIVE_FIELDS:
         value = getattr(config, name)
-        if value is not None and (value < 0 or (value == 0 and name in _POSITIVE)):
-            need = "greater than 0" if name in _POSITIVE else "0 or more"
+        if value is not None and (value < 0 or (value == 0 and name in _POSITIVE_FIELDS)):
+            need = "greater than 0" if name in _POSITIVE_FIELDS else "0 or more"
             problems.append(f"--{name}={value} must be {need}")
         if isinstance(value, int) and value >= 2**63:
             said = f"={value}" if value < 10**30 else ""
             problems.append(f"--{name}{said} must be below 2^63")
-    if config.threads is not None and config.threads > _MOST_THREADS:
+    if config.threads is not None and config.threads > _MAX_THREADS:
         problems.append(
-            f"--threads={config.threads} must be at most {_MOST_THREADS}; leave it out for one a core"
+            f"--threads={config.threads} must be at most {_MAX_THREADS}; leave it out for one a core"
         )
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
@@ -82,11 +82,11 @@ def _combination_problems(config: TrainConfig) -> list[str]:
 
 
 def _text_problems(config: TrainConfig) -> list[str]:
-    broken = [name for name in _TEXTS if is_broken(getattr(config, name))]
+    broken = [name for name in _TEXT_FIELDS if has_invalid_characters(getattr(config, name))]
     problems = [f"--{name} is not text that a file can hold" for name in broken]
-    if not DEVICE.fullmatch(config.device):
+    if not DEVICE_PATTERN.fullmatch(config.device):
         problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
-    unknown = [name for name in trackers_asked(config) if name not in TRACKERS]
+    unknown = [name for name in requested_trackers(config) if name not in TRACKERS]
     return problems + [f"--track={name} is not one of {', '.join(TRACKERS)}" for name in unknown]
 
 
@@ -105,8 +105,10 @@ def _profile_problems(config: TrainConfig) -> list[str]:
         return [f"{said} has the first update in it, which compiles and warms up; try {instead}"]
     if stop > config.max_iters:
         return [f"{said} goes past --max_iters={config.max_iters}"]
-    if stop - start > LONGEST_PROFILE:
-        return [f"{said} is {stop - start:,} updates; a trace of more than {LONGEST_PROFILE} is too large"]
+    if stop - start > MAX_PROFILE_UPDATES:
+        return [
+            f"{said} is {stop - start:,} updates; a trace of more than {MAX_PROFILE_UPDATES} is too large"
+        ]
     return []
 
 

@@ -13,7 +13,9 @@ LINE = "glass, कांच का घर, بيت من زجاج 🦊🐕\n"
 CONTEXT = 12
 
 
-def prepared(folder: Path, name: str, tokenizer: str = "auto", text: str = LINE * 60, **options: Any) -> Path:
+def prepare_dataset(
+    folder: Path, name: str, tokenizer: str = "auto", text: str = LINE * 60, **options: Any
+) -> Path:
     """A dataset at data/NAME."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.txt").write_text(text, encoding="utf-8")
@@ -23,7 +25,7 @@ def prepared(folder: Path, name: str, tokenizer: str = "auto", text: str = LINE 
     return out
 
 
-def trained(out_dir: Path, data_dir: Path, **changes: Any) -> Path:
+def train_run(out_dir: Path, data_dir: Path, **changes: Any) -> Path:
     settings: dict[str, Any] = {
         "out_dir": str(out_dir),
         "data_dir": str(data_dir),

@@ -21,12 +21,12 @@ from bench import glass, peers, results, table
 from bench.__main__ import main
 from bench.evaluator import score_glass, score_nanogpt, whole_split_loss
 from bench.glass import GlassRun
-from bench.mdn import prepared_mdn
+from bench.mdn import prepare_mdn
 from bench.peers import NanoGPT, PeerRun
 from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
-from bench.sweep import Point
-from bench.watch import Failed, Line, Watched, environment, watch
+from bench.sweep import SweepPoint
+from bench.watch import CommandFailed, TimedLine, TimedOutput, cache_environment, run_timed
 from glassgpt.data.dataset import open_dataset
 from glassgpt.record import journal
 
@@ -52,14 +52,14 @@ peak memory 43800000000
 TIMES = (0.1, 0.2, 2.0, 3.0, 3.5, 4.0, 5.2, 5.2, 5.5, 6.0, 7.4, 7.4, 7.5, 8.0)
 
 
-def log_lines() -> list[Line]:
-    return [Line(at, text) for at, text in zip(TIMES, LOG.splitlines(), strict=True)]
+def log_lines() -> list[TimedLine]:
+    return [TimedLine(at, text) for at, text in zip(TIMES, LOG.splitlines(), strict=True)]
 
 
 def test_the_log_of_nanogpt_is_read() -> None:
     lines = log_lines()
     assert [one.number for one in peers.iterations(lines)] == [0, 5, 10, 15, 20, 25]
-    assert peers.iterations(lines)[1] == peers.Iteration(5, 3.9, 50.0, 3.5)
+    assert peers.iterations(lines)[1] == peers.PeerIteration(5, 3.9, 50.0, 3.5)
     assert [(one.number, one.val_loss) for one in peers.evaluations(lines)] == [
         (0, 4.1649),
         (12, 3.6),
@@ -67,24 +67,24 @@ def test_the_log_of_nanogpt_is_read() -> None:
     ]
     assert peers.peak_bytes(lines) == 43_800_000_000
     assert peers.peak_bytes(lines[:-1]) is None
-    assert PeerRun(Path("out"), Watched(8.1, lines)).best_at_s == 7.4
+    assert PeerRun(Path("out"), TimedOutput(8.1, lines)).best_at_s == 7.4
 
 
 def test_updates_are_timed_by_the_wall_without_evaluations() -> None:
     """10 to 15 and 20 to 25 hold an evaluation; the printed 50 ms, of one iteration, are not asked."""
     assert peers.interval_ms(log_lines(), warm_up=0) == pytest.approx([100, 100, 100])
     assert peers.interval_ms(log_lines(), warm_up=10) == pytest.approx([100])
-    assert peers.steps_s(log_lines()) == pytest.approx(2.5)
+    assert peers.iterations_s(log_lines()) == pytest.approx(2.5)
 
 
 def test_a_run_past_its_best_is_noticed() -> None:
     lines = [
-        Line(0, f"step {i}: train loss 1, val loss {loss}") for i, loss in enumerate([4, 3, 2, 2.1, 2.2])
+        TimedLine(0, f"step {i}: train loss 1, val loss {loss}") for i, loss in enumerate([4, 3, 2, 2.1, 2.2])
     ]
-    assert peers.gave_up(lines, patience=2)
-    assert not peers.gave_up(lines, patience=3)
-    assert not peers.gave_up(lines[:3], patience=2)
-    assert not peers.gave_up([], patience=2)
+    assert peers.is_past_best(lines, patience=2)
+    assert not peers.is_past_best(lines, patience=3)
+    assert not peers.is_past_best(lines[:3], patience=2)
+    assert not peers.is_past_best([], patience=2)
 
 
 # --- a scratch copy ---
@@ -97,14 +97,14 @@ def test_the_copy_has_the_same_tokens_and_another_seed(tiny_data: Path, tmp_path
     (checkout / "train.py").write_text(script)
     (checkout / "model.py").write_text("")
     copy = NanoGPT.copy(checkout, tmp_path / "copy")
-    assert not (copy.place / ".git").exists()
+    assert not (copy.root / ".git").exists()
     copy.add_data("mdn", tiny_data)
-    theirs = np.fromfile(copy.place / "data" / "mdn" / "val.bin", np.uint16)
+    theirs = np.fromfile(copy.root / "data" / "mdn" / "val.bin", np.uint16)
     assert np.array_equal(theirs, open_dataset(tiny_data).tokens("val"))
-    assert (copy.place / "data" / "mdn" / "meta.pkl").exists()
+    assert (copy.root / "data" / "mdn" / "meta.pkl").exists()
     before = copy.digest()
     assert copy._script(1337) == "train.py"
-    assert "manual_seed(7 + seed_offset)" in (copy.place / copy._script(7)).read_text()
+    assert "manual_seed(7 + seed_offset)" in (copy.root / copy._script(7)).read_text()
     assert copy.digest() == before
     assert (checkout / "train.py").read_text() == script
 
@@ -114,7 +114,7 @@ def test_the_copy_has_the_same_tokens_and_another_seed(tiny_data: Path, tmp_path
 
 def test_lines_are_stamped_as_they_come(tmp_path: Path) -> None:
     code = "import time; print('a'); time.sleep(0.3); print('b')"
-    watched = watch([sys.executable, "-c", code], tmp_path, environment(tmp_path / "caches"))
+    watched = run_timed([sys.executable, "-c", code], tmp_path, cache_environment(tmp_path / "caches"))
     assert [line.text for line in watched.lines] == ["a", "b"]
     assert watched.lines[1].at_s - watched.lines[0].at_s > 0.25
     assert watched.wall_s >= watched.lines[1].at_s
@@ -122,21 +122,23 @@ def test_lines_are_stamped_as_they_come(tmp_path: Path) -> None:
 
 def test_enough_is_enough_and_a_failure_tells(tmp_path: Path) -> None:
     endless = "import itertools\nfor i in itertools.count(): print(i)"
-    caches = environment(tmp_path / "caches")
-    watched = watch([sys.executable, "-c", endless], tmp_path, caches, enough=lambda lines: len(lines) == 3)
+    caches = cache_environment(tmp_path / "caches")
+    watched = run_timed(
+        [sys.executable, "-c", endless], tmp_path, caches, enough=lambda lines: len(lines) == 3
+    )
     assert [line.text for line in watched.lines] == ["0", "1", "2"]
-    with pytest.raises(Failed, match="the reason"):
-        watch([sys.executable, "-c", "raise SystemExit('the reason')"], tmp_path, caches)
-    with pytest.raises(Failed, match="after the limit"):
-        watch([sys.executable, "-c", "import time; time.sleep(9)"], tmp_path, caches, limit_s=0.2)
+    with pytest.raises(CommandFailed, match="the reason"):
+        run_timed([sys.executable, "-c", "raise SystemExit('the reason')"], tmp_path, caches)
+    with pytest.raises(CommandFailed, match="after the limit"):
+        run_timed([sys.executable, "-c", "import time; time.sleep(9)"], tmp_path, caches, limit_s=0.2)
 
 
 def test_caches_are_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "here")
-    found = environment(Path("one"))
+    found = cache_environment(Path("one"))
     assert found["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path / "one"))
-    assert found["TRITON_CACHE_DIR"] != environment(Path("two"))["TRITON_CACHE_DIR"]
+    assert found["TRITON_CACHE_DIR"] != cache_environment(Path("two"))["TRITON_CACHE_DIR"]
     assert found["PYTHONPATH"] == str(tmp_path / "here")
 
 
@@ -170,8 +172,10 @@ def test_overhead_is_measured_or_projected() -> None:
     # An update is 95.5 ms; per update 0.5 s / 100, 10 ms / 50 and 50 ms / 10.
     long = {"eval_interval": 100, "checkpoint_interval": 50, "log_interval": 10}
     extra = 0.005 + 0.0002 + 0.005
-    assert glass.projected_share(run, long) == pytest.approx(extra / (0.0955 + extra))
-    assert glass.projected_share(run, long | {"checkpoint_interval": None}) < glass.projected_share(run, long)
+    assert glass.project_overhead_share(run, long) == pytest.approx(extra / (0.0955 + extra))
+    assert glass.project_overhead_share(
+        run, long | {"checkpoint_interval": None}
+    ) < glass.project_overhead_share(run, long)
 
 
 def test_percentiles() -> None:
@@ -186,7 +190,7 @@ def test_percentiles() -> None:
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 def test_the_evaluator_agrees_with_our_own_evaluation(tiny: MakeConfig, tiny_data: Path, arch: str) -> None:
     run = glassgpt.train(tiny("run", arch=arch, max_iters=10, keep_checkpoints=9, dtype="float32"))
-    records = list(journal.read(run.out_dir / journal.NAME))
+    records = list(journal.read(run.out_dir / journal.FILE_NAME))
     own = {r["iter"]: r["loss"] for r in records if r["kind"] == "eval" and r["split"] == "val"}
     assert all(r["whole_split"] for r in records if r["kind"] == "eval" and r["split"] == "val")
     tokens = open_dataset(tiny_data).tokens("val")
@@ -259,12 +263,12 @@ def test_mdn_is_split_by_document_and_taken_as_it_is_later(tmp_path: Path) -> No
     with lzma.open(source, "wt", encoding="utf-8") as file:
         for i in range(60):
             file.write(json.dumps({"id": f"doc/{i}", "text": f"# Page {i}\nabout number {i * i}\n"}) + "\n")
-    out = prepared_mdn(source, tmp_path / "mdn")
+    out = prepare_mdn(source, tmp_path / "mdn")
     manifest = open_dataset(out).manifest
     assert manifest.tokenizer == "bpe:50304"
     assert manifest.dtype == "uint16"
     assert manifest.tokens["train"] > manifest.tokens["val"] > 0
-    assert prepared_mdn(out, tmp_path / "elsewhere") == out
+    assert prepare_mdn(out, tmp_path / "elsewhere") == out
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -282,14 +286,14 @@ def a_result(row: str = "gpt2-speed", device: str = "cuda", **changes: Any) -> R
 
 def test_results_come_back_and_the_latest_counts(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "results.jsonl"
-    assert results.read(path) == []
+    assert results.read_latest(path) == []
     old, new = (
         a_result(values=[1.0]),
         a_result(nanogpt_losses=[{1024: 3.5}], glassgpt_losses=[{1024: 3.4, 64: 4.0}]),
     )
     for result in (old, a_result("overhead"), new, a_result(device="cpu")):
         results.append(path, result)
-    assert [one.key for one in results.read(path)] == [
+    assert [one.key for one in results.read_latest(path)] == [
         ("overhead", "cuda"), ("gpt2-speed", "cuda"), ("gpt2-speed", "cpu"),
     ]  # fmt: skip
     assert results.latest(path, "gpt2-speed", "cuda") == new
@@ -327,7 +331,7 @@ def test_the_table_says_what_was_compared() -> None:
         "nanogpt_losses": [{256: 1.4697}],
         "glassgpt_losses": [{512: 1.45, 256: 1.46}, {512: 1.44, 256: 1.47}],
     }
-    text = table.table(
+    text = table.markdown_table(
         [a_result("mdn-rates"), a_result(**losses), a_result("overhead", values=[0.012], nanogpt=[])]
     )
     lines = text.splitlines()
@@ -341,10 +345,12 @@ def test_the_table_says_what_was_compared() -> None:
 
 
 def test_the_pictures_are_whole() -> None:
-    rows = [a_result(row, device, values=[value]) for value, (row, device) in enumerate(table.BARS, start=1)]
+    rows = [
+        a_result(row, device, values=[value]) for value, (row, device) in enumerate(table.THRESHOLDS, start=1)
+    ]
     picture = ET.fromstring(ratios_picture(rows))
     texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
-    barred = [key for key, bar in table.BARS.items() if bar.form == "x" and bar.bar is not None]
+    barred = [key for key, bar in table.THRESHOLDS.items() if bar.form == "x" and bar.required is not None]
     labels = [text for text in texts if text and text.endswith((", GPU", ", CPU"))]
     assert len(labels) == len(barred)
     assert max(map(len, labels)) <= 48  # there is room for 350 pixels
@@ -354,11 +360,11 @@ def test_the_pictures_are_whole() -> None:
     assert ET.fromstring(ratios_picture([])) is not None
 
     points = [
-        Point(axis, 10**6, 256, 2**i, 100.0 * 2**i, 2**30 + i)
+        SweepPoint(axis, 10**6, 256, 2**i, 100.0 * 2**i, 2**30 + i)
         for axis in ("size", "context", "batch")
         for i in (0, 1)
     ]
-    points.append(Point("batch", 10**6, 256, 64, None, None))
+    points.append(SweepPoint("batch", 10**6, 256, 64, None, None))
     text = sweep_picture(points, "a card & more")
     assert len([e for e in ET.fromstring(text).iter() if e.tag.endswith("polyline")]) == 6
     assert "no room" in text

@@ -9,12 +9,12 @@ import pytest
 
 from bench import results
 from bench.__main__ import draw_sweep
-from bench.picture import ratios_picture, ratios_words
+from bench.picture import ratios_alt_text, ratios_picture
 from bench.results import Result
-from bench.table import BARS, filled, verdict
+from bench.table import THRESHOLDS, fill_page, verdict
 
 ROOT = Path(__file__).parent.parent
-FOUND = results.read(ROOT / "bench/measured.jsonl")
+FOUND = results.read_latest(ROOT / "bench/measured.jsonl")
 
 
 def text(name: str) -> str:
@@ -23,21 +23,21 @@ def text(name: str) -> str:
 
 def test_the_page_and_the_pictures_are_made_of_it() -> None:
     page = text("bench/README.md")
-    assert filled(page, FOUND) == page
+    assert fill_page(page, FOUND) == page
     assert text("docs/speed.svg") == ratios_picture(FOUND)
     assert text("docs/sweep.svg") == draw_sweep(FOUND)
 
 
 def test_every_row_with_a_bar_was_measured() -> None:
     """But the two that others stand for: 500 updates for 100, and a process's loss for a warm one."""
-    asked = {key for key, bar in BARS.items() if bar.bar is not None} - {("gpt2-speed", "cuda")}
+    asked = {key for key, bar in THRESHOLDS.items() if bar.required is not None} - {("gpt2-speed", "cuda")}
     assert asked <= {result.key for result in FOUND}
 
 
 def test_the_readme_says_what_was_measured() -> None:
     """Every `N times` of its section is a ratio of the file, rounded as it is written."""
     section = text("README.md").partition("## How fast")[2].partition("\n## ")[0]
-    assert f"![{ratios_words(FOUND)}](docs/speed.svg)" in section
+    assert f"![{ratios_alt_text(FOUND)}](docs/speed.svg)" in section
     prose = section.partition("![")[0]
     said = re.findall(r"(\d+(?:\.\d+)?) times", prose)
     assert len(said) >= 5
@@ -52,4 +52,4 @@ def counts(result: Result) -> bool:
 
 def test_a_page_has_one_place_for_the_table() -> None:
     with pytest.raises(ValueError, match="this one has 0"):
-        filled("no place", FOUND)
+        fill_page("no place", FOUND)

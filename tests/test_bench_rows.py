@@ -12,17 +12,17 @@ import torch
 
 from bench import overhead, results, speed, sweep, to_loss
 from bench.glass import GlassRun
-from bench.ground import Ground, Options
+from bench.ground import BenchContext, BenchOptions
 from bench.peers import PeerRun
-from bench.watch import Line, Watched
+from bench.watch import TimedLine, TimedOutput
 from glassgpt.config import TrainConfig
 
 
-class Made(Ground):
+class Made(BenchContext):
     """Runs nothing: each side's speed, time and loss are given."""
 
     def __init__(self, scratch: Path, **options: Any) -> None:
-        super().__init__(Options(device="cpu", out=scratch / "out.jsonl", **options), scratch)
+        super().__init__(BenchOptions(device="cpu", out=scratch / "out.jsonl", **options), scratch)
         self.their_ms, self.our_ms = 100.0, 80.0
         self.their_loss: Callable[[dict[str, Any]], float] = lambda settings: 3.0
         self.our_loss: Callable[[dict[str, Any]], float] = lambda settings: 3.0
@@ -34,14 +34,15 @@ class Made(Ground):
         self.asked.append(("nanogpt", {**settings, **more}))
         every, count = settings.get("log_interval", 1), settings.get("max_iters", 40)
         lines = [
-            Line(i * self.their_ms / 1000, f"iter {i}: loss 3.0, time 1.0ms") for i in range(0, count, every)
+            TimedLine(i * self.their_ms / 1000, f"iter {i}: loss 3.0, time 1.0ms")
+            for i in range(0, count, every)
         ]
         at_s = lines[-1].at_s
         lines += [
-            Line(at_s, f"step {count}: train loss 3, val loss 3"),
-            Line(at_s + 1, "saving checkpoint to out"),
+            TimedLine(at_s, f"step {count}: train loss 3, val loss 3"),
+            TimedLine(at_s + 1, "saving checkpoint to out"),
         ]
-        run = PeerRun(Path(str(len(self.asked) - 1)), Watched(at_s + 2, lines))
+        run = PeerRun(Path(str(len(self.asked) - 1)), TimedOutput(at_s + 2, lines))
         return run
 
     def run_glass(self, preset: str, data: Path, caches: Path, settings: Any) -> GlassRun:
@@ -55,11 +56,13 @@ class Made(Ground):
         end = {"kind": "end", "iter": 0, "time": 0.0, "ledger": ledger, "forecast": {}}
         return GlassRun(Path(str(len(self.asked) - 1)), len(steps) * ms / 1000, [*steps, end])
 
-    def score_nanogpt(self, run: PeerRun, data: Path) -> results.Losses:
-        return {1024: self.their_loss(self.asked[int(run.out.name)][1])}
+    def score_nanogpt(self, run: PeerRun, data: Path) -> results.LossByContext:
+        return {1024: self.their_loss(self.asked[int(run.out_dir.name)][1])}
 
-    def score_glass(self, run: GlassRun, data: Path, context: int, which: str = "best") -> results.Losses:
-        return {1024: self.our_loss(self.asked[int(run.out.name)][1])}
+    def score_glass(
+        self, run: GlassRun, data: Path, context: int, which: str = "best"
+    ) -> results.LossByContext:
+        return {1024: self.our_loss(self.asked[int(run.out_dir.name)][1])}
 
 
 def test_speed_is_compared_round_by_round_on_the_same_seeds(tmp_path: Path) -> None:
@@ -143,9 +146,9 @@ def test_nanogpt_races_on_mdn_at_its_best_rate(tmp_path: Path) -> None:
     ground = Made(tmp_path, seconds=2.0)
     ground.their_loss = lambda settings: {6e-4: 3.2, 1.2e-3: 3.0, 2.4e-3: 3.1}[settings["learning_rate"]]
     ground.our_loss = lambda settings: 2.9
-    assert to_loss.best_rates(ground) == to_loss.RATES  # nobody looked yet
+    assert to_loss.best_learning_rates(ground) == to_loss.LEARNING_RATES  # nobody looked yet
     results.append(ground.options.out, to_loss.mdn_rates(ground)[0])
-    assert to_loss.best_rates(ground) == (1.2e-3,)
+    assert to_loss.best_learning_rates(ground) == (1.2e-3,)
     ground.asked.clear()
     (row,) = to_loss.mdn_to_loss(ground)
     theirs = [settings for side, settings in ground.asked if side == "nanogpt"]
@@ -180,9 +183,9 @@ def test_a_preset_that_was_measured_again_counts_as_it_is_now(tmp_path: Path) ->
         ("mdn-to-loss", {"overhead": {"gpt2_124m_fast": 0.1}}),
         ("overhead", {"measured": {"gpt2_124m_fast": 0.02}}),
     ):
-        result = ground.result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
+        result = ground.make_result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
         results.append(ground.options.out, result)
-    assert overhead.known_shares(ground) == {"gpt2_124m_fast": 0.02}
+    assert overhead.recorded_shares(ground) == {"gpt2_124m_fast": 0.02}
 
 
 def test_tiny_results_never_count(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_sweep_trains_and_notes_what_does_not_fit(
         data_dir=str(tiny_data), n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=2, device="cpu",
         compile="off", probe_seconds=0,
     )  # fmt: skip
-    point = sweep.measured("size", config, tmp_path / "run", updates=2)
+    point = sweep.measure_point("size", config, tmp_path / "run", updates=2)
     assert point.tokens_per_s is not None
     assert point.tokens_per_s > 0
     assert point.parameters > 0
@@ -205,6 +208,6 @@ def test_a_sweep_trains_and_notes_what_does_not_fit(
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(sweep, "timed_updates", full)
-    point = sweep.measured("size", config, tmp_path / "again", updates=2)
+    point = sweep.measure_point("size", config, tmp_path / "again", updates=2)
     assert point.tokens_per_s is None
     assert point.parameters > 0

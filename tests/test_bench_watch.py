@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from bench.glass import ROOT
-from bench.watch import Failed, environment, watch
+from bench.watch import CommandFailed, cache_environment, run_timed
 
 SOON_S = 5  # far below what the processes would take by themselves
 # Notes its number down, hears no polite request, and keeps what it was given to print to.
@@ -69,8 +69,8 @@ def _runs(number: int) -> bool:
 
 def test_a_limit_ends_the_processes_of_a_process_too(tmp_path: Path) -> None:
     place, started = tmp_path / "family", time.monotonic()
-    with pytest.raises(Failed, match="after the limit"):
-        watch(family(place), tmp_path, environment(tmp_path / "caches"), limit_s=3)
+    with pytest.raises(CommandFailed, match="after the limit"):
+        run_timed(family(place), tmp_path, cache_environment(tmp_path / "caches"), limit_s=3)
     assert time.monotonic() - started < 3 + SOON_S
     assert alive(place) == []
 
@@ -79,16 +79,18 @@ def test_a_limit_ends_those_whose_parent_is_gone(tmp_path: Path) -> None:
     """They hold the end of the pipe that is read from, which would last as long as they."""
     place, started = tmp_path / "family", time.monotonic()
     parent_dies = "while True: os._exit(3) if len(os.listdir(sys.argv[1])) == 2 else time.sleep(0.02)"
-    with pytest.raises(Failed, match="ended with 3 after the limit"):
-        watch([*family(place, parent_dies), str(place)], tmp_path, environment(tmp_path / "c"), limit_s=3)
+    with pytest.raises(CommandFailed, match="ended with 3 after the limit"):
+        run_timed(
+            [*family(place, parent_dies), str(place)], tmp_path, cache_environment(tmp_path / "c"), limit_s=3
+        )
     assert time.monotonic() - started < 3 + SOON_S
     assert alive(place) == []
 
 
 def test_enough_ends_the_processes_of_a_process_too(tmp_path: Path) -> None:
     place = tmp_path / "family"
-    watched = watch(
-        family(place), tmp_path, environment(tmp_path / "caches"), enough=lambda lines: len(lines) == 1
+    watched = run_timed(
+        family(place), tmp_path, cache_environment(tmp_path / "caches"), enough=lambda lines: len(lines) == 1
     )
     assert [line.text for line in watched.lines] == ["begun"]
     assert alive(place) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from glassgpt import cgroup
-from glassgpt.cgroup import cpu_quota, memory_limit, memory_room, usable_cores
-from glassgpt.data.workers import cores
+from glassgpt.cgroup import cpu_quota, memory_limit_and_free_bytes, memory_limit_bytes, usable_cores
+from glassgpt.data.workers import usable_core_count
 
 GIB = 2**30
 
@@ -50,16 +50,16 @@ def test_no_quota_without_control_groups(tmp_path: Path) -> None:
 
 
 def test_memory_is_limited_by_the_tightest_group(tmp_path: Path) -> None:
-    assert memory_limit("0::/pod/job\n", tmp_path) is None
+    assert memory_limit_bytes("0::/pod/job\n", tmp_path) is None
     for group, limit, used in (("pod/job", "max", "5"), ("pod", str(8 * GIB), "7"), (".", str(4 * GIB), "1")):
         groups(tmp_path / group, {"memory.max": limit, "memory.current": used})
-    assert memory_limit("0::/pod/job\n", tmp_path) == 4 * GIB
+    assert memory_limit_bytes("0::/pod/job\n", tmp_path) == 4 * GIB
     groups(tmp_path, {"memory/job/memory.limit_in_bytes": f"{3 * GIB}"})
     groups(tmp_path, {"memory/job/memory.usage_in_bytes": "1"})
     groups(tmp_path, {"memory/memory.limit_in_bytes": "9223372036854771712"})  # version 1's way to say none
     groups(tmp_path, {"memory/memory.usage_in_bytes": "1"})
-    assert memory_limit("4:memory:/job\n", tmp_path) == 3 * GIB
-    assert memory_limit("4:memory:/\n", tmp_path) is None
+    assert memory_limit_bytes("4:memory:/job\n", tmp_path) == 3 * GIB
+    assert memory_limit_bytes("4:memory:/\n", tmp_path) is None
 
 
 def test_a_containers_limit_version_2(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_a_containers_limit_version_2(tmp_path: Path) -> None:
     }
     root = groups(tmp_path, files)
     # Of the 5 GiB in use, 2 are files that were read: they make room. The parent is tighter than the child.
-    assert memory_room("0::/job/step\n", root) == (8 * GIB, 5 * GIB)
-    assert memory_room("0::/\n", root) is None
-    assert memory_room("", root) is None
+    assert memory_limit_and_free_bytes("0::/job/step\n", root) == (8 * GIB, 5 * GIB)
+    assert memory_limit_and_free_bytes("0::/\n", root) is None
+    assert memory_limit_and_free_bytes("", root) is None
 
 
 def test_a_containers_limit_version_1(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_containers_limit_version_1(tmp_path: Path) -> None:
         "memory/docker/abc/memory.usage_in_bytes": str(6 * GIB),
     }
     root = groups(tmp_path, files)
-    assert memory_room("4:memory:/docker/abc\n1:cpu:/\n", root) == (4 * GIB, 0)
-    assert memory_room("4:memory:/\n", root) is None
+    assert memory_limit_and_free_bytes("4:memory:/docker/abc\n1:cpu:/\n", root) == (4 * GIB, 0)
+    assert memory_limit_and_free_bytes("4:memory:/\n", root) is None
     # In a container the path may exist only outside: then the root counts.
     (root / "memory/memory.limit_in_bytes").write_text(str(2 * GIB))
-    assert memory_room("4:memory:/docker/xyz\n", root) == (2 * GIB, 2 * GIB - 1)
+    assert memory_limit_and_free_bytes("4:memory:/docker/xyz\n", root) == (2 * GIB, 2 * GIB - 1)
 
 
 def test_usable_cores_respects_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,4 +108,4 @@ def test_a_container_of_two_cores_gets_two_workers_on_any_machine(monkeypatch: p
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for quota, workers in ((2.5, 2), (0.5, 1), (None, 64)):
         monkeypatch.setattr(cgroup, "cpu_quota", lambda own, root, quota=quota: quota)
-        assert cores() == workers
+        assert usable_core_count() == workers

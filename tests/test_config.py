@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glassgpt import config as derived
 from glassgpt.config import TrainConfig
-from glassgpt.validate import find_problems
+from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=60, deadline=None)
 FIELDS = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -64,7 +64,7 @@ def test_help_explains_every_setting(help_lines: dict[str, str], name: str) -> N
 
 
 def problems(**values: Any) -> list[str]:
-    return find_problems(TrainConfig(**values))
+    return find_config_problems(TrainConfig(**values))
 
 
 def test_the_defaults_are_in_order() -> None:
@@ -194,9 +194,9 @@ def test_a_dataset_is_a_name_in_data_or_the_path_of_a_folder_that_holds_one(
 
 
 def test_what_to_take_over_needs_something_to_take_it_from() -> None:
-    (problem,) = find_problems(TrainConfig(init_state="all"))
+    (problem,) = find_config_problems(TrainConfig(init_state="all"))
     assert problem == "--init_state=all is about --init_from=RUN, and there is none"
-    assert find_problems(TrainConfig(init_state="all", init_from="runs/other")) == []
+    assert find_config_problems(TrainConfig(init_state="all", init_from="runs/other")) == []
 
 
 def test_sharding_goes_with_neither_a_loss_scaler_nor_8_bit_floats() -> None:

@@ -29,11 +29,11 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import read_lines
-from glassgpt.runs.overrides import read_given
+from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.recognise import KNOWN, read_log
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.track.metrics import EVAL, MEMORY, STEP
+from glassgpt.track.metrics import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
 from glassgpt.track.track_options import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
@@ -76,8 +76,8 @@ def output_blocks() -> list[Any]:
 
 @pytest.mark.parametrize(("command", "content"), output_blocks())
 def test_an_output_block_is_what_the_program_prints_now(command: str, content: str, tmp_path: Path) -> None:
-    build.furnish(tmp_path)
-    assert build.run(command, tmp_path) == content, "run: python docs/build.py"
+    build.write_inputs(tmp_path)
+    assert build.run_command(command, tmp_path) == content, "run: python docs/build.py"
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)
@@ -91,7 +91,7 @@ def test_no_block_is_empty_or_left_out(page: Path) -> None:
 def test_a_block_is_filled_in_its_place() -> None:
     page = "a\n<!-- output: one -->\n```text\nold\n```\nb\n<!-- example: two -->\n```text\n```\n"
     new = "a\n<!-- output: one -->\n```text\none!\n```\nb\n<!-- example: two -->\n```text\ntwo!\n```\n"
-    assert build.filled(page, lambda command: f"{command}!\n") == new
+    assert build.fill_blocks(page, lambda command: f"{command}!\n") == new
 
 
 # --- links and flags ---
@@ -198,7 +198,7 @@ def example_logs() -> list[tuple[str, str]]:
     )
 
 
-def read_example(name: str, lines: str) -> History:
+def read_example(name: str, lines: str) -> RunLog:
     return read_log(read_lines(io.BytesIO(lines.encode())), name)
 
 
@@ -223,7 +223,7 @@ def test_what_can_be_said_about_a_run() -> None:
     assert len(names) > 10
     for name in names:
         value = "gpt2" if name in ("tokenizer", "device_name") else "33M"
-        assert read_given([f"--a.{name}={value}"], 1)[0].flags.keys() == {name}
+        assert parse_overrides([f"--a.{name}={value}"], 1)[0].from_flags.keys() == {name}
 
 
 # --- Python ---
@@ -252,7 +252,7 @@ def test_training_from_python_works_as_written(tiny_data: Path, tmp_path: Path) 
 def test_reading_a_journal_works_as_written(journals: Path) -> None:
     (code,) = python_blocks(DOCS / "journal.md")
     output = run_python(code.replace("runs/tiny", "whole") + "print(losses)", journals)
-    read = journal.current(journal.read(journals / "whole/journal.jsonl"))
+    read = journal.effective_records(journal.read(journals / "whole/journal.jsonl"))
     assert output == f"{ {record['iter']: record['loss'] for record in read if record['kind'] == 'step'} }\n"
 
 
@@ -323,14 +323,14 @@ def test_journal_page_names_the_fields_that_may_be_nan() -> None:
     text = (DOCS / "journal.md").read_text(encoding="utf-8")
     said = re.search(r"These fields may have them: (.+?)\.\n", text, re.S)
     assert said is not None
-    assert set(re.findall(r"`(\w+)`", said[1])) == journal.NUMBERS
+    assert set(re.findall(r"`(\w+)`", said[1])) == journal.NONFINITE_FIELDS
 
 
 def test_track_page_has_every_metric() -> None:
     page = (DOCS / "track.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))))
-    evaluated = {f"val/{name}" for name in EVAL} | {"train_split/loss", "val_whole/loss"}
-    assert named == {*STEP.values(), *MEMORY.values(), *evaluated}
+    evaluated = {f"val/{name}" for name in EVAL_METRICS} | {"train_split/loss", "val_whole/loss"}
+    assert named == {*STEP_METRICS.values(), *MEMORY_METRICS.values(), *evaluated}
 
 
 def test_ledger_page_has_every_phase() -> None:

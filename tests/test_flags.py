@@ -11,9 +11,9 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flag_aliases import EPOCHS, RESUME, TRAIN_HINTS
-from glassgpt.flags import check_settings, coerce, field_types, nearest, parse_flags
-from glassgpt.recipe import combine, find_recipe, read_recipe
+from glassgpt.flag_aliases import EPOCHS_HINT, RESUME_HINT, TRAIN_HINTS
+from glassgpt.flags import check_settings, coerce_value, did_you_mean, field_types, parse_flags
+from glassgpt.recipe import build_config, find_recipe, read_recipe
 
 # --- one value
 
@@ -23,7 +23,7 @@ from glassgpt.recipe import combine, find_recipe, read_recipe
     [("1_000", 1000), ("1e4", 10_000), ("12", 12), ("+3", 3), ("-7", -7), ("2.0", 2), (1e4, 10_000), (5, 5)],
 )
 def test_whole_numbers_come_in_many_ways(text: Any, number: int) -> None:
-    found = coerce("--max_iters", text, int)
+    found = coerce_value("--max_iters", text, int)
     assert found == number
     assert type(found) is int
 
@@ -37,12 +37,12 @@ def test_whole_numbers_come_in_many_ways(text: Any, number: int) -> None:
 )
 def test_what_is_no_whole_number_is_refused(text: Any) -> None:
     with pytest.raises(UserError, match=r"^--max_iters="):
-        coerce("--max_iters", text, int)
+        coerce_value("--max_iters", text, int)
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e-3", 1e-3), ("6E-4", 6e-4), (1, 1.0), ("0", 0.0)])
 def test_numbers(text: Any, number: float) -> None:
-    found = coerce("--learning_rate", text, float)
+    found = coerce_value("--learning_rate", text, float)
     assert found == number
     assert type(found) is float
 
@@ -50,39 +50,39 @@ def test_numbers(text: Any, number: float) -> None:
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "fast", "", True, None, [0.1]])
 def test_what_is_no_finite_number_is_refused(text: Any) -> None:
     with pytest.raises(UserError, match=r"^--learning_rate="):
-        coerce("--learning_rate", text, float)
+        coerce_value("--learning_rate", text, float)
 
 
 def test_a_whole_number_beyond_all_floats_is_refused() -> None:
     with pytest.raises(UserError, match=r"^--learning_rate="):
-        coerce("--learning_rate", 10**400, float)
+        coerce_value("--learning_rate", 10**400, float)
 
 
 @pytest.mark.parametrize("yes", [True, "True", "true", "on", "yes", "1", 1])
 @pytest.mark.parametrize("no", [False, "False", "FALSE", "off", "no", "0", 0])
 def test_true_and_false_for_a_switch_and_for_compile(yes: Any, no: Any) -> None:
-    assert coerce("--bias", yes, bool) is True
-    assert coerce("--bias", no, bool) is False
+    assert coerce_value("--bias", yes, bool) is True
+    assert coerce_value("--bias", no, bool) is False
     compile_type = field_types(TrainConfig)["compile"]
-    assert coerce("--compile", yes, compile_type) == "on"
-    assert coerce("--compile", no, compile_type) == "off"
-    assert coerce("--compile", "AUTO", compile_type) == "auto"
+    assert coerce_value("--compile", yes, compile_type) == "on"
+    assert coerce_value("--compile", no, compile_type) == "off"
+    assert coerce_value("--compile", "AUTO", compile_type) == "auto"
 
 
 def test_a_word_out_of_a_list_is_checked() -> None:
     with pytest.raises(UserError, match=r"^--arch=gpt3 is not one of gpt2, modern$"):
-        coerce("--arch", "gpt3", field_types(TrainConfig)["arch"])
+        coerce_value("--arch", "gpt3", field_types(TrainConfig)["arch"])
     with pytest.raises(UserError, match=r"^--compile=maybe is not one of auto, on, off$"):
-        coerce("--compile", "maybe", field_types(TrainConfig)["compile"])
+        coerce_value("--compile", "maybe", field_types(TrainConfig)["compile"])
     with pytest.raises(UserError, match=r"^--arch=True is not one of"):
-        coerce("--arch", True, field_types(TrainConfig)["arch"])
+        coerce_value("--arch", True, field_types(TrainConfig)["arch"])
 
 
 @pytest.mark.parametrize("none", ["none", "None", "NONE", "", None])
 def test_none_takes_a_setting_back_to_derived(none: Any) -> None:
-    assert coerce("--min_lr", none, field_types(TrainConfig)["min_lr"]) is None
+    assert coerce_value("--min_lr", none, field_types(TrainConfig)["min_lr"]) is None
     with pytest.raises(UserError):
-        coerce("--n_layer", none, int)
+        coerce_value("--n_layer", none, int)
 
 
 # --- flags
@@ -106,7 +106,7 @@ def test_a_switch_does_not_swallow_the_preset() -> None:
 def test_what_can_be_on_or_off_is_switched_on_by_its_name_and_still_takes_a_value() -> None:
     words, flags, found = parse_flags(["--compile", "quickstart", "--graph", "auto"], TrainConfig)
     assert (words, flags, found) == (["quickstart"], {"compile": "True", "graph": "auto"}, [])
-    assert combine(find_recipe("quickstart"), flags).compile == "on"
+    assert build_config(find_recipe("quickstart"), flags).compile == "on"
 
 
 def test_flags_may_hold_equals_signs_and_be_empty() -> None:
@@ -126,7 +126,7 @@ def test_flags_without_a_value_and_flags_given_twice() -> None:
 def test_switches_take_false(flag: str) -> None:
     _, flags, found = parse_flags([flag], TrainConfig)
     assert found == []
-    assert combine(find_recipe("gpt2_124m"), flags).bias is False
+    assert build_config(find_recipe("gpt2_124m"), flags).bias is False
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_unknown_setting_gets_the_nearest_known_one(wrong: str, right: str, t
 
 
 def test_a_setting_like_no_other_gets_no_guess() -> None:
-    assert nearest("zzzzzz", TrainConfig.__annotations__) == "; --help lists them all"
+    assert did_you_mean("zzzzzz", TrainConfig.__annotations__) == "; --help lists them all"
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
         ("save_every", "did you mean --checkpoint_interval?"),
         ("bf16", "did you mean --dtype=bfloat16?"),
         ("gpu", "did you mean --device=cuda?"),
-        ("resume", RESUME),
-        ("ckpt", RESUME),
-        ("epochs", EPOCHS),
+        ("resume", RESUME_HINT),
+        ("ckpt", RESUME_HINT),
+        ("epochs", EPOCHS_HINT),
         ("temperature", "it belongs to `glass sample`"),
     ],
 )
@@ -184,7 +184,7 @@ def test_hints_name_settings_that_exist_and_replace_none() -> None:
         assert flags or "glass sample" in hint
         for name, value in flags:
             kind = field_types(TrainConfig)[name]
-            assert not value or coerce(name, value, kind) == value
+            assert not value or coerce_value(name, value, kind) == value
 
 
 @dataclasses.dataclass(frozen=True)

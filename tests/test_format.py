@@ -33,7 +33,7 @@ few = settings(max_examples=150, deadline=None)
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert format.duration(seconds) == text
+    assert format.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_durations(seconds: float, text: str) -> None:
     [(0.424, "0.42 ms"), (9.994, "9.99 ms"), (9.996, "10.0 ms"), (38.13, "38.1 ms"), (5985.4, "5985 ms")],
 )
 def test_milliseconds(value: float, text: str) -> None:
-    assert format.milliseconds(value) == text
+    assert format.format_ms(value) == text
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_milliseconds(value: float, text: str) -> None:
     ],
 )
 def test_counts(value: float, text: str) -> None:
-    assert format.count(value) == text
+    assert format.format_count(value) == text
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_counts(value: float, text: str) -> None:
     ],
 )
 def test_sizes(value: float, text: str) -> None:
-    assert format.size(value) == text
+    assert format.format_bytes(value) == text
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_sizes(value: float, text: str) -> None:
     [(48e12, "48.0 TFLOP/s"), (96.2e9, "96.2 GFLOP/s"), (1.5e15, "1.50 PFLOP/s"), (5e6, "5.00 MFLOP/s")],
 )
 def test_flops(value: float, text: str) -> None:
-    assert format.flop_rate(value) == text
+    assert format.format_flops_per_s(value) == text
 
 
 @few
 @given(st.floats(1, 1e14))
 def test_a_count_is_within_half_a_percent(value: float) -> None:
-    text = format.count(value)
+    text = format.format_count(value)
     unit = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
     number = float(text[:-1]) * unit[text[-1]] if text[-1] in unit else float(text)
     assert number == pytest.approx(value, rel=0.0051, abs=0.5)
@@ -104,8 +104,8 @@ def test_durations_keep_their_order(a: float, b: float) -> None:
         return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) ?(ms|[dhms])", text))
 
     low, high = sorted((a, b))
-    assert back(format.duration(low)) <= back(format.duration(high))
-    assert back(format.duration(a)) == pytest.approx(a, rel=0.06, abs=0.0005)
+    assert back(format.format_duration(low)) <= back(format.format_duration(high))
+    assert back(format.format_duration(a)) == pytest.approx(a, rel=0.06, abs=0.0005)
 
 
 # --- harmless
@@ -119,7 +119,7 @@ def test_durations_keep_their_order(a: float, b: float) -> None:
     ],
 )  # fmt: skip
 def test_work(value: float, text: str) -> None:
-    assert format.work(value) == text
+    assert format.format_flops(value) == text
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_work(value: float, text: str) -> None:
     ],
 )
 def test_work_per_token(value: float, text: str) -> None:
-    assert format.work_per_token(value) == text
+    assert format.format_flops_per_token(value) == text
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_work_per_token(value: float, text: str) -> None:
     [(0.0, "0"), (0.0064, "0.0064"), (0.75, "0.75"), (999.4, "999.40"), (1.2e20, "1.2e+20")],
 )
 def test_norms(value: float, text: str) -> None:
-    assert format.norm(value) == text
-    assert [format.norm(odd) for odd in (float("inf"), float("nan"))] == ["inf", "nan"]
+    assert format.format_norm(value) == text
+    assert [format.format_norm(odd) for odd in (float("inf"), float("nan"))] == ["inf", "nan"]
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0043, "0.0043"), (1.6, "1.6"), (99.4, "99"), (99.6, "100"), (12_345, "12,345")]
 )
 def test_epochs(value: float, text: str) -> None:
-    assert format.epochs(value) == text
+    assert format.format_epochs(value) == text

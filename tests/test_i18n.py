@@ -21,10 +21,10 @@ from babel.messages.pofile import read_po
 from glassgpt import i18n
 from glassgpt.compare import compare
 from glassgpt.explain.explanation import explain
-from glassgpt.i18n import LANGUAGES, RIGHT_TO_LEFT, current_language, preferred_language, say, speaking
-from glassgpt.runs.facts import facts_of
+from glassgpt.i18n import LANGUAGES, RIGHT_TO_LEFT, current_language, preferred_language, say, use_language
+from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.glossary import glossary
-from glassgpt.runs.open import read_history
+from glassgpt.runs.open import read_run_log
 
 PACKAGE = Path(str(resources.files("glassgpt")))
 TRANSLATED = sorted(set(LANGUAGES) - {"en"})
@@ -184,15 +184,17 @@ class Marked(gettext.NullTranslations):
 
 def spoken(language: str, path: Path) -> str:
     """Everything that is said about a log."""
-    with speaking(language):
-        explanation = explain(read_history(str(path)))
+    with use_language(language):
+        explanation = explain(read_run_log(str(path)))
         parts = list(explanation.verdict)
         for finding in explanation.findings:
             parts += [finding.title, finding.evidence, finding.explanation, finding.advice]
-        parts += [entry.meaning for entry in glossary(explanation.history, explanation.facts)]
-        comparison = compare([(history, facts_of(history)) for history in map(read_history, map(str, LOGS))])
+        parts += [entry.meaning for entry in glossary(explanation.log, explanation.facts)]
+        comparison = compare(
+            [(history, compute_facts(history)) for history in map(read_run_log, map(str, LOGS))]
+        )
         for conclusion in comparison.verdict:
-            parts += [conclusion.claim, *conclusion.details]
+            parts += [conclusion.sentence, *conclusion.details]
     return "\n".join(parts)
 
 
@@ -233,18 +235,18 @@ def test_english_is_as_it_is_written() -> None:
 
 
 def test_a_sentence_without_a_translation_is_english() -> None:
-    with speaking("hi"):
+    with use_language("hi"):
         assert say("nobody ever said {this}", this="that") == "nobody ever said that"
 
 
 @pytest.mark.parametrize("language", TRANSLATED)
 def test_the_language_holds_only_inside(language: str) -> None:
-    with speaking(language):
+    with use_language(language):
         assert current_language() == language
-        with speaking("en"):
+        with use_language("en"):
             assert current_language() == "en"
         assert current_language() == language
-    with pytest.raises(ZeroDivisionError), speaking(language):
+    with pytest.raises(ZeroDivisionError), use_language(language):
         raise ZeroDivisionError
     assert current_language() == "en"
 
@@ -252,7 +254,7 @@ def test_the_language_holds_only_inside(language: str) -> None:
 @pytest.mark.parametrize("language", TRANSLATED)
 def test_values_are_put_in_as_they_are(language: str) -> None:
     value = "{x} %s --eval_interval=2000 12.5%"
-    with speaking(language):
+    with use_language(language):
         text = say("Most important: {title}.", title=value)
     assert value in text
     assert "Most" not in text
@@ -264,7 +266,7 @@ def test_values_are_put_in_as_they_are(language: str) -> None:
 
 
 def test_isolates_are_balanced_in_every_sentence() -> None:
-    with speaking("ar"):
+    with use_language("ar"):
         for sentence in sorted(sentences()):
             text = say(sentence, **dict.fromkeys(placeholders(sentence), "1"))
             depth = 0
@@ -275,7 +277,7 @@ def test_isolates_are_balanced_in_every_sentence() -> None:
 
 
 def test_a_value_that_was_said_itself_is_isolated_as_one() -> None:
-    with speaking("ar"):
+    with use_language("ar"):
         inner = say("Most important: {title}.", title="12.5%")
         outer = say("Most important: {title}.", title=inner)
     assert any(f"{mark}{inner}{POP}" in outer for mark in ISOLATES)

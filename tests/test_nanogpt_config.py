@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.nanogpt_config import Setting, read_python_settings
+from glassgpt.nanogpt_config import FileSetting, read_python_settings
 
 many = settings(max_examples=200, deadline=None)
 
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("config") / "train_mine.py"
 
 
-def read(path: Path, text: str | bytes) -> tuple[dict[str, Setting], list[str]]:
+def read(path: Path, text: str | bytes) -> tuple[dict[str, FileSetting], list[str]]:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     found, problems = read_python_settings(path, BEFORE)
     assert all(f"{path}, line {problem.line}: `" in problem.text for problem in problems)
@@ -134,14 +134,14 @@ def test_a_file_means_what_it_means_to_python(path: Path, program: str) -> None:
 def test_every_setting_comes_with_its_line(path: Path) -> None:
     text = '"""About."""\r\nimport time\r\rmax_iters = (\n    5\n)\nmin_lr: float = 1e-4; out_dir = "a" "b"\n'
     assert read(path, text) == (
-        {"max_iters": Setting(5, 4), "min_lr": Setting(1e-4, 7), "out_dir": Setting("ab", 7)},
+        {"max_iters": FileSetting(5, 4), "min_lr": FileSetting(1e-4, 7), "out_dir": FileSetting("ab", 7)},
         [],
     )
 
 
 def test_the_last_of_two_assignments_wins(path: Path) -> None:
     found, _ = read(path, "max_iters = 1\nmax_iters = 2\n")
-    assert found == {"max_iters": Setting(2, 2)}
+    assert found == {"max_iters": FileSetting(2, 2)}
 
 
 def test_names_stand_for_what_they_are_at_that_line(path: Path) -> None:
@@ -158,7 +158,7 @@ def test_helpers_are_no_settings(path: Path) -> None:
 
 
 def test_a_name_that_nothing_uses_is_handed_on_for_the_caller_to_refuse(path: Path) -> None:
-    assert read(path, "\nmax_iter = 5\n") == ({"max_iter": Setting(5, 2)}, [])
+    assert read(path, "\nmax_iter = 5\n") == ({"max_iter": FileSetting(5, 2)}, [])
     assert values(path, "_used = 1\nmin_lr = _used\ngpus = 8") == {"min_lr": 1, "gpus": 8}
 
 
@@ -318,7 +318,7 @@ def test_every_problem_is_reported_at_once(path: Path) -> None:
         "line 4" in problems[3],
     ]
     assert len(problems) == 4
-    assert found == {"unheard_of": Setting(None, 3), "out_dir": Setting("fine", 5)}
+    assert found == {"unheard_of": FileSetting(None, 3), "out_dir": FileSetting("fine", 5)}
 
 
 # --- files made to break something

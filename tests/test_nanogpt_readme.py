@@ -22,7 +22,7 @@ import torch
 
 from glassgpt.cli import main
 from glassgpt.data.tokenizers import train_bpe
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.recipe import build_config, find_recipe
 from glassgpt.record import journal
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 120
@@ -166,7 +166,7 @@ class Reader:
         code, out, err = self.type(command, *flags)
         assert (code, err) == (0, ""), err
         assert f"end           finished after {updates} updates" in out
-        records = list(journal.read(Path(run_dir, journal.NAME)))
+        records = list(journal.read(Path(run_dir, journal.FILE_NAME)))
         assert [record["iter"] for record in records if record["kind"] == "step"][-1] == updates
         assert [record["kind"] for record in records].count("run") == 1
         config: dict[str, Any] = records[0]["config"]
@@ -350,8 +350,8 @@ def test_a_preset_stands_for_each_file_and_means_the_same(
     free = {"eval_iters", "checkpoint_interval", "wandb_log", "wandb_project", "wandb_run_name"}
     without_decay = {"warmup_iters", "lr_decay_iters", "min_lr"}
     for name in CONFIGS:
-        theirs = asdict(combine(find_recipe(f"config/{name}.py"), {}))
-        ours = asdict(combine(find_recipe(f"elsewhere/{name}.py"), {}))
+        theirs = asdict(build_config(find_recipe(f"config/{name}.py"), {}))
+        ours = asdict(build_config(find_recipe(f"elsewhere/{name}.py"), {}))
         differ = {key for key in ours if ours[key] != theirs[key]} - free
         if theirs["eval_only"]:
             differ -= without_decay | {"gradient_accumulation_steps"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from glassgpt.recipe import combine, find_recipe, preset_names
-from glassgpt.validate import find_problems
+from glassgpt.recipe import build_config, find_recipe, preset_names
+from glassgpt.validate import find_config_problems
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps", None])
@@ -17,7 +17,7 @@ def test_every_preset_resolves_on_every_device(name: str, device: str | None) ->
     recipe = find_recipe(name)
     assert recipe.name == name
     assert recipe.about
-    assert find_problems(combine(recipe, {}, device)) == []
+    assert find_config_problems(build_config(recipe, {}, device)) == []
 
 
 def test_the_presets_there_are() -> None:
@@ -155,7 +155,7 @@ NANOGPT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", sorted(NANOGPT))
 def test_presets_have_nanogpts_values(name: str, device: str) -> None:
-    config = dataclasses.asdict(combine(find_recipe(name), {}, device))
+    config = dataclasses.asdict(build_config(find_recipe(name), {}, device))
     assert {key: config[key] for key in NANOGPT[name]} == NANOGPT[name]
     assert config["arch"] == "gpt2"
     assert config["schedule"] == "cosine"

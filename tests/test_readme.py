@@ -41,7 +41,7 @@ def glass(arguments: list[str], folder: Path) -> str:
 
 
 def updates(run_dir: Path) -> int:
-    return int(max(record["iter"] for record in journal.read(run_dir / journal.NAME)))
+    return int(max(record["iter"] for record in journal.read(run_dir / journal.FILE_NAME)))
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -87,7 +87,7 @@ def test_every_glass_command(tmp_path: Path) -> None:
 
 def train(words: list[str], folder: Path) -> None:
     """Runs it small, and sees to it that it trained where it should."""
-    before = set(folder.rglob(journal.NAME))
+    before = set(folder.rglob(journal.FILE_NAME))
     kept = [word for word in words if not word.startswith("--max_iters")]
     if "--init_from=resume" in words:
         glass([*kept, "--max_iters=5", *QUICK], folder)
@@ -95,7 +95,7 @@ def train(words: list[str], folder: Path) -> None:
         assert updates(folder / run_dir) == 5
     else:
         glass([*kept, *SMALL, *QUICK], folder)
-        (new,) = set(folder.rglob(journal.NAME)) - before
+        (new,) = set(folder.rglob(journal.FILE_NAME)) - before
         assert updates(new.parent) == 3
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import field_types, parse_flags
-from glassgpt.recipe import Recipe, combine, find_recipe, read_recipe, to_toml
-from glassgpt.validate import find_problems
+from glassgpt.recipe import Recipe, build_config, find_recipe, read_recipe, to_toml
+from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=60, deadline=None)
 NOTHING = Recipe("nothing", "", {})
@@ -65,9 +65,9 @@ def test_a_word_that_is_no_preset_but_means_something_is_told_how_to_say_it(
 
 def test_another_dataset_is_not_begun_with_the_words_of_the_presets_own() -> None:
     preset = find_recipe("quickstart")
-    assert combine(preset, {}).sample_start == "\ndef "
-    assert combine(preset, {"dataset": "mine"}).sample_start == ""
-    assert combine(preset, {"dataset": "mine", "sample_start": "I"}).sample_start == "I"
+    assert build_config(preset, {}).sample_start == "\ndef "
+    assert build_config(preset, {"dataset": "mine"}).sample_start == ""
+    assert build_config(preset, {"dataset": "mine", "sample_start": "I"}).sample_start == "I"
 
 
 def test_a_file_with_device_tables(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
 def test_a_file_is_data_and_never_code(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     path = written(tmp_path, f"dataset = \"__import__('pathlib').Path('{victim}').touch()\"\n")
-    assert combine(read_recipe(path), {}).dataset.startswith("__import__")
+    assert build_config(read_recipe(path), {}).dataset.startswith("__import__")
     assert not victim.exists()
 
 
@@ -161,15 +161,15 @@ def test_unknown_preset_gets_the_nearest() -> None:
 def test_each_layer_wins_over_the_one_before() -> None:
     assert TrainConfig().n_layer == 12
     preset = Recipe("r", "", {"n_layer": 2, "n_embd": 24, "seed": 3}, {"cpu": {"n_layer": 4, "n_embd": 48}})
-    on_cpu = combine(preset, {"n_layer": "5"}, "cpu")
+    on_cpu = build_config(preset, {"n_layer": "5"}, "cpu")
     assert (on_cpu.n_layer, on_cpu.n_embd, on_cpu.seed, on_cpu.n_head) == (5, 48, 3, 12)
-    assert combine(preset, {}, "cpu").n_layer == 4
+    assert build_config(preset, {}, "cpu").n_layer == 4
     for other in ("cuda", None):
-        assert combine(preset, {}, other).n_layer == 2
+        assert build_config(preset, {}, other).n_layer == 2
 
 
 def test_none_on_the_command_line_takes_back_a_preset() -> None:
-    assert combine(Recipe("r", "", {"min_lr": 1e-5}), {"min_lr": "none"}).min_lr is None
+    assert build_config(Recipe("r", "", {"min_lr": 1e-5}), {"min_lr": "none"}).min_lr is None
 
 
 PAIRS = [
@@ -189,7 +189,7 @@ def test_a_later_layer_takes_back_the_other_way_to_say_it(
         (Recipe("r", "", {earlier: was}, {"cpu": {later: becomes}}), {}),
         (Recipe("r", "", {later: becomes + 1}, {"cpu": {earlier: was}}), {later: becomes}),
     ):
-        config = combine(recipe, flags, "cpu")
+        config = build_config(recipe, flags, "cpu")
         assert getattr(config, earlier) is None
         assert getattr(config, later) == becomes
 
@@ -197,15 +197,15 @@ def test_a_later_layer_takes_back_the_other_way_to_say_it(
 def test_both_on_the_command_line_win_over_a_preset_and_must_agree() -> None:
     preset = Recipe("r", "", {"batch_tokens": 1024, "block_size": 64})
     agreed = {"batch_tokens": "2048", "gradient_accumulation_steps": "4", "batch_size": "8"}
-    config = combine(preset, agreed)
+    config = build_config(preset, agreed)
     assert (config.batch_tokens, config.gradient_accumulation_steps, config.batch_size) == (2048, 4, 8)
     with pytest.raises(UserError, match="leave one of them out"):
-        combine(preset, agreed | {"batch_size": "7"})
+        build_config(preset, agreed | {"batch_size": "7"})
 
 
 def test_eval_tokens_and_eval_iters_at_once_are_refused() -> None:
     with pytest.raises(UserError, match="say the same thing twice"):
-        combine(NOTHING, {"eval_tokens": 64, "eval_iters": 2})
+        build_config(NOTHING, {"eval_tokens": 64, "eval_iters": 2})
 
 
 def test_eval_tokens_and_eval_iters_in_one_file_are_refused(tmp_path: Path) -> None:
@@ -217,12 +217,14 @@ def test_eval_tokens_and_eval_iters_in_one_file_are_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("kept", "value", "other", "_"), BOTH_WAYS)
 def test_setting_one_of_a_pair_to_none_leaves_the_other(kept: str, value: int, other: str, _: int) -> None:
-    assert getattr(combine(Recipe("r", "", {kept: value}), {other: "none"}), kept) == value
+    assert getattr(build_config(Recipe("r", "", {kept: value}), {other: "none"}), kept) == value
 
 
 def test_all_problems_of_all_kinds_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        combine(Recipe("r", "", {"n_layer": 0}), {"n_hed": 1, "seed": "x", "eval_tokens": 1, "eval_iters": 1})
+        build_config(
+            Recipe("r", "", {"n_layer": 0}), {"n_hed": 1, "seed": "x", "eval_tokens": 1, "eval_iters": 1}
+        )
     assert len(caught.value.problems) == 4
 
 
@@ -291,15 +293,15 @@ def configs(draw: st.DrawFn) -> TrainConfig:
 @few
 @given(configs())
 def test_every_config_survives_being_written_and_read(config: TrainConfig) -> None:
-    assert find_problems(config) == []
+    assert find_config_problems(config) == []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.toml")
         path.write_text(to_toml(config), encoding="utf-8", newline="")
-        assert combine(read_recipe(path), {}) == config
+        assert build_config(read_recipe(path), {}) == config
         flags = [f"--{name}={value}" for name, value in dataclasses.asdict(config).items()]
         words, settings_as_text, found = parse_flags(flags, TrainConfig)
         assert (words, found) == ([], [])
-        assert combine(NOTHING, settings_as_text) == config
+        assert build_config(NOTHING, settings_as_text) == config
 
 
 def test_a_comment_of_several_lines_stays_a_comment() -> None:
@@ -310,7 +312,7 @@ def test_a_comment_of_several_lines_stays_a_comment() -> None:
 
 def test_names_with_characters_that_json_and_toml_escape_differently(tmp_path: Path) -> None:
     config = TrainConfig(out_dir="runs/\N{GRINNING FACE}")
-    assert combine(read_recipe(written(tmp_path, to_toml(config))), {}) == config
+    assert build_config(read_recipe(written(tmp_path, to_toml(config))), {}) == config
 
 
 def test_a_file_that_is_too_large_for_settings_or_a_pipe_is_not_read(tmp_path: Path) -> None:

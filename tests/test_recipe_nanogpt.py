@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassgpt.errors import UserError
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.recipe import build_config, find_recipe
 
 # What nanoGPT 3adf61e trains with if nobody says anything; device, dtype and compile are ours to choose.
 NANOGPT_TRAIN_PY: dict[str, Any] = {
@@ -58,7 +58,7 @@ def python_complaints(path: Path) -> list[str]:
 
 def test_an_empty_python_file_means_what_nanogpt_does_by_itself(tmp_path: Path) -> None:
     recipe = find_recipe(str(written_python(tmp_path, "")))
-    config = dataclasses.asdict(combine(recipe, {}))
+    config = dataclasses.asdict(build_config(recipe, {}))
     assert {name: config[name] for name in NANOGPT_TRAIN_PY} == NANOGPT_TRAIN_PY
     assert (config["device"], config["dtype"], config["compile"]) == ("auto", "auto", "auto")
 
@@ -88,7 +88,7 @@ def test_a_python_file_over_nanogpts_defaults(tmp_path: Path) -> None:
         "min_lr": 1e-4,
         "compile": "off",
     }
-    config = dataclasses.asdict(combine(recipe, {}))
+    config = dataclasses.asdict(build_config(recipe, {}))
     assert {name: config[name] for name in NANOGPT_TRAIN_PY | said} == NANOGPT_TRAIN_PY | said
 
 
@@ -102,10 +102,10 @@ def test_a_python_file_gives_the_recipe_its_name(tmp_path: Path, name: str, expe
 
 def test_a_python_file_takes_back_defaults_that_say_the_same_in_another_way(tmp_path: Path) -> None:
     recipe = find_recipe(str(written_python(tmp_path, "eval_tokens = 4096\nbatch_tokens = 8192\n")))
-    config = combine(recipe, {})
+    config = build_config(recipe, {})
     assert (config.eval_tokens, config.eval_iters) == (4096, None)
     assert (config.batch_tokens, config.batch_size, config.gradient_accumulation_steps) == (8192, None, None)
-    assert combine(recipe, {"eval_iters": "7"}).eval_tokens is None
+    assert build_config(recipe, {"eval_iters": "7"}).eval_tokens is None
     both = written_python(tmp_path, "eval_tokens = 4096\neval_iters = 7\n")
     assert python_complaints(both) == [
         f"--eval_tokens and --eval_iters in {both} say the same thing twice: give one of them"

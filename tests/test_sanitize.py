@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.sanitize import harmless, in_ascii
+from glassgpt.sanitize import ascii_fallback, sanitize_text
 
 few = settings(max_examples=150, deadline=None)
 
@@ -17,7 +17,7 @@ few = settings(max_examples=150, deadline=None)
 @few
 @given(st.text())
 def test_harmless_leaves_no_control_character(text: str) -> None:
-    safe = harmless(text)
+    safe = sanitize_text(text)
     assert len(safe) == len(text)
     for before, after in zip(text, safe, strict=True):
         control = (
@@ -25,26 +25,26 @@ def test_harmless_leaves_no_control_character(text: str) -> None:
         )
         bad = control or ord(before) & 0xFFFE == 0xFFFE
         assert after == ("\N{REPLACEMENT CHARACTER}" if bad else before)
-    assert harmless(safe) == safe
+    assert sanitize_text(safe) == safe
 
 
 def test_harmless_takes_every_control_character() -> None:
     controls = [chr(code) for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"]
     assert len(controls) == 63
-    assert set(harmless("".join(controls))) == {"\N{REPLACEMENT CHARACTER}"}
+    assert set(sanitize_text("".join(controls))) == {"\N{REPLACEMENT CHARACTER}"}
     # Overrides of direction hide what a line says.
     assert (
-        harmless("a\N{RIGHT-TO-LEFT OVERRIDE}b\N{ZERO WIDTH SPACE}")
+        sanitize_text("a\N{RIGHT-TO-LEFT OVERRIDE}b\N{ZERO WIDTH SPACE}")
         == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
     )
-    assert harmless("Ünï\ncode\t\N{GRINNING FACE}") == "Ünï\ncode\t\N{GRINNING FACE}"
+    assert sanitize_text("Ünï\ncode\t\N{GRINNING FACE}") == "Ünï\ncode\t\N{GRINNING FACE}"
 
 
 # --- charts
 
 
 def test_a_bar_is_a_bar_in_ascii_too() -> None:
-    codecs.register_error("in_ascii", in_ascii)
+    codecs.register_error("in_ascii", ascii_fallback)
     assert "█▌░░ ■ ±3% نص".encode("ascii", "in_ascii") == b"#|.. * +-3% ??"
     assert "█░".encode("cp437", "in_ascii").decode("cp437") == "█░"  # it can draw them
     with pytest.raises(UnicodeDecodeError):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
-from glassgpt.schedule import describe, learning_rate
+from glassgpt.schedule import describe_schedule, learning_rate
 
 few = settings(max_examples=150, deadline=None)
 
@@ -71,7 +71,7 @@ def test_never_negative_never_above_the_peak(schedule: str, data: st.DataObject)
     rate = learning_rate(config, data.draw(st.integers(0, 5000)))
     assert 0 <= rate <= config.learning_rate * (1 + 1e-12)
     assert learning_rate(config, 0) > 0 or config.min_lr == 0
-    assert describe(config)
+    assert describe_schedule(config)
 
 
 @few
@@ -109,7 +109,7 @@ def test_defaults_follow_from_the_length() -> None:
 def test_without_decay_it_stays_up() -> None:
     config = TrainConfig(max_iters=100, warmup_iters=10, decay_lr=False, learning_rate=0.5)
     assert [learning_rate(config, update) for update in (0, 10, 50, 99, 10_000)] == [0.5] * 5
-    assert describe(config) == "constant 0.5, without warm-up"
+    assert describe_schedule(config) == "constant 0.5, without warm-up"
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_without_decay_it_stays_up() -> None:
     ],
 )
 def test_what_is_odd_is_said(config: TrainConfig, said: str) -> None:
-    assert said in describe(config)
+    assert said in describe_schedule(config)

@@ -43,9 +43,16 @@ from glassgpt.cli.track_command import track
 from glassgpt.cli.train_command import prepare, train
 from glassgpt.cli.tune_command import tune
 from glassgpt.cli.verify_command import verify
-from glassgpt.errors import NO_THREAD, UserError, complaint, disk_complaint, is_memory, lacks_threads
-from glassgpt.record.sink import still_tracking
-from glassgpt.sanitize import harmless, in_ascii
+from glassgpt.errors import (
+    THREAD_START_FAILURE,
+    UserError,
+    describe_os_error,
+    first_message_line,
+    is_out_of_memory,
+    is_thread_start_failure,
+)
+from glassgpt.record.sink import has_running_tracker
+from glassgpt.sanitize import ascii_fallback, sanitize_text
 from glassgpt.version import VERSION
 
 HELP = """\
@@ -77,7 +84,7 @@ def run() -> None:
     """The command's process. One that was told to stop leaves without waiting for threads that still write:
     what they write is committed by its last step, or not at all. None waits for a tracker that hangs."""
     code = main()
-    if code < 128 and not still_tracking():
+    if code < 128 and not has_running_tracker():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -92,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A bar that a terminal cannot draw must not end a run.
-        codecs.register_error("in_ascii", in_ascii)
+        codecs.register_error("in_ascii", ascii_fallback)
         sys.stdout.reconfigure(errors="in_ascii")
     try:
         return _dispatch(words)
     except UserError as error:
         for problem in error.problems:
-            print(f"error: {harmless(problem.replace(chr(10), ' '))}", file=sys.stderr)
+            print(f"error: {sanitize_text(problem.replace(chr(10), ' '))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -112,16 +119,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MemoryError, RuntimeError, ImportError) as error:
-        if lacks_threads(error):
-            print(f"error: {NO_THREAD}", file=sys.stderr)
+        if is_thread_start_failure(error):
+            print(f"error: {THREAD_START_FAILURE}", file=sys.stderr)
             return 2
-        if not is_memory(error):
+        if not is_out_of_memory(error):
             raise
         fix = "fewer --num_samples, or --device=cpu" if words[:1] == ["sample"] else "end what else uses it"
-        print(f"error: out of memory ({harmless(complaint(error))}): try {fix}", file=sys.stderr)
+        print(
+            f"error: out of memory ({sanitize_text(first_message_line(error))}): try {fix}", file=sys.stderr
+        )
         return 2
     except OSError as error:  # of a path, a disk or the system, not of the program
-        print(f"error: {harmless(disk_complaint(error))}", file=sys.stderr)
+        print(f"error: {sanitize_text(describe_os_error(error))}", file=sys.stderr)
         return 2
 
 

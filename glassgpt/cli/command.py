@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Options = TypeVar("Options")
 
 
-def parsed(words: Sequence[str], options: type[Options]) -> tuple[list[str], Options, list[str]]:
+def parse_options(words: Sequence[str], options: type[Options]) -> tuple[list[str], Options, list[str]]:
     """Names, options and problems; where there are problems, the options are not to be used."""
     names, flags, problems = parse_flags(words, options)
     settings, more = check_settings(flags, options)
@@ -28,7 +28,7 @@ def parsed(words: Sequence[str], options: type[Options]) -> tuple[list[str], Opt
     return names, options(**settings), problems + more
 
 
-def recipe_named(names: Sequence[str], problems: list[str], default: str = "") -> Recipe | None:
+def recipe_from_names(names: Sequence[str], problems: list[str], default: str = "") -> Recipe | None:
     """The preset or file of a command line that takes one; None if there is none, or something is wrong."""
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
@@ -45,7 +45,7 @@ def wants_help(words: list[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Help:
+class CommandHelp:
     """What a command says about itself."""
 
     options: type
@@ -53,25 +53,25 @@ class Help:
     text: str
 
 
-_noted: ContextVar[list[Help] | None] = ContextVar("noted", default=None)
+_captured_help: ContextVar[list[CommandHelp] | None] = ContextVar("noted", default=None)
 
 
-def help_of(command: Callable[[list[str]], int]) -> Help:
+def capture_help(command: Callable[[list[str]], int]) -> CommandHelp:
     """What `--help` would print, not printed: shell completion is made of it, and so cannot go stale."""
-    noted: list[Help] = []
-    token = _noted.set(noted)
+    noted: list[CommandHelp] = []
+    token = _captured_help.set(noted)
     try:
         command(["--help"])
     finally:
-        _noted.reset(token)
+        _captured_help.reset(token)
     return noted[0]
 
 
 def print_help(options: type, usage: str, text: str = "") -> int:
     """Help from the comments of the options' fields."""
-    noted = _noted.get()
+    noted = _captured_help.get()
     if noted is not None:
-        noted.append(Help(options, usage, text))
+        noted.append(CommandHelp(options, usage, text))
         return 0
     import tyro
 
@@ -87,7 +87,7 @@ def print_help(options: type, usage: str, text: str = "") -> int:
     return 0
 
 
-def console(stderr: bool = False) -> Console:
+def make_console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     class PipeConsole(Console):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 
@@ -10,28 +10,28 @@ from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 def export(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ExportOptions, "glass export RUN")
-    names, options, problems = parsed(words, ExportOptions)
+    names, options, problems = parse_options(words, ExportOptions)
     if len(names) != 1:
         problems.append("say which run to export, one at a time: glass export RUN; `glass runs` lists them")
     if problems:
         raise UserError(problems)
     from glassgpt.exchange.export import export as export_model
-    from glassgpt.show.terminal.exchange_view import show_export
+    from glassgpt.show.terminal.exchange_view import print_export
 
-    show_export(export_model(names[0], options), options.to, console())
+    print_export(export_model(names[0], options), options.to, make_console())
     return 0
 
 
 def import_(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ImportOptions, "glass import nanogpt OUT_DIR")
-    names, options, problems = parsed(words, ImportOptions)
+    names, options, problems = parse_options(words, ImportOptions)
     if len(names) != 2 or names[0] != "nanogpt":
         problems.append("say what to import, and from where: glass import nanogpt OUT_DIR")
     if problems:
         raise UserError(problems)
     from glassgpt.exchange.import_nanogpt import import_run
-    from glassgpt.show.terminal.exchange_view import show_import
+    from glassgpt.show.terminal.exchange_view import print_import
 
-    show_import(import_run(names[1], options), console())
+    print_import(import_run(names[1], options), make_console())
     return 0

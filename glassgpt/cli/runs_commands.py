@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import expand_user_path
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def runs(words: list[str]) -> int:
     from glassgpt.runs.run_list import find_runs
     from glassgpt.show.terminal.runs_view import print_runs
 
-    names, _, problems = parsed(words, RunsOptions)
+    names, _, problems = parse_options(words, RunsOptions)
     if len(names) > 1:
         problems.append(f"one folder at a time, not {' and '.join(names)}")
     folder = Path(names[0] if names else "runs")
@@ -39,7 +39,7 @@ def runs(words: list[str]) -> int:
         problems.append(f"there is no folder {folder}")
     if problems:
         raise UserError(problems)
-    print_runs(find_runs(folder), folder, console())
+    print_runs(find_runs(folder), folder, make_console())
     return 0
 
 
@@ -48,7 +48,7 @@ def show(words: list[str]) -> int:
         return print_help(ShowOptions, "glass show RUN")
     from glassgpt.show.terminal.replay import replay, replay_svg
 
-    names, options, problems = parsed(words, ShowOptions)
+    names, options, problems = parse_options(words, ShowOptions)
     if len(names) != 1:
         problems.append("say which run to show; `glass runs` lists them")
     if options.width < 40:
@@ -56,7 +56,7 @@ def show(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     if options.svg:
-        replay_svg(Path(names[0]), user_path(options.svg), options.width)
+        replay_svg(Path(names[0]), expand_user_path(options.svg), options.width)
     else:
-        replay(Path(names[0]), console())
+        replay(Path(names[0]), make_console())
     return 0

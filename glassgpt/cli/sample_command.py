@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
 
 
@@ -11,7 +11,7 @@ def sample(words: list[str]) -> int:
 
     if wants_help(words):
         return print_help(SampleOptions, "glass sample [RUN]")
-    names, options, problems = parsed(words, SampleOptions)
+    names, options, problems = parse_options(words, SampleOptions)
     if len(names) > 1:
         problems.append(
             f"one run at a time, not {' and '.join(names)}; --compare=RUN2 shows another beside it"
@@ -20,19 +20,19 @@ def sample(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     text = prompt_text(options.start)
-    from glassgpt.sample.sampler import find_source, open_writer
+    from glassgpt.sample.sampler import find_model_source, load_sampler
     from glassgpt.show.terminal import sample_view as show
 
-    sources = [find_source(names[0] if names else None, options)]
+    sources = [find_model_source(names[0] if names else None, options)]
     sources += [options.compare] if options.compare else []
-    writers = [open_writer(source, options) for source in sources]
+    writers = [load_sampler(source, options) for source in sources]
     prompts = [writer.encode(text) for writer in writers]
-    err = console(stderr=True)
+    err = make_console(stderr=True)
     for writer, prompt in zip(writers, prompts, strict=True):
-        show.announce(writer, err)
-        show.announce_prompt(writer, prompt, err)
+        show.print_model_info(writer, err)
+        show.print_prompt_truncation(writer, prompt, err)
     if len(writers) == 1:
-        show.stream(writers[0], text, prompts[0], options, err)
+        show.stream_samples(writers[0], text, prompts[0], options, err)
     else:
-        show.side_by_side(writers, text, prompts, options, console())
+        show.print_side_by_side(writers, text, prompts, options, make_console())
     return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from glassgpt import format
-from glassgpt.cli.command import console, parsed, print_help, wants_help
-from glassgpt.config import TRACKERS, trackers_in
-from glassgpt.errors import UserError, first_line
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.config import TRACKERS, tracker_names
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
 from glassgpt.track.track_options import TrackOptions
 
@@ -15,10 +15,10 @@ from glassgpt.track.track_options import TrackOptions
 def track(words: list[str]) -> int:
     if wants_help(words):
         return print_help(TrackOptions, "glass track RUN")
-    from glassgpt.track.trackers import check_installed, follower
+    from glassgpt.track.trackers import check_installed, make_feed
 
-    names, options, problems = parsed(words, TrackOptions)
-    asked = trackers_in({"track": options.to})
+    names, options, problems = parse_options(words, TrackOptions)
+    asked = tracker_names({"track": options.to})
     if len(names) != 1:
         problems.append("say which run to tell about; `glass runs` lists them")
     if not asked:
@@ -29,16 +29,16 @@ def track(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     check_installed(asked)
-    out = console()
+    out = make_console()
     for name in asked:
         try:
-            told = follower(name, Path(names[0])).replay()
+            told = make_feed(name, Path(names[0])).replay()
         except UserError as error:
             problems += error.problems
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others are told
-            problems.append(f"{name} failed: {first_line(error)}")
+            problems.append(f"{name} failed: {error_type_and_message(error)}")
         else:
-            out.print(f"{name:<13} {format.plural(told, 'record')} told", soft_wrap=True, markup=False)
+            out.print(f"{name:<13} {format.pluralize(told, 'record')} told", soft_wrap=True, markup=False)
     if problems:
         raise UserError(problems)
     return 0
@@ -48,10 +48,10 @@ def _unfit(run_dir: Path, asked: tuple[str, ...]) -> list[str]:
     """Two must not write the same files at once."""
     from glassgpt.runs.run_list import is_running
 
-    if not (run_dir / journal.NAME).is_file():
-        return [f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"]
-    runs = [record for record in journal.read(run_dir / journal.NAME) if record["kind"] == "run"]
+    if not (run_dir / journal.FILE_NAME).is_file():
+        return [f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"]
+    runs = [record for record in journal.read(run_dir / journal.FILE_NAME) if record["kind"] == "run"]
     if not runs:
-        return [f"{run_dir / journal.NAME} does not say what run it is of"]
-    told = trackers_in(runs[-1].get("config", {})) if is_running(run_dir) else ()
+        return [f"{run_dir / journal.FILE_NAME} does not say what run it is of"]
+    told = tracker_names(runs[-1].get("config", {})) if is_running(run_dir) else ()
     return [f"{name} is being told by the run itself, which is still going" for name in asked if name in told]

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import console, print_help, recipe_named, wants_help
-from glassgpt.config import ELSEWHERE, TrainConfig, trackers_asked
+from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_text, preset_names
-from glassgpt.sanitize import harmless
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text, preset_names
+from glassgpt.sanitize import sanitize_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from glassgpt.record.journal import Record
     from glassgpt.record.sink import Listener
     from glassgpt.show.report.report_listener import ReportAtEnd
-    from glassgpt.training.distributed.process_group import Team
-    from glassgpt.training.interrupt import Stop
-    from glassgpt.training.task import Task
+    from glassgpt.training.distributed.process_group import ProcessGroup
+    from glassgpt.training.interrupt import StopSignals
+    from glassgpt.training.task import RunRequest
 
 
 def train(words: list[str]) -> int:
@@ -35,12 +35,14 @@ def train(words: list[str]) -> int:
         text = (
             "FILE is a config of ours (.toml) or nanoGPT's (.py, read, never executed), or a text, file or "
             "folder, to prepare and train on with quickstart's settings. --tune measures "
-            f"first, {TUNING_S:.0f} s at most, which settings are fastest here. --nproc=N trains in N "
+            f"first, {TUNE_BUDGET_S:.0f} s at most, which settings are fastest here. --nproc=N trains in N "
             f"processes on this machine, as torchrun does. Presets:\n\n{about}"
         )
         return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
-    names, flags, problems = parse_flags(words, _Flags)
-    own, more = check_settings({name: flags.pop(name) for name in ("tune", "nproc") if name in flags}, _Flags)
+    names, flags, problems = parse_flags(words, _TrainFlags)
+    own, more = check_settings(
+        {name: flags.pop(name) for name in ("tune", "nproc") if name in flags}, _TrainFlags
+    )
     problems += more
     nproc = own.get("nproc")
     if isinstance(nproc, int) and nproc < 1:
@@ -57,7 +59,7 @@ def train(words: list[str]) -> int:
         flags["dataset"] = dataset_name(PrepareOptions(text))
         recipe: Recipe | None = replace(find_recipe(DEFAULT_PRESET), name=flags["dataset"])
     else:
-        recipe = recipe_named(names, problems)
+        recipe = recipe_from_names(names, problems)
     if problems:
         raise UserError(problems + check_settings(flags, TrainConfig)[1])
     if isinstance(nproc, int) and "RANK" not in os.environ:  # torchrun and we would start each other
@@ -65,20 +67,20 @@ def train(words: list[str]) -> int:
 
         return launch(nproc, ["train", *_without_nproc(words)])
     from glassgpt.training.distributed.process_group import RankLost
-    from glassgpt.training.interrupt import Stop  # needs no torch: Ctrl-C works while torch is loading
+    from glassgpt.training.interrupt import StopSignals  # needs no torch: Ctrl-C works while torch is loading
 
     try:
-        with Stop() as stop:
+        with StopSignals() as stop:
             return _train(recipe, flags, stop, bool(own.get("tune")), text)
     except RankLost as lost:
-        if lost.is_mine_to_say:
+        if lost.should_report:
             print(f"error: {lost}", file=sys.stderr)
         return 1
 
 
 def _is_text(name: str) -> bool:
     """Documents in bulk may take hours and settings of their own: they are prepared by themselves."""
-    if not is_text(name):
+    if not is_unprepared_text(name):
         return False
     from glassgpt.data.corpus import is_corpus
 
@@ -96,17 +98,19 @@ def _without_nproc(words: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Flags(TrainConfig):
+class _TrainFlags(TrainConfig):
     """What may be said besides the run's settings."""
 
     tune: bool = False
     nproc: int | None = None
 
 
-TUNING_S = 90.0
+TUNE_BUDGET_S = 90.0
 
 
-def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool, text: str = "") -> int:
+def _train(
+    recipe: Recipe | None, flags: dict[str, str], stop: StopSignals, tune: bool, text: str = ""
+) -> int:
     from glassgpt.record.machine import process_age_s
     from glassgpt.show.report.report_listener import ReportAtEnd
     from glassgpt.track import trackers
@@ -114,82 +118,86 @@ def _train(recipe: Recipe | None, flags: dict[str, str], stop: Stop, tune: bool,
     from glassgpt.training.distributed.join_group import join
 
     team = join()
-    with team.together():
-        task = _task(team, recipe, flags, tune, text)
-    report = ReportAtEnd(_console_of(task.config), stop)
-    listeners: list[Listener] = [_lines(task.config, report), report] if team.is_first else []
-    run = session.start(task, listeners, stop, process_age_s(), team, trackers)
-    if run.was_over and team.is_first:
+    with team.share_errors():
+        task = _resolve_task(team, recipe, flags, tune, text)
+    report = ReportAtEnd(_make_run_console(task.config), stop)
+    listeners: list[Listener] = (
+        [_make_console_listener(task.config, report), report] if team.is_rank_zero else []
+    )
+    run = session.start_run(task, listeners, stop, process_age_s(), team, trackers)
+    if run.was_over and team.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
-        _console_of(task.config).print(
+        _make_run_console(task.config).print(
             f"{'end':<13} {run.reason} before, after {run.iter:,} updates, with a best validation loss of "
             f"{run.best_val_loss:.4f}; to train it longer: glass train --init_from=resume "
-            f"--out_dir={shlex.quote(harmless(str(run.out_dir)))} {longer}",
+            f"--out_dir={shlex.quote(sanitize_text(str(run.out_dir)))} {longer}",
             soft_wrap=True,
             markup=False,
         )
     return run.exit_code
 
 
-def _task(team: Team, recipe: Recipe | None, flags: dict[str, str], tune: bool, text: str) -> Task:
+def _resolve_task(
+    team: ProcessGroup, recipe: Recipe | None, flags: dict[str, str], tune: bool, text: str
+) -> RunRequest:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
-    from glassgpt.training.task import begun_by, prepare_if_built_in, resolve
+    from glassgpt.training.task import prepare_if_built_in, resolve_request, restarted_request
 
     said = {**(recipe.settings if recipe else {}), **flags}
-    begun = begun_by(team, str(said.get("out_dir", "")), flags)
-    task = begun or resolve(recipe, flags)
-    if tune and begun is None and task.run_dir is not None:
+    begun = restarted_request(team, str(said.get("out_dir", "")), flags)
+    task = begun or resolve_request(recipe, flags)
+    if tune and begun is None and task.resume_dir is not None:
         raise UserError("a run that goes on has its settings: leave --tune out")
-    if team.is_first:
-        check_installed(trackers_asked(task.config))
-    out = _console_of(task.config)
-    team.in_turn(
+    if team.is_rank_zero:
+        check_installed(requested_trackers(task.config))
+    out = _make_run_console(task.config)
+    team.run_rank_zero_first(
         lambda: prepare_if_built_in(task.config, partial(out.print, soft_wrap=True), out.is_terminal)
     )
     if text:
-        team.in_turn(lambda: _prepare_text(text, out if team.is_first else None))
+        team.run_rank_zero_first(lambda: _prepare_text(text, out if team.is_rank_zero else None))
     if not tune or begun is not None:
         return task
-    found = team.from_first(lambda: _tuned(task, flags, out, team.size))
-    own = {name: getattr(task.config, name) for name in ELSEWHERE}
+    found = team.broadcast_from_rank_zero(lambda: _tuned(task, flags, out, team.world_size))
+    own = {name: getattr(task.config, name) for name in MACHINE_SPECIFIC_PATHS}
     return replace(task, config=TrainConfig(**found["config"] | own), tuning_s=found["seconds"])
 
 
-def _console_of(config: TrainConfig) -> Console:
+def _make_run_console(config: TrainConfig) -> Console:
     """Who reads nanoGPT's lines from stdout expects no others there."""
-    return console(stderr=config.console == "nanogpt")
+    return make_console(stderr=config.console == "nanogpt")
 
 
-def _lines(config: TrainConfig, report: ReportAtEnd) -> Listener:
+def _make_console_listener(config: TrainConfig, report: ReportAtEnd) -> Listener:
     """Prints the run."""
-    from glassgpt.record.sink import warn_of
+    from glassgpt.record.sink import warn_listener_failed
     from glassgpt.show.terminal.nanogpt_console import NanogptConsole
     from glassgpt.show.terminal.run_console import RunConsole
 
     nanogpts = config.console == "nanogpt"
     lines: Listener = (
-        NanogptConsole() if nanogpts else RunConsole(_console_of(config), live=sys.stdout.isatty())
+        NanogptConsole() if nanogpts else RunConsole(_make_run_console(config), live=sys.stdout.isatty())
     )
 
     def show(record: Record) -> None:
-        if report.is_read:
+        if report.is_console_open:
             try:
                 lines(record)
             except OSError as error:  # a closed terminal takes the lines, and leaves the report
-                report.is_read = False
-                warn_of("console", error)
+                report.is_console_open = False
+                warn_listener_failed("console", error)
 
     return show
 
 
-def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:
+def _tuned(task: RunRequest, flags: Collection[str], out: Console, ranks: int) -> dict[str, Any]:
     """The settings that are fastest here, found by trying, and how long that took; what was said by flag
     stays."""
     from glassgpt.tune.tuning import tuned_config
 
     def say(line: str) -> None:
-        out.print(f"{'tune':<13} {harmless(line)}", soft_wrap=True, markup=False)
+        out.print(f"{'tune':<13} {sanitize_text(line)}", soft_wrap=True, markup=False)
 
     started = time.perf_counter()
     asked, fixed = task.config, set(flags)
@@ -197,27 +205,27 @@ def _tuned(task: Task, flags: Collection[str], out: Console, ranks: int) -> dict
         fixed.add("threads")
         if asked.batch_tokens is None and asked.gradient_accumulation_steps is None:
             asked = replace(asked, gradient_accumulation_steps=ranks)
-    config = tuned_config(asked, TUNING_S, say, fixed=fixed)
+    config = tuned_config(asked, TUNE_BUDGET_S, say, fixed=fixed)
     out.print()
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
 
 
 def _prepare_text(text: str, out: Console | None) -> None:
     """`out`: None where another process of the team prints."""
-    from glassgpt.data.prepare import prepare_once
+    from glassgpt.data.prepare import prepare_if_missing
 
     def say(line: str) -> None:
         if out is not None:
-            out.print(f"{'data':<13} {harmless(line)}", soft_wrap=True, markup=False)
+            out.print(f"{'data':<13} {sanitize_text(line)}", soft_wrap=True, markup=False)
 
-    prepare_once(text, say, progress=out is not None and out.is_terminal)
+    prepare_if_missing(text, say, progress=out is not None and out.is_terminal)
     say(f"now trains on it with the settings of {DEFAULT_PRESET}, and yours")
 
 
 def prepare(words: list[str]) -> int:
     from glassgpt.data.prepare import prepare as prepare_data
     from glassgpt.data.prepare_options import PrepareOptions
-    from glassgpt.training.interrupt import cleaned_up
+    from glassgpt.training.interrupt import sigterm_as_interrupt
 
     if wants_help(words):
         return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER|'PATTERN'")
@@ -231,8 +239,8 @@ def prepare(words: list[str]) -> int:
     settings, more = check_settings(flags, PrepareOptions)
     if problems or more:
         raise UserError(problems + more)
-    out = console()
+    out = make_console()
     options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
-    with cleaned_up():
+    with sigterm_as_interrupt():
         prepare_data(options, lambda line: out.print(line, soft_wrap=True, markup=False))
     return 0

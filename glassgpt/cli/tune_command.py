@@ -6,19 +6,19 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import console, print_help, recipe_named, wants_help
+from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, field_types, nearest, parse_flags
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine
-from glassgpt.tune.tune_options import TuneOptions, budget_seconds, find_problems
+from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
+from glassgpt.tune.tune_options import TuneOptions, budget_seconds, check_tune_options
 
 if TYPE_CHECKING:
     from glassgpt.tune.tuning import Tuning
-    from glassgpt.tune.worker_process import Workshop
+    from glassgpt.tune.worker_process import TrialRunner
 
 
-class _Words(TuneOptions, TrainConfig):
+class _TuneFlags(TuneOptions, TrainConfig):
     """Whatever may be said: our own options and the settings of a run."""
 
 
@@ -26,16 +26,16 @@ def tune(words: list[str]) -> int:
     if wants_help(words):
         return print_help(TuneOptions, "glass tune [PRESET|FILE] [--key=value …]")
     began = time.monotonic()
-    recipe, options, flags = _parsed(words)
-    from glassgpt.show.terminal.tune_view import TuneConsole, print_file, print_tuning
+    recipe, options, flags = _parse_command_line(words)
+    from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning
     from glassgpt.tune import tuned_file, tuning
-    from glassgpt.tune.setting import settled_names
-    from glassgpt.tune.worker_process import Workshop
+    from glassgpt.tune.setting import tuned_config_fields
+    from glassgpt.tune.worker_process import TrialRunner
 
     budget_s = budget_seconds(options.budget) or 0.0
-    out = console(stderr=options.json)
-    with Workshop() as workshop, TuneConsole(out, recipe.name, budget_s, quiet=options.json) as told:
-        config = combine(recipe, flags, _device_type(recipe, flags, workshop, budget_s))
+    out = make_console(stderr=options.json)
+    with TrialRunner() as workshop, TuneConsole(out, recipe.name, budget_s, quiet=options.json) as told:
+        config = build_config(recipe, flags, _device_type(recipe, flags, workshop, budget_s))
         found = tuning.tune(
             config,
             budget_s,
@@ -45,34 +45,36 @@ def tune(words: list[str]) -> int:
             told=told,
             began=began,
         )
-    settled = settled_names(found.ground.device_type)
-    text = tuned_file.text_of(found.tuned, config, recipe.name, settled, tuning.notes_of(found))
+    settled = tuned_config_fields(found.context.device_type)
+    text = tuned_file.tuned_file_text(
+        found.tuned, config, recipe.name, settled, tuning.tuned_file_notes(found)
+    )
     if not options.json:
         print_tuning(found, out)
-    path = tuned_file.write(text, options.out, options.force)
+    path = tuned_file.write_tuned_file(text, options.out, options.force)
     if options.json:
         _print_json(found, str(path))
     else:
-        print_file(found, path, out)
+        print_tuned_file(found, path, out)
     return 0
 
 
-def _parsed(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str, str]]:
+def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str, str]]:
     """What to tune, how, and what shall stay; all problems at once."""
     from glassgpt.tune import tuned_file, tuning
 
-    names, flags, problems = parse_flags(words, _Words)
+    names, flags, problems = parse_flags(words, _TuneFlags)
     own = {name: flags.pop(name) for name in list(flags) if _is_own(name)}
     known, more = check_settings(own, TuneOptions)
     problems += more
     options = TuneOptions(**known)  # type: ignore[arg-type]
-    problems += find_problems(options) + tuned_file.check_place(options.out, options.force)
-    recipe = recipe_named(names, problems, DEFAULT_PRESET)
+    problems += check_tune_options(options) + tuned_file.check_output_path(options.out, options.force)
+    recipe = recipe_from_names(names, problems, DEFAULT_PRESET)
     if recipe is None or recipe.by_device:  # which of its tables holds is not known yet
         problems += check_settings(flags, TrainConfig)[1]
     else:
         try:
-            tuning.check(combine(recipe, flags))
+            tuning.check_tunable(build_config(recipe, flags))
         except UserError as error:
             problems += error.problems
     if problems or recipe is None:
@@ -85,10 +87,10 @@ def _is_own(name: str) -> bool:
     ours, theirs = field_types(TuneOptions), field_types(TrainConfig)
     if name in ours or name in theirs:
         return name in ours
-    return "did you mean" in nearest(name, ours) and "did you mean" not in nearest(name, theirs)
+    return "did you mean" in did_you_mean(name, ours) and "did you mean" not in did_you_mean(name, theirs)
 
 
-def _device_type(recipe: Recipe, flags: dict[str, str], workshop: Workshop, budget_s: float) -> str | None:
+def _device_type(recipe: Recipe, flags: dict[str, str], workshop: TrialRunner, budget_s: float) -> str | None:
     if not recipe.by_device:
         return None
     return workshop.device_type(str({**recipe.settings, **flags}.get("device", "auto")), budget_s)
@@ -98,4 +100,4 @@ def _print_json(found: Tuning, path: str) -> None:
     from glassgpt.record import journal
 
     document: dict[str, Any] = {"file": path, **found.as_dict()}
-    print(json.dumps(journal.plain(document), indent=1, allow_nan=False))
+    print(json.dumps(journal.nonfinite_to_words(document), indent=1, allow_nan=False))

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 
-from glassgpt.cli.command import console, parsed, print_help, wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
 
 
@@ -25,17 +25,17 @@ class VerifyOptions:
 def verify(words: list[str]) -> int:
     if wants_help(words):
         return print_help(VerifyOptions, "glass verify RUN|EXPORT|DATASET ...")
-    from glassgpt.data.progress import passing
-    from glassgpt.doctor.verify_files import find
+    from glassgpt.data.progress import show_byte_progress
+    from glassgpt.doctor.verify_files import find_target
     from glassgpt.doctor.verify_files import verify as verify_folder
     from glassgpt.runs.run_list import size_on_disk
-    from glassgpt.show.terminal.verify_view import show_verified
+    from glassgpt.show.terminal.verify_view import print_verification
 
-    names, options, problems = parsed(words, VerifyOptions)
+    names, options, problems = parse_options(words, VerifyOptions)
     found = []
     for name in names:
         try:
-            found.append(find(name))
+            found.append(find_target(name))
         except UserError as error:
             problems += error.problems
     if not names:
@@ -45,11 +45,13 @@ def verify(words: list[str]) -> int:
     results = []
     for kind, folder in found:
         size = size_on_disk(folder)
-        with passing(f"verifying {folder}", size, lambda line: print(line, file=sys.stderr), True) as advance:
+        with show_byte_progress(
+            f"verifying {folder}", size, lambda line: print(line, file=sys.stderr), True
+        ) as advance:
             results.append(verify_folder(kind, folder, advance))
         if not options.json:
-            show_verified(results[-1], console(), first=len(results) == 1)
-    good = not any(result.of("damaged") for result in results)
+            print_verification(results[-1], make_console(), first=len(results) == 1)
+    good = not any(result.with_verdict("damaged") for result in results)
     if options.json:
         document = {"good": good, "verified": [result.as_dict() for result in results]}
         print(json.dumps(document, indent=1))

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class Claim:
     id: str
-    runs: tuple[str, ...]  # the labels of those it is about
-    claim: str
+    labels: tuple[str, ...]  # the labels of those it is about
+    sentence: str
     details: tuple[str, ...] = ()  # each a sentence of its own
 
     def as_dict(self) -> dict[str, object]:
-        return {"id": self.id, "runs": list(self.runs), "claim": self.claim, "details": list(self.details)}
+        return {
+            "id": self.id,
+            "runs": list(self.labels),
+            "claim": self.sentence,
+            "details": list(self.details),
+        }

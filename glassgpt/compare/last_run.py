@@ -9,24 +9,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.run_log import Bools, History, Steps
-from glassgpt.runs.trajectory import continues
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.run_log import Bools, RunLog, Steps
+from glassgpt.runs.trajectory import continues_previous
 
 
-def runs_in(history: History) -> int:
+def count_runs(history: RunLog) -> int:
     """Those of other trainers before it in the same log included."""
-    return len(_beginnings(history)) + sum(runs_in(one) for one in history.earlier)
+    return len(_run_start_segments(history)) + sum(count_runs(one) for one in history.earlier)
 
 
-def last_run(history: History, facts: Facts) -> tuple[History, Facts]:
+def select_last_run(history: RunLog, facts: Facts) -> tuple[RunLog, Facts]:
     """The run that the log ends with, and facts of that alone."""
-    begin = _beginnings(history)[-1]
+    begin = _run_start_segments(history)[-1]
     if not begin:
         return history, facts
     alone = replace(
         history,
-        steps=_rows(history.steps, history.steps.segment >= begin, begin),
+        steps=_select_rows(history.steps, history.steps.segment >= begin, begin),
         evals=tuple(
             replace(one, segment=one.segment - begin) for one in history.evals if one.segment >= begin
         ),
@@ -36,10 +36,10 @@ def last_run(history: History, facts: Facts) -> tuple[History, Facts]:
         segments=history.segments[begin:],
         first_update_ms=None,  # of the first process
     )
-    return alone, facts_of(alone)
+    return alone, compute_facts(alone)
 
 
-def _beginnings(history: History) -> list[int]:
+def _run_start_segments(history: RunLog) -> list[int]:
     """The segments that runs begin with; one that logged nothing is none. A journal is of one run."""
     if history.trainer.one_run_per_log:
         return [0]
@@ -48,13 +48,13 @@ def _beginnings(history: History) -> list[int]:
     begins = [
         segment
         for segment in range(1, len(history.segments))
-        if segment in alive and not continues(history, segment)
+        if segment in alive and not continues_previous(history, segment)
     ]
     before = any(segment in alive for segment in range(begins[0])) if begins else True
     return [0, *begins] if before else begins
 
 
-def _rows(steps: Steps, kept: Bools, begin: int) -> Steps:
+def _select_rows(steps: Steps, kept: Bools, begin: int) -> Steps:
     memory, tokens = steps.memory_bytes, steps.tokens
     return Steps(
         iteration=steps.iteration[kept],

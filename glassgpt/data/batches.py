@@ -18,46 +18,50 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.shards import Shards, Tokens
+from glassgpt.data.shards import ShardedTokens, TokenArray
 from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips
-_ROUNDS = 6
-_PAGE = 1024  # starts that are worked out at a time
+_FEISTEL_ROUNDS = 6
+_STARTS_PER_PAGE = 1024  # starts that are worked out at a time
 
 
 def window_starts(seed: int, first: int, count: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
     """Where sequences first, first + 1, ... of a run start. Costs the same however far into the run."""
     # One window less than fits, so that there is room to shift them all.
     per_epoch = max(1, (n_tokens - 1) // block_size - 1)
-    pages = range(first // _PAGE, (first + max(count, 1) - 1) // _PAGE + 1)
+    pages = range(first // _STARTS_PER_PAGE, (first + max(count, 1) - 1) // _STARTS_PER_PAGE + 1)
     starts = np.concatenate([_page(seed, page, n_tokens, block_size, per_epoch) for page in pages])
-    return starts[first % _PAGE : first % _PAGE + count]
+    return starts[first % _STARTS_PER_PAGE : first % _STARTS_PER_PAGE + count]
 
 
 @functools.lru_cache(maxsize=16)
 def _page(seed: int, page: int, n_tokens: int, block_size: int, per_epoch: int) -> NDArray[np.int64]:
     """The starts of sequences page x _PAGE and on. Many at a time, and remembered: an update needs few."""
     room = n_tokens - per_epoch * block_size
-    windows, words = drawn(seed, page * _PAGE, _PAGE, per_epoch)
+    windows, words = draw_without_replacement(seed, page * _STARTS_PER_PAGE, _STARTS_PER_PAGE, per_epoch)
     return (words % np.uint64(room)).astype(np.int64) + windows * block_size
 
 
-def drawn(seed: int, first: int, count: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def draw_without_replacement(
+    seed: int, first: int, count: int, n: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Which of n things sequences first, first + 1, ... are, each once in an epoch; and of each sequence a
     random number that is its epoch's."""
     epochs, places = np.divmod(np.arange(first, first + count, dtype=np.int64), n)
     of_epochs = [_epoch_words(seed, epoch) for epoch in range(epochs[0], epochs[-1] + 1)]
     words = np.stack(of_epochs, axis=1)[:, epochs - epochs[0]]
-    return shuffled(places, n, words[:_ROUNDS]), words[_ROUNDS]
+    return feistel_permute(places, n, words[:_FEISTEL_ROUNDS]), words[_FEISTEL_ROUNDS]
 
 
 def _epoch_words(seed: int, epoch: int) -> NDArray[np.uint64]:
     """The random numbers of an epoch: keys of its shuffle, and one more."""
-    return np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_ROUNDS + 1)
+    return np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(
+        _FEISTEL_ROUNDS + 1
+    )
 
 
-def shuffled(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def feistel_permute(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Where shuffles of 0 .. n-1 put these places, without making the shuffles. A place has its column of
     keys, which is its shuffle.
 
@@ -84,17 +88,17 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def gather(tokens: Tokens, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def gather_windows(tokens: TokenArray, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """The `length` tokens from each start, as rows."""
-    if isinstance(tokens, Shards):
-        return tokens.windows(starts, length)
+    if isinstance(tokens, ShardedTokens):
+        return tokens.gather_windows(starts, length)
     # A window view costs nothing, and indexing it copies whole rows: no index matrix is built.
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     return windows[starts].astype(np.int64)
 
 
 def training_batch(
-    tokens: Tokens, block_size: int, seed: int, first: int, count: int
+    tokens: TokenArray, block_size: int, seed: int, first: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sequences first .. first + count of a run: inputs x and targets y, y being x one token on."""
     if len(tokens) < block_size + 1:
@@ -103,11 +107,11 @@ def training_batch(
             "lower --block_size or prepare more text"
         )
     starts = window_starts(seed, first, count, len(tokens), block_size)
-    rows = gather(tokens, starts, block_size + 1)
+    rows = gather_windows(tokens, starts, block_size + 1)
     return rows[:, :-1], rows[:, 1:]
 
 
-def evaluation_windows(n_tokens: int, block_size: int, eval_tokens: int | None) -> NDArray[np.int64]:
+def evaluation_window_starts(n_tokens: int, block_size: int, eval_tokens: int | None) -> NDArray[np.int64]:
     """Where the evaluation windows start: the same ones every time, whatever the batch size.
 
     With no limit, or one the split fits in: windows side by side, so that each of the n_tokens - 1
@@ -126,7 +130,7 @@ def evaluation_windows(n_tokens: int, block_size: int, eval_tokens: int | None) 
 
 
 def evaluation_batch(
-    tokens: Tokens, starts: NDArray[np.int64], block_size: int
+    tokens: TokenArray, starts: NDArray[np.int64], block_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Inputs and targets of these windows, always (len(starts), block_size).
 

@@ -16,31 +16,31 @@ from typing import Any
 
 from glassgpt.errors import UserError
 
-RANKS_FILE = "gpt2.tiktoken"
+TIKTOKEN_FILE = "gpt2.tiktoken"
 END_OF_TEXT = "<|endoftext|>"
 # How GPT-2 cuts text into words before any merging; the possessive form (++) that tiktoken uses.
-PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 # How a BPE learned here does: combining marks (\p{M}) and zero-width joiners stay in the word of their
 # letter. GPT-2's pattern ends a word at each of them, so it cuts Hindi at every vowel sign. A mark on
 # anything but a letter, such as an emoji's variation selector, stays with that.
-MARKS_PATTERN = PATTERN.replace(r"\p{L}++", r"\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*+", 1)
+COMBINING_MARKS_PATTERN = GPT2_PATTERN.replace(r"\p{L}++", r"\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*+", 1)
 # The same in tokenizer.json, where possessive forms and $ would mean something else.
-MARKS_SPLIT = (
+HF_COMBINING_MARKS_PATTERN = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 
-Ranks = dict[bytes, int]
+MergeRanks = dict[bytes, int]
 
-LAYOUTS = "encoder.json and vocab.bpe, or vocab.json and merges.txt, or tokenizer.json"
-_BRING_FILES = f"put {LAYOUTS} into a folder and pass it as --tokenizer_files FOLDER"
+TOKENIZER_FILE_LAYOUTS = "encoder.json and vocab.bpe, or vocab.json and merges.txt, or tokenizer.json"
+_BRING_FILES_HINT = f"put {TOKENIZER_FILE_LAYOUTS} into a folder and pass it as --tokenizer_files FOLDER"
 
 
-def download_ranks(fix: str = _BRING_FILES) -> Ranks:
+def download_gpt2_ranks(fix: str = _BRING_FILES_HINT) -> MergeRanks:
     """GPT-2's own table through tiktoken, which checks it and keeps it in its cache."""
     from tiktoken_ext.openai_public import gpt2
 
     try:
-        ranks: Ranks = gpt2()["mergeable_ranks"]
+        ranks: MergeRanks = gpt2()["mergeable_ranks"]
     except (OSError, ValueError) as error:
         raise UserError(
             f"GPT-2's tokenizer could not be downloaded ({type(error).__name__}): {fix}"
@@ -49,32 +49,34 @@ def download_ranks(fix: str = _BRING_FILES) -> Ranks:
 
 
 @dataclass(frozen=True)
-class BpeFile:
+class ParsedBpe:
     """What a `tokenizer.json` says, known to be a byte-level BPE that leaves the text as it is."""
 
     pattern: str
     ids: dict[str, int]  # in GPT-2's printable alphabet; added tokens are not among them
     merges: list[tuple[str, str]]
-    added: dict[str, int]
+    added_tokens: dict[str, int]
 
     @property
-    def ranks(self) -> Ranks | None:
+    def ranks(self) -> MergeRanks | None:
         """The table, if ids follow the merges as GPT-2's do; None for any other numbering.
 
         tiktoken merges in the order of the ids, and whichever two parts make a token. A table in another
         order, or with a merge that this does not come to, it would encode differently without any error.
         """
-        ranks = {token_bytes(token): id for token, id in sorted(self.ids.items(), key=lambda item: item[1])}
+        ranks = {
+            unicode_to_bytes(token): id for token, id in sorted(self.ids.items(), key=lambda item: item[1])
+        }
         merged = [self.ids.get(first + second) for first, second in self.merges]
-        if merged != list(range(256, len(ranks))) or self.added != {END_OF_TEXT: len(ranks)}:
+        if merged != list(range(256, len(ranks))) or self.added_tokens != {END_OF_TEXT: len(ranks)}:
             return None
         halves = {first + second: (first, second) for first, second in self.merges}
-        if _problem(ranks) or not all(_is_reached(*pair, self.ids, halves) for pair in self.merges):
+        if _problem(ranks) or not all(_is_merge_reachable(*pair, self.ids, halves) for pair in self.merges):
             return None
         return ranks
 
 
-def _is_reached(
+def _is_merge_reachable(
     first: str, second: str, ids: Mapping[str, int], halves: Mapping[str, tuple[str, str]]
 ) -> bool:
     """Whether merging in the order of the ids leaves these two parts: nothing merges across before both are.
@@ -93,7 +95,7 @@ def _is_reached(
     return False
 
 
-def parse_tokenizer_json(content: bytes) -> BpeFile:
+def parse_tokenizer_json(content: bytes) -> ParsedBpe:
     """ValueError, saying what is not supported, unless a text goes in and comes out as with GPT-2's file."""
     document = json.loads(content)
     model = document["model"]
@@ -107,17 +109,17 @@ def parse_tokenizer_json(content: bytes) -> BpeFile:
     vocab = model["vocab"]
     if any(type(id) is not int or id < 0 for id in vocab.values()) or len({*vocab.values()}) < len(vocab):
         raise ValueError("two of its tokens have the same id, or one has none")
-    if missing := {*characters_of_bytes()} - {*vocab}:
+    if missing := {*bytes_to_unicode()} - {*vocab}:
         raise ValueError(f"{len(missing)} of the 256 bytes are not among its tokens")
     extra = document.get("added_tokens") or []
     added = {token["content"]: vocab.get(token["content"], token["id"]) for token in extra}
     ids = {token: id for token, id in vocab.items() if token not in added}
     for token in ids:
-        token_bytes(token)
+        unicode_to_bytes(token)
     # Older files write a merge as one string, newer ones as a pair.
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pairs = [(first, second) for first, second in merges]
-    return BpeFile(_word_pattern(document.get("pre_tokenizer")), ids, pairs, added)
+    return ParsedBpe(_word_pattern(document.get("pre_tokenizer")), ids, pairs, added)
 
 
 def _word_pattern(splitter: Any) -> str:
@@ -125,27 +127,27 @@ def _word_pattern(splitter: Any) -> str:
     *others, level = parts
     if level.get("type") == "ByteLevel" and not level.get("add_prefix_space"):
         if not others and level.get("use_regex", True):
-            return PATTERN
-        if others == [MARKS_SPLITTER] and not level.get("use_regex", True):
-            return MARKS_PATTERN
+            return GPT2_PATTERN
+        if others == [HF_COMBINING_MARKS_PRE_TOKENIZER] and not level.get("use_regex", True):
+            return COMBINING_MARKS_PATTERN
     raise ValueError("it splits words neither as GPT-2 does nor as a BPE learned here does")
 
 
-MARKS_SPLITTER = {
+HF_COMBINING_MARKS_PRE_TOKENIZER = {
     "type": "Split",
-    "pattern": {"Regex": MARKS_SPLIT},
+    "pattern": {"Regex": HF_COMBINING_MARKS_PATTERN},
     "behavior": "Isolated",
     "invert": False,
 }
 
 
-def dump_ranks(ranks: Ranks) -> bytes:
+def dump_ranks(ranks: MergeRanks) -> bytes:
     """The table in tiktoken's format: a line of base64 token and rank each."""
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
     return "".join(lines).encode()
 
 
-def parse_ranks(content: bytes) -> Ranks:
+def parse_ranks(content: bytes) -> MergeRanks:
     """The inverse of `dump_ranks`; ValueError when the table is not complete."""
     pairs = (line.split() for line in content.splitlines())
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
@@ -154,7 +156,7 @@ def parse_ranks(content: bytes) -> Ranks:
     return ranks
 
 
-def _problem(ranks: Ranks) -> str | None:
+def _problem(ranks: MergeRanks) -> str | None:
     if list(ranks.values()) != list(range(len(ranks))):
         return "the ids are not 0, 1, 2, ..."
     if {token for token, rank in ranks.items() if rank < 256} != {bytes([b]) for b in range(256)}:
@@ -162,15 +164,15 @@ def _problem(ranks: Ranks) -> str | None:
     return None
 
 
-def token_bytes(token: str) -> bytes:
+def unicode_to_bytes(token: str) -> bytes:
     """Of a token in GPT-2's printable alphabet; ValueError if it is in another."""
     try:
-        return token.translate(_BYTE_OF).encode("latin-1")
+        return token.translate(_BYTE_BY_CHARACTER).encode("latin-1")
     except UnicodeEncodeError:
         raise ValueError(f"its token {token!r} is not written in GPT-2's alphabet of bytes") from None
 
 
-def characters_of_bytes() -> list[str]:
+def bytes_to_unicode() -> list[str]:
     """GPT-2's printable alphabet: bytes that print stand for themselves, the rest start at U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -178,6 +180,6 @@ def characters_of_bytes() -> list[str]:
 
 
 # Any other character becomes one that is not a byte, or is none already.
-_BYTE_OF = dict.fromkeys(range(256), 0xFFFF) | {
-    ord(character): byte for byte, character in enumerate(characters_of_bytes())
+_BYTE_BY_CHARACTER = dict.fromkeys(range(256), 0xFFFF) | {
+    ord(character): byte for byte, character in enumerate(bytes_to_unicode())
 }

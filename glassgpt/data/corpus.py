@@ -23,19 +23,19 @@ from pathlib import Path
 from glassgpt.data import hub
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.document_batches import (
-    Lines,
-    Parcel,
-    Piece,
-    TextFiles,
-    holds_documents,
+    DocumentBatch,
+    DocumentReader,
+    JsonLinesReader,
+    TextFilesReader,
     is_binary,
+    is_document_file,
     is_parquet,
 )
-from glassgpt.data.folder_listing import read_folder, skipped, skipped_links
-from glassgpt.data.parquet import Parquet, column_problem
-from glassgpt.errors import UserError, of_many_files
-from glassgpt.format import plural
-from glassgpt.paths import user_path, with_tilde
+from glassgpt.data.folder_listing import list_folder, skipped_link_notes, skipped_notes
+from glassgpt.data.parquet import ParquetReader, text_column_problem
+from glassgpt.errors import UserError, user_error_for_files
+from glassgpt.format import pluralize
+from glassgpt.paths import abbreviate_home, expand_user_path
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30
@@ -46,26 +46,26 @@ class Corpus:
     """Files of documents in a fixed order, and what to say about them."""
 
     description: str
-    pieces: tuple[Piece, ...]
+    readers: tuple[DocumentReader, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """On disk."""
-        return sum(piece.size_bytes for piece in self.pieces)
+        return sum(piece.size_bytes for piece in self.readers)
 
-    def parcels(self, piece: int = 0, skip: int = 0) -> Iterator[tuple[int, Parcel]]:
+    def read_batches(self, piece: int = 0, skip: int = 0) -> Iterator[tuple[int, DocumentBatch]]:
         """All documents after the first `skip` of a piece, with the piece's number."""
-        for number in range(piece, len(self.pieces)):
-            for parcel in self.pieces[number].parcels(skip if number == piece else 0):
+        for number in range(piece, len(self.readers)):
+            for parcel in self.readers[number].read_batches(skip if number == piece else 0):
                 yield number, parcel
 
     def fingerprint(self) -> str:
         """Of the files' names, sizes and times: another one means that something was changed."""
         files = [
             path
-            for piece in self.pieces
-            for path in (piece.files if isinstance(piece, TextFiles) else (piece.path,))
+            for piece in self.readers
+            for path in (piece.files if isinstance(piece, TextFilesReader) else (piece.path,))
         ]
         known = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
@@ -74,12 +74,12 @@ class Corpus:
 def is_corpus(dataset: str, in_bulk: bool = False) -> bool:
     """Whether this is to be read as documents in bulk. `in_bulk`: a folder of texts is, however small."""
     if dataset in BUILT_IN or not dataset:
-        return dataset in hub.KNOWN
-    path = user_path(dataset)
+        return dataset in hub.NAMED_HUB_DATASETS
+    path = expand_user_path(dataset)
     if path.is_dir():
         return _is_corpus_folder(path, in_bulk)
     if path.exists():
-        return holds_documents(path.name)
+        return is_document_file(path.name)
     return is_pattern(dataset) or could_be_on_hub(dataset)
 
 
@@ -89,11 +89,11 @@ def is_pattern(dataset: str) -> bool:
 
 def could_be_on_hub(dataset: str) -> bool:
     """`owner/name`, unless it rather looks like a path that is not there."""
-    if dataset in BUILT_IN or hub.hub_name(dataset) is None:
+    if dataset in BUILT_IN or hub.parse_hub_dataset(dataset) is None:
         return False
     owner, rest = dataset.split("/", 1)
-    is_file = holds_documents(rest) or re.search(r"\.(txt|md|py|csv|html?|json)$", rest)
-    return not is_file and not user_path(owner).exists()
+    is_file = is_document_file(rest) or re.search(r"\.(txt|md|py|csv|html?|json)$", rest)
+    return not is_file and not expand_user_path(owner).exists()
 
 
 def open_corpus(dataset: str, source: str, column: str, download: bool = True) -> Corpus:
@@ -101,56 +101,64 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
 
     `download=False`: only see whether they could be had.
     """
-    name = hub.hub_name(dataset) if dataset in hub.KNOWN or not user_path(dataset).exists() else None
-    if name is not None and source and user_path(source).is_dir():
-        return _brought(user_path(source), name, column)
+    name = (
+        hub.parse_hub_dataset(dataset)
+        if dataset in hub.NAMED_HUB_DATASETS or not expand_user_path(dataset).exists()
+        else None
+    )
+    if name is not None and source and expand_user_path(source).is_dir():
+        return _open_downloaded_folder(expand_user_path(source), name, column)
     if source or is_pattern(dataset) or name is None:
-        return _local(source or dataset, column)
-    paths, about = hub.fetch(name, download)
-    return _of_documents(paths, column, f"{name} on Hugging Face, {about}")
+        return _open_local_corpus(source or dataset, column)
+    paths, about = hub.fetch_training_files(name, download)
+    return _corpus_of_files(paths, column, f"{name} on Hugging Face, {about}")
 
 
-def _brought(folder: Path, name: hub.HubName, column: str) -> Corpus:
+def _open_downloaded_folder(folder: Path, name: hub.HubDataset, column: str) -> Corpus:
     """A dataset of Hugging Face in a folder: the files that would have been downloaded."""
-    there = [path for path in read_folder(folder).files if holds_documents(path.name)]
+    there = [path for path in list_folder(folder).files if is_document_file(path.name)]
     if not there:
-        return _local(str(folder), column)
-    paths = hub.chosen_in(folder, name)
+        return _open_local_corpus(str(folder), column)
+    paths = hub.training_files_in(folder, name)
     if not paths:
         raise UserError(
-            f"none of the {plural(len(there), 'file')} of documents in {folder} is for training, going by "
+            f"none of the {pluralize(len(there), 'file')} of documents in {folder} is for training, going by "
             f"their names and the dataset's card: give the files themselves, --source '{folder}/*'"
         )
-    corpus = _of_documents(paths, column, f"folder {with_tilde(str(folder))}")
-    return dataclasses.replace(corpus, notes=skipped(len(there) - len(paths), "file of documents"))
+    corpus = _corpus_of_files(paths, column, f"folder {abbreviate_home(str(folder))}")
+    return dataclasses.replace(corpus, notes=skipped_notes(len(there) - len(paths), "file of documents"))
 
 
-def _local(where: str, column: str) -> Corpus:
+def _open_local_corpus(where: str, column: str) -> Corpus:
     """A file, a folder or a pattern."""
-    path = user_path(where)
+    path = expand_user_path(where)
     notes: tuple[str, ...] = ()
     paths: Sequence[Path]
     if path.is_dir():
-        folder = read_folder(path)
-        paths, description, notes = folder.files, f"folder {with_tilde(str(path))}", skipped_links(folder)
+        folder = list_folder(path)
+        paths, description, notes = (
+            folder.files,
+            f"folder {abbreviate_home(str(path))}",
+            skipped_link_notes(folder),
+        )
     elif path.exists():
-        paths, description = [path], f"file {with_tilde(str(path))}"
+        paths, description = [path], f"file {abbreviate_home(str(path))}"
     else:
         paths, copies = _matching(path)
-        description, notes = f"pattern {with_tilde(where)}", skipped(copies, "repeated file")
+        description, notes = f"pattern {abbreviate_home(where)}", skipped_notes(copies, "repeated file")
     if not paths:
         raise UserError(f"{where} has no file in it: give files, a folder or a pattern in quotes")
     if _is_mostly_documents(paths):
-        return _of_documents(paths, column, description, notes)
+        return _corpus_of_files(paths, column, description, notes)
     texts = [file for file in paths if not is_binary(file)]
-    notes += skipped(len(paths) - len(texts), "binary file")
+    notes += skipped_notes(len(paths) - len(texts), "binary file")
     if not texts:
         raise UserError(
             f"{where} has no text files ({', '.join(notes)}): give files of text, parquet or JSON lines"
         )
     size = sum(file.stat().st_size for file in texts)
-    description = f"{description}, {plural(len(texts), 'text')}"
-    return Corpus(description, (TextFiles(path, tuple(texts), size),), notes)
+    description = f"{description}, {pluralize(len(texts), 'text')}"
+    return Corpus(description, (TextFilesReader(path, tuple(texts), size),), notes)
 
 
 def _matching(pattern: Path) -> tuple[list[Path], int]:
@@ -164,31 +172,33 @@ def _by_depth(path: Path) -> tuple[int, Path]:
     return len(path.parts), path
 
 
-def _of_documents(
+def _corpus_of_files(
     paths: Sequence[Path], column: str, description: str, notes: tuple[str, ...] = ()
 ) -> Corpus:
-    files = [path for path in paths if holds_documents(path.name)]
-    problems = [problem for path in files if is_parquet(path) and (problem := column_problem(path, column))]
+    files = [path for path in paths if is_document_file(path.name)]
+    problems = [
+        problem for path in files if is_parquet(path) and (problem := text_column_problem(path, column))
+    ]
     if problems:
-        raise of_many_files(problems)
+        raise user_error_for_files(problems)
     sizes = [path.stat().st_size for path in files]
     pieces = [
-        Parquet(path, size, column) if is_parquet(path) else Lines(path, size)
+        ParquetReader(path, size, column) if is_parquet(path) else JsonLinesReader(path, size)
         for path, size in zip(files, sizes, strict=True)
     ]
-    notes += skipped(len(paths) - len(files), "other file")
-    return Corpus(f"{description}, {plural(len(files), 'file')} of documents", tuple(pieces), notes)
+    notes += skipped_notes(len(paths) - len(files), "other file")
+    return Corpus(f"{description}, {pluralize(len(files), 'file')} of documents", tuple(pieces), notes)
 
 
 def _is_corpus_folder(root: Path, in_bulk: bool) -> bool:
     """It has files of documents, mostly; or texts, and more than one likes to read three times."""
-    paths = read_folder(root).files
+    paths = list_folder(root).files
     size = sum(path.stat().st_size for path in paths)
     return in_bulk or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
 
 
 def _is_mostly_documents(paths: Sequence[Path]) -> bool:
     """By their size: a README beside parquet files, or a table among texts, is not what is meant."""
-    sizes = [(path.stat().st_size, holds_documents(path.name)) for path in paths]
+    sizes = [(path.stat().st_size, is_document_file(path.name)) for path in paths]
     in_documents = [size for size, holds in sizes if holds]
     return bool(in_documents) and 2 * sum(in_documents) >= sum(size for size, _ in sizes)

@@ -22,12 +22,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.config import holds_dataset
-from glassgpt.data.digests import has_fingerprint
-from glassgpt.data.manifest import DTYPES, MANIFEST, SPLITS, Manifest, stored_manifest
-from glassgpt.data.nanogpt_bin import adopt
-from glassgpt.data.shards import MappedFiles, Shards
-from glassgpt.errors import UserError, complaint
+from glassgpt.config import is_dataset_folder
+from glassgpt.data.digests import matches_fingerprint
+from glassgpt.data.manifest import DTYPES, MANIFEST_FILE, SPLITS, Manifest, read_stored_manifest
+from glassgpt.data.nanogpt_bin import build_nanogpt_manifest
+from glassgpt.data.shards import MappedFiles, ShardedTokens
+from glassgpt.errors import UserError, first_message_line
 
 __all__ = [
     "BUILT_IN",
@@ -48,7 +48,7 @@ BUILT_IN = {
     "tinystories": "gpt2",
 }
 
-_AGAIN = "prepare the dataset again with --overwrite"
+_PREPARE_AGAIN_HINT = "prepare the dataset again with --overwrite"
 
 
 @dataclass(frozen=True)
@@ -63,24 +63,24 @@ class Dataset:
 
         Several files are `Shards`, which read like an array as far as training needs it.
         """
-        dtype, names = DTYPES[self.manifest.dtype], self.manifest.files(split)
+        dtype, names = DTYPES[self.manifest.dtype], self.manifest.split_files(split)
         paths = [self.directory / name for name in names]
         try:
             tokens: Any = np.memmap(paths[0], dtype=dtype, mode="r") if len(paths) == 1 else None
-            tokens = Shards(MappedFiles(paths, dtype)) if tokens is None else tokens
+            tokens = ShardedTokens(MappedFiles(paths, dtype)) if tokens is None else tokens
         except (OSError, ValueError) as error:  # numpy maps no empty file
-            raise UserError(f"{paths[0]} cannot be read: {complaint(error)}") from error
+            raise UserError(f"{paths[0]} cannot be read: {first_message_line(error)}") from error
         if len(tokens) != self.manifest.tokens[split]:  # reading beyond its end would end the process
-            raise UserError(f"{paths[0]} was changed since it was opened: {_AGAIN}")
+            raise UserError(f"{paths[0]} was changed since it was opened: {_PREPARE_AGAIN_HINT}")
         return cast("NDArray[Any]", tokens)
 
     def bytes_per_token(self, split: str) -> float:
         return self.manifest.bytes_per_token(split)
 
     @property
-    def was_prepared(self) -> bool:
+    def has_manifest_file(self) -> bool:
         """Whether its manifest is a file of its own, and not made from nanoGPT's files on opening them."""
-        return (self.directory / MANIFEST).is_file()
+        return (self.directory / MANIFEST_FILE).is_file()
 
     @property
     def hash(self) -> str:
@@ -103,9 +103,9 @@ def open_dataset(directory: Path) -> Dataset:
 
 
 def _size_problems(directory: Path, manifest: Manifest, split: str) -> list[str]:
-    paths = [directory / name for name in manifest.files(split)]
+    paths = [directory / name for name in manifest.split_files(split)]
     if missing := [path for path in paths if not path.is_file()]:
-        return [f"{path} is missing: {_AGAIN}" for path in missing]
+        return [f"{path} is missing: {_PREPARE_AGAIN_HINT}" for path in missing]
     sizes = [path.stat().st_size for path in paths]
     actual, expected = sum(sizes), manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
     if actual == expected and _evenly_cut(sizes):
@@ -113,11 +113,11 @@ def _size_problems(directory: Path, manifest: Manifest, split: str) -> list[str]
     if len(paths) == 1:
         whose = f"{paths[0]} has"
     else:  # which of several it is, only their hashes tell
-        wrong = [str(path) for path in paths if not has_fingerprint(path, manifest.sha256[path.name])]
+        wrong = [str(path) for path in paths if not matches_fingerprint(path, manifest.sha256[path.name])]
         whose = f"with {', '.join(wrong)} the shards have"
     if actual == expected:
-        return [f"{whose} other lengths than they were written with: {_AGAIN}"]
-    return [f"{whose} {actual:,} bytes where its manifest says {expected:,}: {_AGAIN}"]
+        return [f"{whose} other lengths than they were written with: {_PREPARE_AGAIN_HINT}"]
+    return [f"{whose} {actual:,} bytes where its manifest says {expected:,}: {_PREPARE_AGAIN_HINT}"]
 
 
 def _evenly_cut(sizes: Sequence[int]) -> bool:
@@ -134,20 +134,20 @@ def verify(dataset: Dataset) -> None:
     for name, expected in dataset.manifest.sha256.items():
         path = dataset.directory / name
         if not path.is_file():
-            problems.append(f"{path} is missing: {_AGAIN}")
-        elif not has_fingerprint(path, expected):
-            problems.append(f"{path} is not what was prepared (its SHA-256 differs): {_AGAIN}")
+            problems.append(f"{path} is missing: {_PREPARE_AGAIN_HINT}")
+        elif not matches_fingerprint(path, expected):
+            problems.append(f"{path} is not what was prepared (its SHA-256 differs): {_PREPARE_AGAIN_HINT}")
     if problems:
         raise UserError(problems)
 
 
 def read_manifest(directory: Path) -> Manifest:
     """What a folder holds. One with only the manifest and the tokenizer will do; so will nanoGPT's."""
-    manifest = None if directory.is_file() else stored_manifest(directory)
+    manifest = None if directory.is_file() else read_stored_manifest(directory)
     if manifest is not None:
         return manifest
     if (directory / "train.bin").exists():
-        return adopt(directory)
+        return build_nanogpt_manifest(directory)
     raise UserError(_nothing_here(directory))
 
 
@@ -161,7 +161,7 @@ def _nothing_here(directory: Path) -> str:
     if typed.is_file():
         return f"{typed} is not a prepared dataset: run  glass prepare {typed}  and train on what that makes"
     beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
-    near = difflib.get_close_matches(name, [path.name for path in beside if holds_dataset(path)], n=1)
+    near = difflib.get_close_matches(name, [path.name for path in beside if is_dataset_folder(path)], n=1)
     if near:
         return f"no dataset at {directory}; did you mean {directory.with_name(near[0])}?"
     return (

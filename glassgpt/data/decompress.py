@@ -10,19 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from glassgpt.errors import UserError, complaint
+from glassgpt.errors import UserError, first_message_line
 
-COMPRESSED = (".gz", ".xz", ".zst")
-_MAGIC = {
+COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
+_SUFFIX_BY_MAGIC = {
     b"\x1f\x8b\x08": ".gz",
     b"\xfd7zXZ\0": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
     **{bytes([0x50 + i]) + b"\x2a\x4d\x18": ".zst" for i in range(16)},  # a frame to skip may come first
 }
-DATA_EXTRA = 'install it with  pip install "glassgpt[data]"'
+INSTALL_DATA_EXTRA_HINT = 'install it with  pip install "glassgpt[data]"'
 
 
-class Unpacked:
+class DecompressedFile:
     """A file as if it were not compressed. Damage in it is told, and so is an end that came too early."""
 
     def __init__(self, path: Path) -> None:
@@ -31,14 +31,14 @@ class Unpacked:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        self._new, errors = _decompression(path)
+        self._new, errors = _decompressor_factory(path)
         self._errors: tuple[type[BaseException], ...] = (EOFError, *errors)
         self._member: Any = None  # the decompressor of where we are
         self._packed = self._ready = b""
         self._given = 0  # unpacked bytes
         self._size, self._declared = path.stat().st_size, _declared_bytes(path) if self._new else 0
 
-    def __enter__(self) -> Unpacked:
+    def __enter__(self) -> DecompressedFile:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -57,15 +57,17 @@ class Unpacked:
 
     def read(self, size: int) -> bytes:
         try:
-            content = self._file.read(size) if self._new is None else self._unpack(size, self._new)
+            content = self._file.read(size) if self._new is None else self._decompress(size, self._new)
             self._given += len(content)
             return content
         except self._errors as error:
-            raise UserError(_misnamed(self._path) or damaged(self._path, error)) from error
+            raise UserError(
+                _misnamed_message(self._path) or damaged_file_message(self._path, error)
+            ) from error
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
 
-    def _unpack(self, size: int, new: Callable[[], Any]) -> bytes:
+    def _decompress(self, size: int, new: Callable[[], Any]) -> bytes:
         """Member after member: a compressed file may be several, one after the other."""
         pieces, length = [self._ready], len(self._ready)
         while length < size:
@@ -90,7 +92,7 @@ class Unpacked:
         return ready[:size]
 
 
-def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[BaseException], ...]]:
+def _decompressor_factory(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[BaseException], ...]]:
     """What makes a decompressor for a file, going by its name, and what that raises for damage."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
@@ -102,7 +104,9 @@ def _decompression(path: Path) -> tuple[Callable[[], Any] | None, tuple[type[Bas
     try:
         import zstandard
     except ImportError as error:
-        raise UserError(f"{path} is compressed by Zstandard, which needs zstandard: {DATA_EXTRA}") from error
+        raise UserError(
+            f"{path} is compressed by Zstandard, which needs zstandard: {INSTALL_DATA_EXTRA_HINT}"
+        ) from error
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
 
 
@@ -117,7 +121,7 @@ def _declared_bytes(path: Path) -> int:
         head = file.read(18)
         file.seek(max(0, size - 12))
         tail = file.read()
-        if suffix == ".zst" and packed_as(head) == suffix:
+        if suffix == ".zst" and compression_suffix(head) == suffix:
             import zstandard
 
             return max(0, zstandard.frame_content_size(head))
@@ -143,12 +147,12 @@ def _xz_numbers(index: bytes) -> list[int]:
     return numbers
 
 
-def packed_as(beginning: bytes) -> str | None:
+def compression_suffix(beginning: bytes) -> str | None:
     """How a file should be called that begins so, if it is compressed."""
-    return next((suffix for magic, suffix in _MAGIC.items() if beginning.startswith(magic)), None)
+    return next((suffix for magic, suffix in _SUFFIX_BY_MAGIC.items() if beginning.startswith(magic)), None)
 
 
-def _misnamed(path: Path) -> str | None:
+def _misnamed_message(path: Path) -> str | None:
     """What is wrong with the name of a file that is not compressed as it says, or None.
 
     Browsers, for one, unpack what they download and leave it its name.
@@ -156,7 +160,7 @@ def _misnamed(path: Path) -> str | None:
     with path.open("rb") as file:
         beginning = file.read(2**12)
     suffix = path.suffix
-    if found := packed_as(beginning):
+    if found := compression_suffix(beginning):
         if found == suffix.lower():
             return None
         return f"{path} is not compressed as {suffix} but as {found}: end its name so"
@@ -167,5 +171,5 @@ def _misnamed(path: Path) -> str | None:
     return f"{path} is plain text and not compressed: take {suffix} from its name"
 
 
-def damaged(path: Path, error: BaseException) -> str:
-    return f"{path} is damaged ({complaint(error)}): get it again"
+def damaged_file_message(path: Path, error: BaseException) -> str:
+    return f"{path} is damaged ({first_message_line(error)}): get it again"

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.files import sync_to_disk
+from glassgpt.files import fsync_path
 
 BYTES_PER_KEY = 8
-_RECENT = 2**20
+_MAX_RECENT_KEYS = 2**20
 
 
-class Seen:
+class DedupKeys:
     """A set of document keys that only grows, and is kept in a file. Of equal documents the first is new.
 
     Keys are 64 bits of a SHA-256: among ten million documents, two different ones share a key once in
@@ -31,7 +31,7 @@ class Seen:
         self._unsaved: list[NDArray[np.uint64]] = []
         self._saved = known
 
-    def are_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def add_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which of these were not there before, nor earlier among these; from now on they are."""
         new = np.ones(len(keys), dtype=np.bool_)
         if len(self._old):
@@ -41,7 +41,7 @@ class Seen:
             key = int(keys[i])
             new[i] = key not in self._recent
             self._recent.add(key)
-        if len(self._recent) >= _RECENT:
+        if len(self._recent) >= _MAX_RECENT_KEYS:
             recent = np.fromiter(self._recent, dtype=np.uint64)
             self._old = np.sort(np.concatenate([self._old, recent]))
             self._recent = set()
@@ -54,6 +54,6 @@ class Seen:
             for keys in self._unsaved:
                 file.write(keys.tobytes())
                 self._saved += len(keys)
-        sync_to_disk(self._path)
+        fsync_path(self._path)
         self._unsaved = []
         return self._saved

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document, regular
+from glassgpt.paths import read_small_file, regular_file_opener
 
-MARKER = "glassgpt.json"
-PIECE_BYTES = 2**23  # of a checkpoint's files, see training/checkpoint/tensor_file.py
+EXPORT_RECORD_FILE = "glassgpt.json"
+HASHED_PIECE_BYTES = 2**23  # of a checkpoint's files, see training/checkpoint/tensor_file.py
 # 50 million 16-bit ids. A smaller file is read through in well under a second.
-WHOLE_BYTES = 100_000_000
-SAMPLED = "sampled:"
-_BLOCKS = 128
+MIN_SAMPLED_BYTES = 100_000_000
+SAMPLED_PREFIX = "sampled:"
+_SAMPLED_BLOCKS = 128
 _BLOCK_BYTES = 2**16
 
 
@@ -38,12 +38,12 @@ def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None
 def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
     """The digest of a file of a checkpoint: the SHA-256 of its pieces' SHA-256. The header is one."""
     size, pieces = path.stat().st_size, hashlib.sha256()
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=regular_file_opener) as file:
         if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         header = min(size, 8 + int.from_bytes(file.read(8), "little"))
         file.seek(0)
-        for end in itertools.chain(range(header, size, PIECE_BYTES), [size]):
+        for end in itertools.chain(range(header, size, HASHED_PIECE_BYTES), [size]):
             pieces.update(hashlib.sha256(piece := file.read(end - file.tell())).digest())
             advance(len(piece))
     return pieces.hexdigest()
@@ -54,13 +54,13 @@ def json_sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def recorded_digests(folder: Path) -> dict[str, str] | None:
+def read_recorded_sha256(folder: Path) -> dict[str, str] | None:
     """SHA-256 by file name, as `glass export` recorded it; None if the folder is no export."""
-    path = folder / MARKER
+    path = folder / EXPORT_RECORD_FILE
     if not os.path.lexists(path):  # one that cannot be read does not mean unverified
         return None
     try:
-        content = json.loads(read_document(path))
+        content = json.loads(read_small_file(path))
         digest = content.pop("digest", None)  # older exports have none
         files = content["sha256"]
         if not content["written_by"].startswith("glass export") or digest not in (None, json_sha256(content)):
@@ -74,42 +74,42 @@ def recorded_digests(folder: Path) -> dict[str, str] | None:
     return dict(files)
 
 
-def check_recorded(path: Path) -> None:
+def check_recorded_sha256(path: Path) -> None:
     """Compares a file of an export with its recorded SHA-256; of any other file nothing is known."""
-    expected = (recorded_digests(path.parent) or {}).get(path.name)
+    expected = (read_recorded_sha256(path.parent) or {}).get(path.name)
     if expected is not None and path.is_file() and file_sha256(path) != expected:
         raise UserError(
-            f"{path} is damaged or was changed: its SHA-256 is not the one in {MARKER}; export the model "
-            f"again, or remove {MARKER} if the change was meant"
+            f"{path} is damaged or was changed: its SHA-256 is not the one in {EXPORT_RECORD_FILE}; export the model "
+            f"again, or remove {EXPORT_RECORD_FILE} if the change was meant"
         )
 
 
-def is_sampled(path: Path) -> bool:
+def is_hashed_by_sample(path: Path) -> bool:
     """Whether a file is too large to be read through each time it is opened."""
-    return path.stat().st_size >= WHOLE_BYTES
+    return path.stat().st_size >= MIN_SAMPLED_BYTES
 
 
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a file; of a large one, marked as such, that of its size and of blocks all over it."""
-    return SAMPLED + _sampled_sha256(path) if is_sampled(path) else file_sha256(path)
+    return SAMPLED_PREFIX + _sampled_sha256(path) if is_hashed_by_sample(path) else file_sha256(path)
 
 
-def has_fingerprint(path: Path, expected: str) -> bool:
+def matches_fingerprint(path: Path, expected: str) -> bool:
     """Whether a file is the one that `expected` was taken of, in the way it was taken."""
-    if expected.startswith(SAMPLED):
-        return SAMPLED + _sampled_sha256(path) == expected
+    if expected.startswith(SAMPLED_PREFIX):
+        return SAMPLED_PREFIX + _sampled_sha256(path) == expected
     return file_sha256(path) == expected
 
 
-def blocks(path: Path) -> Iterator[bytes]:
+def read_hashed_blocks(path: Path) -> Iterator[bytes]:
     """All of a small file; of a large one the blocks that its fingerprint is made of. Even-sized, all."""
-    if is_sampled(path):
+    if is_hashed_by_sample(path):
         return _spread_blocks(path)
     return _all_blocks(path)
 
 
 def _all_blocks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=regular_file_opener) as file:
         while block := file.read(2**22):
             yield block
 
@@ -117,9 +117,9 @@ def _all_blocks(path: Path) -> Iterator[bytes]:
 def _spread_blocks(path: Path) -> Iterator[bytes]:
     """Blocks from the first to the last of a file, evenly spread and at even places."""
     last = max(0, path.stat().st_size - _BLOCK_BYTES)
-    with open(path, "rb", opener=regular) as file:
-        for i in range(_BLOCKS):
-            file.seek(last * i // (_BLOCKS - 1) // 2 * 2)
+    with open(path, "rb", opener=regular_file_opener) as file:
+        for i in range(_SAMPLED_BLOCKS):
+            file.seek(last * i // (_SAMPLED_BLOCKS - 1) // 2 * 2)
             yield file.read(_BLOCK_BYTES)
 
 

@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from glassgpt.data import text_encoding
-from glassgpt.data.decompress import COMPRESSED, Unpacked
+from glassgpt.data.decompress import COMPRESSED_SUFFIXES, DecompressedFile
 from glassgpt.errors import UserError
 
-PARCEL_BYTES = 2**20
+TARGET_BATCH_BYTES = 2**20
 BLOCK_BYTES = 2**20
 # Of one document. The text and its tokens are in memory at once, in every worker.
-MOST_BYTES = 2**28
+MAX_DOCUMENT_BYTES = 2**28
 
-LINES = (".jsonl", ".ndjson")
-PARQUET = ".parquet"
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET_SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
-class Parcel:
+class DocumentBatch:
     """Some documents of a file, as they lie there."""
 
     path: Path
     # The number in its file of the first one.
-    first: int
+    first_index: int
     # `json`: each item is a line of JSON that has the text somewhere in it. `text`: each item is the text.
     kind: Literal["json", "text"]
     items: list[bytes]
@@ -41,17 +41,17 @@ class Parcel:
     files: tuple[Path, ...] = ()
 
     @property
-    def after(self) -> int:
-        return self.first + len(self.items)
+    def next_index(self) -> int:
+        return self.first_index + len(self.items)
 
-    def where(self, item: int) -> str:
+    def describe_location(self, item: int) -> str:
         """An item's place, for whoever must look at it."""
         if self.files:
             return str(self.files[item])
-        return f"{self.path}, {'line' if self.kind == 'json' else 'document'} {self.first + item + 1:,}"
+        return f"{self.path}, {'line' if self.kind == 'json' else 'document'} {self.first_index + item + 1:,}"
 
 
-class Piece(Protocol):
+class DocumentReader(Protocol):
     """What a corpus is made of."""
 
     @property
@@ -60,51 +60,54 @@ class Piece(Protocol):
     def size_bytes(self) -> int:
         """On disk."""
 
-    def parcels(self, skip: int = 0) -> Iterator[Parcel]:
+    def read_batches(self, skip: int = 0) -> Iterator[DocumentBatch]:
         """All documents but the first `skip`."""
 
 
-def holds_documents(name: str) -> bool:
+def is_document_file(name: str) -> bool:
     """Whether a file has many documents in it, going by its name."""
     path = Path(name.lower())
-    if path.suffix in COMPRESSED:
-        return Path(path.stem).suffix in (*LINES, ".json")  # lines too; a plain .json is as a rule one object
-    return path.suffix in (*LINES, PARQUET)
+    if path.suffix in COMPRESSED_SUFFIXES:
+        return Path(path.stem).suffix in (
+            *JSON_LINES_SUFFIXES,
+            ".json",
+        )  # lines too; a plain .json is as a rule one object
+    return path.suffix in (*JSON_LINES_SUFFIXES, PARQUET_SUFFIX)
 
 
 def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == PARQUET
+    return path.suffix.lower() == PARQUET_SUFFIX
 
 
 # --- text files ---
 
 
 @dataclass(frozen=True)
-class TextFiles:
+class TextFilesReader:
     """Files that are one document each."""
 
     path: Path  # the folder they are in, or a pattern
     files: tuple[Path, ...]
     size_bytes: int
 
-    def parcels(self, skip: int = 0) -> Iterator[Parcel]:
+    def read_batches(self, skip: int = 0) -> Iterator[DocumentBatch]:
         items: list[bytes] = []
         first, size, disk_bytes = skip, 0, 0
         for after, path in enumerate(self.files[skip:], skip + 1):
             items.append(_whole_file(path))
             size += len(items[-1])
             disk_bytes += path.stat().st_size
-            if size >= PARCEL_BYTES or after == len(self.files):
-                yield Parcel(self.path, first, "text", items, disk_bytes, self.files[first:after])
+            if size >= TARGET_BATCH_BYTES or after == len(self.files):
+                yield DocumentBatch(self.path, first, "text", items, disk_bytes, self.files[first:after])
                 items, first, size, disk_bytes = [], after, 0, 0
 
 
 def _whole_file(path: Path) -> bytes:
-    with Unpacked(path) as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
+    with DecompressedFile(path) as file:
+        content = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
         raise UserError(
-            f"{path} is one document of more than {MOST_BYTES / 1e6:,.0f} MB: prepare it by itself, "
+            f"{path} is one document of more than {MAX_DOCUMENT_BYTES / 1e6:,.0f} MB: prepare it by itself, "
             f"glass prepare {path}, or cut it into documents"
         )
     return content
@@ -112,7 +115,7 @@ def _whole_file(path: Path) -> bytes:
 
 def is_binary(path: Path) -> bool:
     """Going by what is in the file, if it is compressed."""
-    with Unpacked(path) as file:
+    with DecompressedFile(path) as file:
         return text_encoding.is_binary(file.read(8192))
 
 
@@ -120,25 +123,25 @@ def is_binary(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Lines:
+class JsonLinesReader:
     """A file with a JSON object on each line, maybe compressed."""
 
     path: Path
     size_bytes: int
 
-    def parcels(self, skip: int = 0) -> Iterator[Parcel]:
+    def read_batches(self, skip: int = 0) -> Iterator[DocumentBatch]:
         first = told = 0
-        with Unpacked(self.path) as file:
-            for lines in _lines(file, self.path):
+        with DecompressedFile(self.path) as file:
+            for lines in _read_line_blocks(file, self.path):
                 read_bytes = file.disk_bytes()
                 if first + len(lines) > skip:
                     kept = lines[max(0, skip - first) :]
-                    yield Parcel(self.path, max(first, skip), "json", kept, read_bytes - told)
+                    yield DocumentBatch(self.path, max(first, skip), "json", kept, read_bytes - told)
                 told = read_bytes
                 first += len(lines)
 
 
-def _lines(file: Unpacked, path: Path) -> Iterator[list[bytes]]:
+def _read_line_blocks(file: DecompressedFile, path: Path) -> Iterator[list[bytes]]:
     """The lines of a file, as many at a time as end within a block."""
     pending: list[bytes] = []
     size = number = 0
@@ -151,9 +154,9 @@ def _lines(file: Unpacked, path: Path) -> Iterator[list[bytes]]:
             yield lines
             pending, size = [block[cut:]], 0
         size += len(pending[-1])
-        if size > MOST_BYTES:
+        if size > MAX_DOCUMENT_BYTES:
             raise UserError(
-                f"{path}, line {number + 1:,} is longer than {MOST_BYTES / 1e6:,.0f} MB: "
+                f"{path}, line {number + 1:,} is longer than {MAX_DOCUMENT_BYTES / 1e6:,.0f} MB: "
                 "a line is one document; put line breaks between documents"
             )
     if last := b"".join(pending):

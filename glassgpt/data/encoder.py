@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.decompress import packed_as
-from glassgpt.data.document_batches import Parcel
+from glassgpt.data.decompress import compression_suffix
+from glassgpt.data.document_batches import DocumentBatch
 from glassgpt.data.manifest import DTYPES, dtype_for
 from glassgpt.data.split import document_key
-from glassgpt.data.text_encoding import plain_utf8
+from glassgpt.data.text_encoding import normalize_to_utf8
 from glassgpt.data.tokenizers import ByteLevelBpe, ByteTokenizer
-from glassgpt.errors import UserError, a_few
+from glassgpt.errors import UserError, join_first
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
     """The documents of a parcel as ids, each followed by what separates documents."""
 
     ids: NDArray[Any]
@@ -48,8 +48,10 @@ class Encoder:
     def dtype(self) -> np.dtype[Any]:
         return DTYPES[dtype_for(self.tokenizer.vocab_size)]
 
-    def __call__(self, parcel: Parcel) -> Encoded:
-        documents, repaired, converted = texts_of(parcel, self.column, decode=self.tokenizer.name != "byte")
+    def __call__(self, parcel: DocumentBatch) -> EncodedBatch:
+        documents, repaired, converted = extract_texts(
+            parcel, self.column, decode=self.tokenizer.name != "byte"
+        )
         kept = [text for text in documents if text]
         ids: NDArray[Any]
         if isinstance(self.tokenizer, ByteTokenizer):
@@ -59,7 +61,7 @@ class Encoder:
             ids, lengths = self.tokenizer.encode_documents([text.decode() for text in kept])
             newline = self.tokenizer.eot is None
             text_bytes = np.array([len(text) + newline for text in kept], dtype=np.int64)
-        return Encoded(
+        return EncodedBatch(
             ids.astype(self.dtype),
             lengths,
             text_bytes,
@@ -70,30 +72,32 @@ class Encoder:
         )
 
 
-def texts_of(parcel: Parcel, column: str, decode: bool = True) -> tuple[list[bytes], int, int]:
+def extract_texts(parcel: DocumentBatch, column: str, decode: bool = True) -> tuple[list[bytes], int, int]:
     """The documents as UTF-8, how many had to be repaired, and how many converted.
 
     Blank lines between JSON are no documents. Text in JSON or parquet is taken as it is.
     """
     if parcel.kind == "json":
         lines = [(item, line) for item, line in enumerate(parcel.items) if line.strip()]
-        pairs = [_utf8(_text_in(line, parcel.where(item), column)) for item, line in lines]
+        pairs = [
+            _utf8(_parse_json_text(line, parcel.describe_location(item), column)) for item, line in lines
+        ]
         return [text for text, _ in pairs], sum(repaired for _, repaired in pairs), 0
     if not decode:
         return parcel.items, 0, 0
     texts, converted = [], 0
     for item, content in enumerate(parcel.items):
         try:
-            text = plain_utf8(content) if parcel.files else content
+            text = normalize_to_utf8(content) if parcel.files else content
             text.decode()
         except UnicodeDecodeError as error:
-            raise UserError(_not_utf8(parcel.where(item), error)) from error
+            raise UserError(_not_utf8(parcel.describe_location(item), error)) from error
         texts.append(text)
         converted += text != content
     return texts, 0, converted
 
 
-def _text_in(line: bytes, where: str, column: str) -> str:
+def _parse_json_text(line: bytes, where: str, column: str) -> str:
     try:
         fields = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
     except UnicodeDecodeError as error:
@@ -105,7 +109,7 @@ def _text_in(line: bytes, where: str, column: str) -> str:
     if not isinstance(fields, dict):
         raise UserError(f"{where} is no object: write one object a line, with the text in it")
     if column not in fields:
-        has = f"has the fields {a_few(fields)}" if fields else "has no fields"
+        has = f"has the fields {join_first(fields)}" if fields else "has no fields"
         raise UserError(f"{where} {has} and no {column!r}: name the one with the text by --text_column")
     text = fields[column]
     if text is not None and not isinstance(text, str):
@@ -116,7 +120,7 @@ def _text_in(line: bytes, where: str, column: str) -> str:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
-    if suffix := packed_as(error.object):
+    if suffix := compression_suffix(error.object):
         return f"{where} is not text but compressed: add {suffix} to the file's name"
     return (
         f"{where} is not {error.encoding.upper()} at its byte {error.start:,}: convert the file, for example "

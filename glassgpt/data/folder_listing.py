@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.errors import UserError
-from glassgpt.format import plural
+from glassgpt.format import pluralize
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderListing:
     """The plain files of a folder, sorted, and how many names were passed over."""
 
     files: tuple[Path, ...]
-    hidden: int
+    hidden_count: int
     # Folders elsewhere that a link leads to. They are not followed: a link may lead in a circle.
-    linked: int
+    linked_folder_count: int
     # Links that lead nowhere, pipes, devices: what they would have given is missing from the text.
-    others: int = 0
+    unreadable_count: int = 0
 
 
-def read_folder(root: Path) -> Folder:
+def list_folder(root: Path) -> FolderListing:
     files: list[Path] = []
     hidden = linked = 0
     for name, subfolders, names in os.walk(root, onerror=_refuse):
@@ -31,7 +31,7 @@ def read_folder(root: Path) -> Folder:
         linked += sum(Path(name, entry).is_symlink() for entry in subfolders)
         files += (Path(name, entry) for entry in names if not entry.startswith("."))
     plain = sorted(path for path in files if path.is_file())
-    return Folder(tuple(plain), hidden, linked, len(files) - len(plain))
+    return FolderListing(tuple(plain), hidden, linked, len(files) - len(plain))
 
 
 def _refuse(error: OSError) -> None:
@@ -39,14 +39,17 @@ def _refuse(error: OSError) -> None:
     raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def skipped(number: int, what: str) -> tuple[str, ...]:
-    return (f"skipped {plural(number, what)}",) if number else ()
+def skipped_notes(number: int, what: str) -> tuple[str, ...]:
+    return (f"skipped {pluralize(number, what)}",) if number else ()
 
 
-def skipped_links(folder: Folder) -> tuple[str, ...]:
+def skipped_link_notes(folder: FolderListing) -> tuple[str, ...]:
     """For whoever meant what a link leads to."""
     follow = "a pattern in quotes, 'FOLDER/**/*', follows links"
     return (
-        *(f"{note}; {follow}" for note in skipped(folder.linked, "linked folder")),
-        *(f"{note}: links that lead nowhere, or pipes" for note in skipped(folder.others, "name")),
+        *(f"{note}; {follow}" for note in skipped_notes(folder.linked_folder_count, "linked folder")),
+        *(
+            f"{note}: links that lead nowhere, or pipes"
+            for note in skipped_notes(folder.unreadable_count, "name")
+        ),
     )

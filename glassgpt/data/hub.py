@@ -19,45 +19,47 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.decompress import DATA_EXTRA
-from glassgpt.data.document_batches import PARQUET, holds_documents
-from glassgpt.errors import UserError, a_few
-from glassgpt.format import size
-from glassgpt.paths import nearest_folder
+from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT
+from glassgpt.data.document_batches import PARQUET_SUFFIX, is_document_file
+from glassgpt.errors import UserError, join_first
+from glassgpt.format import format_bytes
+from glassgpt.paths import nearest_existing_folder
 
-_CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
+_PARQUET_BRANCH = (
+    "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
+)
 # partial: Hugging Face's copy of a dataset that was too large to copy whole.
-_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
+_HELD_OUT_PATTERN = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
-class HubName:
+class HubDataset:
     """A dataset on Hugging Face. `part`: a configuration, or a folder or pattern; empty: the usual one."""
 
     repository: str
-    part: str = ""
+    subset: str = ""
 
     def __str__(self) -> str:
-        return f"{self.repository}:{self.part}" if self.part else self.repository
+        return f"{self.repository}:{self.subset}" if self.subset else self.repository
 
 
-KNOWN = {
-    "fineweb_edu": HubName("HuggingFaceFW/fineweb-edu", "sample/10BT"),
-    "openwebtext": HubName("Skylion007/openwebtext"),
-    "tinystories": HubName("roneneldan/TinyStories"),
+NAMED_HUB_DATASETS = {
+    "fineweb_edu": HubDataset("HuggingFaceFW/fineweb-edu", "sample/10BT"),
+    "openwebtext": HubDataset("Skylion007/openwebtext"),
+    "tinystories": HubDataset("roneneldan/TinyStories"),
 }
 
 
-def hub_name(dataset: str) -> HubName | None:
+def parse_hub_dataset(dataset: str) -> HubDataset | None:
     """What `dataset` means on Hugging Face, or None if it cannot be a name there."""
-    if dataset in KNOWN:
-        return KNOWN[dataset]
+    if dataset in NAMED_HUB_DATASETS:
+        return NAMED_HUB_DATASETS[dataset]
     match = re.fullmatch(r"([\w-]+/[\w.-]*[\w-])(?::(.+))?", dataset, re.ASCII)
-    return HubName(match[1], match[2] or "") if match else None
+    return HubDataset(match[1], match[2] or "") if match else None
 
 
 @dataclass(frozen=True)
-class Listing:
+class RepositoryListing:
     """What a repository holds: the size of each file, and what its card says of configurations."""
 
     branch: str
@@ -66,19 +68,19 @@ class Listing:
     configurations: Sequence[Mapping[str, Any]]
 
 
-def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
+def fetch_training_files(name: HubDataset, download: bool = True) -> tuple[list[Path], str]:
     """The training files, downloaded or from the cache, and what to say about them."""
     try:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise UserError(
-            f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {DATA_EXTRA}"
+            f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
         ) from error
     # Whatever library it uses for the network: that one's own errors are among these.
     unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
-        listing, files = _look_up(name)
-        _check_room(name, listing, files)
+        listing, files = _list_training_files(name)
+        _check_disk_space(name, listing, files)
         folder = _download(name, listing.branch, files if download else [])
     except HFValidationError as error:
         raise UserError(
@@ -89,12 +91,12 @@ def fetch(name: HubName, download: bool = True) -> tuple[list[Path], str]:
     return [folder / file for file in files if download], f"revision {listing.commit[:12]}"
 
 
-def _look_up(name: HubName) -> tuple[Listing, list[str]]:
-    listing = _list(name, "main")
-    files = chosen(listing, name)
+def _list_training_files(name: HubDataset) -> tuple[RepositoryListing, list[str]]:
+    listing = _list_repository(name, "main")
+    files = training_files(listing, name)
     if not files and not listing.configurations:
-        listing = _list(name, _CONVERTED)
-        files = chosen(listing, name)
+        listing = _list_repository(name, _PARQUET_BRANCH)
+        files = training_files(listing, name)
     if not files:
         raise UserError(
             f"{name} has no parquet or JSON lines to train on: look at its files on Hugging Face, and name a "
@@ -103,7 +105,7 @@ def _look_up(name: HubName) -> tuple[Listing, list[str]]:
     return listing, files
 
 
-def _list(name: HubName, branch: str) -> Listing:
+def _list_repository(name: HubDataset, branch: str) -> RepositoryListing:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -115,7 +117,7 @@ def _list(name: HubName, branch: str) -> Listing:
             "with  hf auth login  or set HF_TOKEN"
         ) from error
     except RevisionNotFoundError:
-        return Listing(branch, "", {}, ())
+        return RepositoryListing(branch, "", {}, ())
     except RepositoryNotFoundError as error:
         raise UserError(
             f"{name.repository} is neither a file or folder here nor a dataset on Hugging Face that you may "
@@ -123,10 +125,10 @@ def _list(name: HubName, branch: str) -> Listing:
         ) from error
     card: dict[str, Any] = info.card_data.to_dict() if info.card_data else {}  # type: ignore[no-untyped-call]
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return Listing(branch, info.sha or branch, sizes, card.get("configs") or ())
+    return RepositoryListing(branch, info.sha or branch, sizes, card.get("configs") or ())
 
 
-def _download(name: HubName, branch: str, files: Sequence[str]) -> Path:
+def _download(name: HubDataset, branch: str, files: Sequence[str]) -> Path:
     # By the branch's name, so that the cache knows what it was when the network is gone.
     from huggingface_hub import snapshot_download
 
@@ -141,33 +143,35 @@ def _download(name: HubName, branch: str, files: Sequence[str]) -> Path:
     )
 
 
-def _from_cache(name: HubName, error: Exception) -> tuple[list[Path], str]:
+def _from_cache(name: HubDataset, error: Exception) -> tuple[list[Path], str]:
     """What an earlier download left in huggingface_hub's cache, when the network is not there."""
-    for branch in ("main", _CONVERTED):
+    for branch in ("main", _PARQUET_BRANCH):
         folder = _cached_folder(name, branch)
         if folder is None:
             continue
-        files = chosen(_listing_of(folder, branch), name)
+        files = training_files(_listing_of(folder, branch), name)
         if files:
             about = "from the cache: Hugging Face could not be asked if that is all"
             return [folder / file for file in files], f"revision {folder.name[:12]}, {about}"
-    raise UserError(offline(name, error)) from error
+    raise UserError(offline_message(name, error)) from error
 
 
-def chosen_in(folder: Path, name: HubName) -> list[Path]:
+def training_files_in(folder: Path, name: HubDataset) -> list[Path]:
     """The training files of a dataset that somebody brought here: all of its folder, or only what matters."""
     listing = _listing_of(folder, "main")
-    files = chosen(listing, name)
+    files = training_files(listing, name)
     if not files and not listing.configurations:
-        files = chosen(listing, HubName(name.repository))  # they lie in `folder` without their own folder
+        files = training_files(
+            listing, HubDataset(name.repository)
+        )  # they lie in `folder` without their own folder
     return [folder / file for file in files]
 
 
-def _listing_of(folder: Path, branch: str) -> Listing:
+def _listing_of(folder: Path, branch: str) -> RepositoryListing:
     """As the hub would tell it. Hidden files are huggingface_hub's own."""
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     sizes = {path.as_posix(): 0 for path in paths if not any(part.startswith(".") for part in path.parts)}
-    return Listing(branch, folder.name, sizes, _card(folder).get("configs") or ())
+    return RepositoryListing(branch, folder.name, sizes, _card(folder).get("configs") or ())
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
@@ -178,12 +182,12 @@ def _card(folder: Path) -> Mapping[str, Any]:
         from huggingface_hub import metadata_load
     except ImportError as error:
         raise UserError(
-            f"{path} says which files are for training, and needs huggingface_hub: {DATA_EXTRA}"
+            f"{path} says which files are for training, and needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
         ) from error
     return metadata_load(path) or {}
 
 
-def _cached_folder(name: HubName, branch: str) -> Path | None:
+def _cached_folder(name: HubDataset, branch: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -197,9 +201,9 @@ def _cached_folder(name: HubName, branch: str) -> Path | None:
         return Path(incomplete) if incomplete else None
 
 
-def offline(name: HubName, error: Exception) -> str:
-    known = next((short for short, known in KNOWN.items() if known == name), str(name))
-    include = f' --include "{name.part}/*"' if name.part else ""
+def offline_message(name: HubDataset, error: Exception) -> str:
+    known = next((short for short, known in NAMED_HUB_DATASETS.items() if known == name), str(name))
+    include = f' --include "{name.subset}/*"' if name.subset else ""
     reason = re.split(r"\. |\n", str(error))[0] or type(error).__name__
     return (
         f"{_not_here(name)}{name} could not be read from Hugging Face ({reason}): where there is a "
@@ -208,12 +212,12 @@ def offline(name: HubName, error: Exception) -> str:
     )
 
 
-def _not_here(name: HubName) -> str:
+def _not_here(name: HubDataset) -> str:
     """Whoever mistyped a path should hear that first."""
-    return "" if name in KNOWN.values() else f"there is no file or folder {name} here, and "
+    return "" if name in NAMED_HUB_DATASETS.values() else f"there is no file or folder {name} here, and "
 
 
-def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
+def _check_disk_space(name: HubDataset, listing: RepositoryListing, files: Sequence[str]) -> None:
     """For what is not in the cache already."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -223,11 +227,11 @@ def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
         return isinstance(found, str)
 
     needed = sum(listing.sizes[file] for file in files if not is_here(file))
-    nearest = nearest_folder(Path(HF_HUB_CACHE).absolute())
+    nearest = nearest_existing_folder(Path(HF_HUB_CACHE).absolute())
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UserError(
-            f"{name} is a download of {size(needed)}, and {nearest} has {size(free)} free: "
+            f"{name} is a download of {format_bytes(needed)}, and {nearest} has {format_bytes(free)} free: "
             "make room, or set HF_HOME to a folder on a larger disk"
         )
 
@@ -235,27 +239,31 @@ def _check_room(name: HubName, listing: Listing, files: Sequence[str]) -> None:
 # --- which files ---
 
 
-def chosen(listing: Listing, name: HubName) -> list[str]:
+def training_files(listing: RepositoryListing, name: HubDataset) -> list[str]:
     """The training files: as the dataset's card says, else those that are not named as held out."""
-    files = sorted(file for file in listing.sizes if holds_documents(file))
-    in_folder = [file for file in files if file.startswith(f"{name.part}/")] if name.part else []
+    files = sorted(file for file in listing.sizes if is_document_file(file))
+    in_folder = [file for file in files if file.startswith(f"{name.subset}/")] if name.subset else []
     if listing.configurations and not in_folder:
-        return _by_card(files, listing.configurations, name)
-    if name.part:
-        files = in_folder or [file for file in files if fnmatchcase(file, name.part)]
+        return _training_files_by_card(files, listing.configurations, name)
+    if name.subset:
+        files = in_folder or [file for file in files if fnmatchcase(file, name.subset)]
     return _for_training(files)
 
 
-def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], name: HubName) -> list[str]:
+def _training_files_by_card(
+    files: Sequence[str], configurations: Sequence[Mapping[str, Any]], name: HubDataset
+) -> list[str]:
     by_name = {str(config.get("config_name", "default")): config for config in configurations}
     marked = [config for config in configurations if config.get("default")]
-    if name.part in by_name:
-        config = by_name[name.part]
-    elif not name.part and (marked or "default" in by_name or len(by_name) == 1):
+    if name.subset in by_name:
+        config = by_name[name.subset]
+    elif not name.subset and (marked or "default" in by_name or len(by_name) == 1):
         config = marked[0] if marked else by_name.get("default", configurations[0])
     else:
-        what = f"has no {name.part!r}; there are" if name.part else "has several configurations:"
-        raise UserError(f"{name.repository} {what} {a_few(by_name, 20)}: name one, {name.repository}:NAME")
+        what = f"has no {name.subset!r}; there are" if name.subset else "has several configurations:"
+        raise UserError(
+            f"{name.repository} {what} {join_first(by_name, 20)}: name one, {name.repository}:NAME"
+        )
     folder = str(config.get("data_dir") or "")
     by_split = _patterns(config.get("data_files") or "**")
     named = [file for file in files if _matches(file, folder, by_split.get("train", []))]
@@ -265,9 +273,9 @@ def _by_card(files: Sequence[str], configurations: Sequence[Mapping[str, Any]], 
 
 def _for_training(files: Sequence[str]) -> list[str]:
     """Where nobody says which split a file is of, its name does."""
-    files = [file for file in files if not _HELD_OUT.search(file.lower())]
+    files = [file for file in files if not _HELD_OUT_PATTERN.search(file.lower())]
     # The same text is often there in two formats.
-    return [file for file in files if file.endswith(PARQUET)] or files
+    return [file for file in files if file.endswith(PARQUET_SUFFIX)] or files
 
 
 def _patterns(data_files: Any) -> dict[str | None, list[str]]:

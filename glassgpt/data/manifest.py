@@ -19,11 +19,11 @@ import numpy as np
 
 from glassgpt.data.digests import json_sha256
 from glassgpt.errors import UserError
-from glassgpt.files import replace_file
-from glassgpt.paths import read_document
+from glassgpt.files import atomic_write
+from glassgpt.paths import read_small_file
 
-VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+MANIFEST_FILE = "manifest.json"
 SPLITS = ("train", "val")
 # Little-endian is spelled out, so that a dataset can be copied to any machine.
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -56,11 +56,11 @@ class Manifest:
     notes: tuple[str, ...]
     # When, as an ISO 8601 string. Not part of the dataset's hash.
     created: str
-    version: int = VERSION
+    version: int = MANIFEST_VERSION
 
-    def files(self, split: str) -> list[str]:
+    def split_files(self, split: str) -> list[str]:
         """The file with the ids of a split, or its shards in order."""
-        return sorted(name for name in self.sha256 if split_of(name) == split)
+        return sorted(name for name in self.sha256 if split_of_file(name) == split)
 
     def bytes_per_token(self, split: str) -> float:
         """NaN if the length of the text is unknown."""
@@ -76,7 +76,7 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05}.bin"
 
 
-def split_of(name: str) -> str | None:
+def split_of_file(name: str) -> str | None:
     """Of a file of ids, by its name."""
     match = re.fullmatch(r"(train|val)(-[0-9]{5,})?\.bin", name)
     return match[1] if match else None
@@ -92,17 +92,17 @@ def write_manifest(directory: Path, manifest: Manifest) -> Path:
         "digest": json_sha256(fields),
     }
     text = json.dumps(fields | derived, ensure_ascii=False, indent=2, allow_nan=False)
-    path = directory / MANIFEST
+    path = directory / MANIFEST_FILE
     # A folder's name may hold bytes that are no text; JSON is read back with the same tolerance.
-    replace_file(path, f"{text}\n".encode(errors="surrogatepass"))
+    atomic_write(path, f"{text}\n".encode(errors="surrogatepass"))
     return path
 
 
-def stored_manifest(directory: Path) -> Manifest | None:
+def read_stored_manifest(directory: Path) -> Manifest | None:
     """Read and check `manifest.json`; None if there is no such file."""
-    path = directory / MANIFEST
+    path = directory / MANIFEST_FILE
     try:
-        fields = json.loads(read_document(path))
+        fields = json.loads(read_small_file(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -112,9 +112,9 @@ def stored_manifest(directory: Path) -> Manifest | None:
     if not isinstance(fields, dict):
         raise UserError(_damaged(path, "it is not a JSON object"))
     # The version comes first: a newer manifest may have other fields, and is not damaged.
-    if fields.get("version") != VERSION and "version" in fields:
+    if fields.get("version") != MANIFEST_VERSION and "version" in fields:
         raise UserError(
-            f"{path} has version {fields['version']!r}, this GlassGPT reads version {VERSION}: "
+            f"{path} has version {fields['version']!r}, this GlassGPT reads version {MANIFEST_VERSION}: "
             "prepare the dataset again with --overwrite, or update GlassGPT"
         )
     fields.pop("bytes_per_token", None)
@@ -173,7 +173,7 @@ def _value_problems(fields: Mapping[str, Any]) -> list[str]:
         problems.append("its 'text_bytes' does not give a positive number for train and for val, if any")
     others = set(fields["sha256"]) - set(TOKENIZER_FILES)
     for split in SPLITS:
-        names = {name for name in others if split_of(name) == split}
+        names = {name for name in others if split_of_file(name) == split}
         if names not in ({f"{split}.bin"}, {shard_name(split, i) for i in range(len(names))}) or not names:
             problems.append(f"its 'sha256' does not name {split}.bin, or shards from {split}-00000.bin on")
         others -= names

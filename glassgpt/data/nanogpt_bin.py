@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.digests import blocks, check_recorded, fingerprint, is_sampled
+from glassgpt.data.digests import check_recorded_sha256, fingerprint, is_hashed_by_sample, read_hashed_blocks
 from glassgpt.data.manifest import DTYPES, SPLITS, Manifest
-from glassgpt.data.safe_pickle import MOST_BYTES, NotPlainError, load_plain
+from glassgpt.data.safe_pickle import MAX_PICKLE_BYTES, UnsafePickleError, load_safe_pickle
 from glassgpt.errors import UserError
 
-META = "meta.pkl"
-DTYPE = "uint16"  # the only one nanoGPT writes, whatever the vocabulary
-MOST_TOKENS = 2**16
+META_FILE = "meta.pkl"
+NANOGPT_DTYPE = "uint16"  # the only one nanoGPT writes, whatever the vocabulary
+MAX_VOCAB_SIZE = 2**16
 # What llm.c and modded-nanogpt put before their ids: 256 numbers, of which these are the first two.
-_HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+_SHARD_HEADER_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 _HEADER_BYTES = 1024
 _BEGINNING_BYTES = 2**12
-_MOST_ABOVE = 3  # the upper half of ids below 2^18: no tokenizer has more
-_MAKE_AGAIN = "make it again with nanoGPT's prepare.py, or copy it again"
-_META_FIX = "make it again from a plain dict {'vocab_size': int, 'itos': {int: str}, 'stoi': {str: int}}"
+_MAX_UPPER_HALF = 3  # the upper half of ids below 2^18: no tokenizer has more
+_MAKE_AGAIN_HINT = "make it again with nanoGPT's prepare.py, or copy it again"
+_META_FIX_HINT = "make it again from a plain dict {'vocab_size': int, 'itos': {int: str}, 'stoi': {str: int}}"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,13 @@ class Vocabulary:
     reason: str
 
 
-GPT2 = Vocabulary("gpt2", 50257, None, f"there is no {META}, which for nanoGPT means GPT-2's tokens")
+GPT2_VOCABULARY = Vocabulary(
+    "gpt2", 50257, None, f"there is no {META_FILE}, which for nanoGPT means GPT-2's tokens"
+)
 
 
 @dataclass(frozen=True)
-class _Ids:
+class _IdFile:
     """What a look at a file of ids found."""
 
     path: Path
@@ -59,28 +61,28 @@ class _Ids:
 
     @property
     def tokens(self) -> int:
-        return self.path.stat().st_size // DTYPES[DTYPE].itemsize
+        return self.path.stat().st_size // DTYPES[NANOGPT_DTYPE].itemsize
 
     @property
     def largest(self) -> int:
         return int(np.flatnonzero(self.counts)[-1])
 
 
-def adopt(directory: Path) -> Manifest:
+def build_nanogpt_manifest(directory: Path) -> Manifest:
     """The manifest of a folder that nanoGPT made."""
     try:
-        return _adopt(directory)
+        return _build_nanogpt_manifest(directory)
     except OSError as error:
         raise UserError(f"{error.filename or directory} cannot be read: {error.strerror}") from error
 
 
-def _adopt(directory: Path) -> Manifest:
+def _build_nanogpt_manifest(directory: Path) -> Manifest:
     files = {split: directory / f"{split}.bin" for split in SPLITS}
     file_problems = {split: problem for split, path in files.items() if (problem := _file_problem(path))}
     problems = list(file_problems.values())
     ids = {split: _look_at(path) for split, path in files.items() if split not in file_problems}
     try:
-        vocabulary = read_meta(directory / META) if (directory / META).exists() else GPT2
+        vocabulary = read_meta(directory / META_FILE) if (directory / META_FILE).exists() else GPT2_VOCABULARY
         problems += [problem for found in ids.values() if (problem := _id_problem(found, vocabulary))]
     except UserError as error:
         problems += error.problems
@@ -91,7 +93,7 @@ def _adopt(directory: Path) -> Manifest:
         source=f"nanoGPT's files in {directory}",
         tokenizer=vocabulary.tokenizer,
         vocab_size=vocabulary.vocab_size,
-        dtype=DTYPE,
+        dtype=NANOGPT_DTYPE,
         tokens={split: found.tokens for split, found in ids.items()},
         text_bytes=_text_bytes(ids, vocabulary.characters),
         sha256={path.name: fingerprint(path) for path in files.values()},
@@ -104,29 +106,29 @@ def _adopt(directory: Path) -> Manifest:
 def _file_problem(path: Path) -> str | None:
     """What is wrong with a file of ids at first sight, or None."""
     if not path.exists():
-        return f"{path} is missing beside the other split: {_MAKE_AGAIN}"
+        return f"{path} is missing beside the other split: {_MAKE_AGAIN_HINT}"
     if not path.is_file():
-        return f"{path} is not a file: {_MAKE_AGAIN}"
+        return f"{path} is not a file: {_MAKE_AGAIN_HINT}"
     size = path.stat().st_size
     if size == 0:
-        return f"{path} is empty: {_MAKE_AGAIN}"
+        return f"{path} is empty: {_MAKE_AGAIN_HINT}"
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
     if problem := _header_problem(path, beginning) or _width_problem(path, beginning):
         return problem
-    if size % DTYPES[DTYPE].itemsize:
-        return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN}"
+    if size % DTYPES[NANOGPT_DTYPE].itemsize:
+        return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN_HINT}"
     return None
 
 
 def _header_problem(path: Path, beginning: bytes) -> str | None:
     """nanoGPT's files have none, so it would be learned from as if it were text."""
     magic, version = np.frombuffer(beginning[:8].ljust(8, b"\0"), dtype="<i4").tolist()
-    dtype = _HEADERS.get((magic, version))
+    dtype = _SHARD_HEADER_DTYPES.get((magic, version))
     if dtype is None:
         return None
     header = f"{path} begins with a header, as the shards of llm.c and modded-nanogpt do"
-    if dtype == DTYPE:
+    if dtype == NANOGPT_DTYPE:
         return f"{header}: cut it off,  tail -c +{_HEADER_BYTES + 1} {path} > FOLDER/{path.name}"
     return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
 
@@ -135,35 +137,35 @@ def _width_problem(path: Path, beginning: bytes) -> str | None:
     """Read as 16-bit ids, 32-bit ones are each followed by its upper half: nothing but the smallest ids."""
     if len(beginning) < _BEGINNING_BYTES:
         return None
-    halves = np.frombuffer(beginning, dtype=DTYPES[DTYPE])
-    if halves[1::2].max() > _MOST_ABOVE or halves[::2].max() <= _MOST_ABOVE:
+    halves = np.frombuffer(beginning, dtype=DTYPES[NANOGPT_DTYPE])
+    if halves[1::2].max() > _MAX_UPPER_HALF or halves[::2].max() <= _MAX_UPPER_HALF:
         return None
     return (
         f"{path} has 32-bit ids, it seems, and nanoGPT's have 16: prepare the text itself, or, if all "
-        f"are below {MOST_TOKENS:,}, write them as np.uint16"
+        f"are below {MAX_VOCAB_SIZE:,}, write them as np.uint16"
     )
 
 
-def _look_at(path: Path) -> _Ids:
-    counts = np.zeros(MOST_TOKENS, dtype=np.int64)
-    for block in blocks(path):
-        counts += np.bincount(np.frombuffer(block, dtype=DTYPES[DTYPE]), minlength=MOST_TOKENS)
-    return _Ids(path, counts, is_sampled(path))
+def _look_at(path: Path) -> _IdFile:
+    counts = np.zeros(MAX_VOCAB_SIZE, dtype=np.int64)
+    for block in read_hashed_blocks(path):
+        counts += np.bincount(np.frombuffer(block, dtype=DTYPES[NANOGPT_DTYPE]), minlength=MAX_VOCAB_SIZE)
+    return _IdFile(path, counts, is_hashed_by_sample(path))
 
 
-def _id_problem(ids: _Ids, vocabulary: Vocabulary) -> str | None:
+def _id_problem(ids: _IdFile, vocabulary: Vocabulary) -> str | None:
     if ids.largest < vocabulary.vocab_size:
         return None
     has = f"{ids.path} has the id {ids.largest}, but"
-    if vocabulary is GPT2:
-        return f"{has} GPT-2's end at {GPT2.vocab_size - 1}: put the {META} that belongs to it beside it"
+    if vocabulary is GPT2_VOCABULARY:
+        return f"{has} GPT-2's end at {GPT2_VOCABULARY.vocab_size - 1}: put the {META_FILE} that belongs to it beside it"
     return (
-        f"{has} {META} says vocab_size {vocabulary.vocab_size}: they are not from the same text, "
+        f"{has} {META_FILE} says vocab_size {vocabulary.vocab_size}: they are not from the same text, "
         "make both again with nanoGPT's prepare.py"
     )
 
 
-def _text_bytes(ids: Mapping[str, _Ids], characters: str | None) -> dict[str, int]:
+def _text_bytes(ids: Mapping[str, _IdFile], characters: str | None) -> dict[str, int]:
     """The length of the text, where every id was counted and is known to be a character."""
     if characters is None:
         return {}
@@ -173,7 +175,7 @@ def _text_bytes(ids: Mapping[str, _Ids], characters: str | None) -> dict[str, in
     }
 
 
-def _notes(ids: Mapping[str, _Ids], vocabulary: Vocabulary) -> tuple[str, ...]:
+def _notes(ids: Mapping[str, _IdFile], vocabulary: Vocabulary) -> tuple[str, ...]:
     return (
         "nanoGPT's files, used as they are",
         f"tokenizer {vocabulary.tokenizer}: {vocabulary.reason}",
@@ -194,23 +196,25 @@ def read_meta(path: Path) -> Vocabulary:
     """nanoGPT's meta.pkl: a pickled dict with vocab_size and, as a rule, itos and stoi."""
     try:
         if not path.is_file():
-            raise NotPlainError("is not a file")
-        check_recorded(path)
+            raise UnsafePickleError("is not a file")
+        check_recorded_sha256(path)
         with path.open("rb") as file:
-            meta = load_plain(file.read(MOST_BYTES + 1))
-    except NotPlainError as error:
+            meta = load_safe_pickle(file.read(MAX_PICKLE_BYTES + 1))
+    except UnsafePickleError as error:
         only = "only plain data is read from it, and nothing is ever executed"
-        raise UserError(f"{path} {error}; {only}: {_META_FIX}") from error
+        raise UserError(f"{path} {error}; {only}: {_META_FIX_HINT}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     vocab_size = meta.get("vocab_size") if isinstance(meta, dict) else None
-    if type(vocab_size) is not int or not 1 <= vocab_size <= MOST_TOKENS:
-        raise UserError(f"{path} gives no vocab_size between 1 and {MOST_TOKENS}: {_META_FIX}")
+    if type(vocab_size) is not int or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise UserError(f"{path} gives no vocab_size between 1 and {MAX_VOCAB_SIZE}: {_META_FIX_HINT}")
     problem = _character_problem(meta, vocab_size)
     if problem:
-        return Vocabulary("ids", vocab_size, None, f"{META} {problem}")
+        return Vocabulary("ids", vocab_size, None, f"{META_FILE} {problem}")
     characters = "".join(meta["itos"][i] for i in range(vocab_size))
-    return Vocabulary("char", vocab_size, characters, f"{META} has a character for each of {vocab_size} ids")
+    return Vocabulary(
+        "char", vocab_size, characters, f"{META_FILE} has a character for each of {vocab_size} ids"
+    )
 
 
 def _character_problem(meta: Mapping[str, Any], vocab_size: int) -> str | None:

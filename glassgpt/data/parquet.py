@@ -8,42 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.data import document_batches
-from glassgpt.data.decompress import DATA_EXTRA, damaged
+from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT, damaged_file_message
 from glassgpt.errors import UserError
 
-_ROWS = 256  # at a time, at most
-_ROWS_BYTES = 2**24  # and fewer where they are long: about this much text
-_FEW_ROWS = 4  # take hardly longer each than many do
+_MAX_ROWS_PER_READ = 256  # at a time, at most
+_TARGET_READ_BYTES = 2**24  # and fewer where they are long: about this much text
+_MIN_DICTIONARY_ROWS_PER_READ = 4  # take hardly longer each than many do
 
 
 @dataclass(frozen=True)
-class Parquet:
+class ParquetReader:
     """A file with a document in each row."""
 
     path: Path
     size_bytes: int
     column: str
 
-    def parcels(self, skip: int = 0) -> Iterator[document_batches.Parcel]:
+    def read_batches(self, skip: int = 0) -> Iterator[document_batches.DocumentBatch]:
         with open_parquet(self.path) as file:
             bytes_per_row = self.size_bytes / max(1, file.metadata.num_rows)
             items: list[bytes] = []
             first, size = skip, 0
             for text in self._texts(file, skip):
-                if len(text) > document_batches.MOST_BYTES:
+                if len(text) > document_batches.MAX_DOCUMENT_BYTES:
                     raise UserError(
                         f"{self.path}, document {first + len(items) + 1:,} is longer than "
-                        f"{document_batches.MOST_BYTES / 1e6:,.0f} MB: cut it into documents"
+                        f"{document_batches.MAX_DOCUMENT_BYTES / 1e6:,.0f} MB: cut it into documents"
                     )
                 items.append(text)
                 size += len(text)
-                if size >= document_batches.PARCEL_BYTES or len(items) >= _ROWS:
-                    yield document_batches.Parcel(
+                if size >= document_batches.TARGET_BATCH_BYTES or len(items) >= _MAX_ROWS_PER_READ:
+                    yield document_batches.DocumentBatch(
                         self.path, first, "text", items, round(len(items) * bytes_per_row)
                     )
                     items, first, size = [], first + len(items), 0
             if items:
-                yield document_batches.Parcel(
+                yield document_batches.DocumentBatch(
                     self.path, first, "text", items, round(len(items) * bytes_per_row)
                 )
 
@@ -66,7 +66,7 @@ class Parquet:
                     first += batch.num_rows
                 first = after
         except (pa.ArrowException, OSError) as error:
-            raise UserError(damaged(self.path, error)) from error
+            raise UserError(damaged_file_message(self.path, error)) from error
 
 
 def _rows_at_a_time(group: Any, column: str) -> int:
@@ -74,10 +74,10 @@ def _rows_at_a_time(group: Any, column: str) -> int:
     columns = (group.column(i) for i in range(group.num_columns))
     chunk = next(chunk for chunk in columns if chunk.path_in_schema == column)
     stored: int = max(1, chunk.total_uncompressed_size)
-    rows: int = _ROWS_BYTES * group.num_rows // stored
+    rows: int = _TARGET_READ_BYTES * group.num_rows // stored
     if chunk.has_dictionary_page:  # equal texts are stored once, so each may be as long as all that is stored
-        rows = min(rows, max(_FEW_ROWS, _ROWS_BYTES // stored))
-    return max(1, min(_ROWS, rows))
+        rows = min(rows, max(_MIN_DICTIONARY_ROWS_PER_READ, _TARGET_READ_BYTES // stored))
+    return max(1, min(_MAX_ROWS_PER_READ, rows))
 
 
 def open_parquet(path: Path) -> Any:
@@ -86,16 +86,16 @@ def open_parquet(path: Path) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise UserError(f"{path} is parquet, which needs pyarrow: {DATA_EXTRA}") from error
+        raise UserError(f"{path} is parquet, which needs pyarrow: {INSTALL_DATA_EXTRA_HINT}") from error
     try:
         return pq.ParquetFile(
             path, pre_buffer=False, buffer_size=document_batches.BLOCK_BYTES, page_checksum_verification=True
         )
     except (pa.ArrowException, OSError) as error:
-        raise UserError(damaged(path, error)) from error
+        raise UserError(damaged_file_message(path, error)) from error
 
 
-def column_problem(path: Path, column: str) -> str | None:
+def text_column_problem(path: Path, column: str) -> str | None:
     """Why a parquet file has no text in that column, or None."""
     with open_parquet(path) as file:
         schema = file.schema_arrow

@@ -22,35 +22,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bpe_chunks import cut_for_learning, cut_safely
+from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, stored_manifest, write_manifest
+from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
 from glassgpt.data.prepare_bulk import prepare_corpus
 from glassgpt.data.prepare_options import (
     PrepareOptions,
-    asked_tokenizer,
     check_options,
-    check_place,
-    keep_scripts,
+    check_out_dir,
+    copy_nanogpt_scripts,
     out_directory,
+    requested_tokenizer,
     val_fraction,
 )
-from glassgpt.data.progress import passing
-from glassgpt.data.sources import Document, Source, named_by_script, open_source
-from glassgpt.data.split import Span, Split, Survey, split_documents, survey_documents
-from glassgpt.data.tokenizer_json import given_tokenizer
+from glassgpt.data.progress import show_byte_progress
+from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, open_source
+from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
+from glassgpt.data.tokenizer_json import load_requested_gpt2
 from glassgpt.data.tokenizers import (
     ByteLevelBpe,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
-    bpe_size,
+    bpe_vocab_size,
     train_bpe,
 )
 from glassgpt.errors import UserError
-from glassgpt.files import alone, move_into_place, remove_half_written, staging
-from glassgpt.format import plural
+from glassgpt.files import atomic_folder, commit_folder, exclusive_lock, remove_stale_folders
+from glassgpt.format import pluralize
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Digest
@@ -58,19 +58,19 @@ if TYPE_CHECKING:
 __all__ = ["PrepareOptions", "prepare"]
 
 # A text with more different characters than this spends its embedding table on rare ones.
-MOST_CHARACTERS = 512
+MAX_CHAR_VOCAB_SIZE = 512
 
 
 def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
     """Write the dataset that `options` describes and return its manifest."""
     notes: list[str] = []
-    if (name := named_by_script(options.dataset)) in BUILT_IN:
+    if (name := dataset_of_nanogpt_script(options.dataset)) in BUILT_IN:
         notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
         say(notes[0])
         options = dataclasses.replace(options, dataset=name)
     out = out_directory(options)
     check_options(options, out)
-    with alone(out):
+    with exclusive_lock(out):
         if is_corpus(options.dataset, options.dedup):
             manifest = prepare_corpus(options, out, say, progress)
         else:
@@ -82,17 +82,17 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
     return manifest
 
 
-def prepare_once(text: str, say: Callable[[str], None], progress: bool = True) -> None:
+def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = True) -> None:
     """Prepare a text file or folder at its usual place, unless that was done: `glass train my.txt`."""
     options = PrepareOptions(text)
     out = out_directory(options)
-    manifest = stored_manifest(out)
+    manifest = read_stored_manifest(out)
     if manifest is None:
         say(f"preparing {text}")
         prepare(options, say, progress)
         return
     documents = open_source(text, "", keep_in=out, kept_in=out).documents
-    survey = survey_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
+    survey = scan_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
     if _text_note(survey) not in manifest.notes:
         name, word = shlex.quote(out.name), shlex.quote(text)
         raise UserError(
@@ -103,7 +103,7 @@ def prepare_once(text: str, say: Callable[[str], None], progress: bool = True) -
     say(f"{out} was prepared from {text} before, and is used as it is")
 
 
-def _text_note(survey: Survey) -> str:
+def _text_note(survey: DocumentScan) -> str:
     """Identifies the text of a dataset, in the order of its documents."""
     return f"SHA-256 of the text: {hashlib.sha256(b''.join(survey.digests)).hexdigest()}"
 
@@ -117,18 +117,18 @@ def _prepare_text(
         notes.append(line)
         say(line)
 
-    remove_half_written(out)
-    with staging(out) as work:
+    remove_stale_folders(out)
+    with atomic_folder(out) as work:
         source, given = _find_inputs(options, work, out)
         for line in source.notes:
             note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
-        show = functools.partial(passing, total_bytes=total_bytes, say=say, show=progress)
+        show = functools.partial(show_byte_progress, total_bytes=total_bytes, say=say, show=progress)
 
         with show("reading") as advance:
-            survey = survey_documents(source.documents, _text_encoding(options.tokenizer), advance)
+            survey = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
         for change, files in survey.changes.items():
-            note(f"{change} ({plural(files, 'file')})")
+            note(f"{change} ({pluralize(files, 'file')})")
         if "\0" in survey.characters and options.tokenizer != "byte":
             note(
                 "the text has NUL characters, as binary files have, and UTF-16 without a byte order mark: "
@@ -143,16 +143,16 @@ def _prepare_text(
         note(f"tokenizer {name}: {reason}")
         with show(f"making {name}") as advance:
             tokenizer = _make_tokenizer(name, survey, split, given, advance)
-        if (asked := bpe_size(name)) is not None and tokenizer.vocab_size < asked:
+        if (asked := bpe_vocab_size(name)) is not None and tokenizer.vocab_size < asked:
             note(f"the text is too small for {asked} tokens, it yields {tokenizer.vocab_size}")
         if tokenizer.name != name:
             note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {tokenizer.name}")
 
         with show("encoding") as advance:
             manifest = _write_dataset(work, source, survey, split, tokenizer, tuple(notes), advance)
-        check_place(options, out)  # somebody may have put something there meanwhile
-        keep_scripts(out, work)
-        move_into_place(work, out)
+        check_out_dir(options, out)  # somebody may have put something there meanwhile
+        copy_nanogpt_scripts(out, work)
+        commit_folder(work, out)
     return manifest
 
 
@@ -171,7 +171,7 @@ def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     except UserError as error:
         problems += error.problems
     try:
-        given = given_tokenizer(asked_tokenizer(options), options.tokenizer_files)
+        given = load_requested_gpt2(requested_tokenizer(options), options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     if source is None or problems:
@@ -179,20 +179,20 @@ def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     return source, given
 
 
-def _choose_tokenizer(options: PrepareOptions, survey: Survey) -> tuple[str, str]:
+def _choose_tokenizer(options: PrepareOptions, survey: DocumentScan) -> tuple[str, str]:
     """A tokenizer's name, and why it."""
     if options.tokenizer != "auto":
         return options.tokenizer, "as asked"
     if options.dataset in BUILT_IN:
         return BUILT_IN[options.dataset], f"the usual one for {options.dataset}"
-    distinct = f"the text has {plural(len(survey.characters), 'different character')}"
-    if len(survey.characters) <= MOST_CHARACTERS:
-        return "char", f"{distinct}, and up to {MOST_CHARACTERS} each can have an id"
-    return "bpe:8192", f"{distinct}, over {MOST_CHARACTERS}, too many for an id each"
+    distinct = f"the text has {pluralize(len(survey.characters), 'different character')}"
+    if len(survey.characters) <= MAX_CHAR_VOCAB_SIZE:
+        return "char", f"{distinct}, and up to {MAX_CHAR_VOCAB_SIZE} each can have an id"
+    return "bpe:8192", f"{distinct}, over {MAX_CHAR_VOCAB_SIZE}, too many for an id each"
 
 
 def _make_tokenizer(
-    name: str, survey: Survey, split: Split, given: ByteLevelBpe | None, advance: Callable[[int], None]
+    name: str, survey: DocumentScan, split: Split, given: ByteLevelBpe | None, advance: Callable[[int], None]
 ) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
@@ -202,7 +202,7 @@ def _make_tokenizer(
         return CharTokenizer("".join(sorted(set(survey.characters + separator))))
     if given is not None:
         return given
-    size = bpe_size(name)
+    size = bpe_vocab_size(name)
     assert size is not None, name
     # Learned from the training text alone: a vocabulary that has seen the validation text flatters it.
     return train_bpe(_learning_text(split.train, advance), size)
@@ -210,7 +210,7 @@ def _make_tokenizer(
 
 def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> Iterator[str]:
     for span in spans:
-        for text in cut_for_learning(span.text("utf-8")):
+        for text in split_for_bpe_training(span.text("utf-8")):
             advance(len(text.encode()))
             yield text
 
@@ -218,7 +218,7 @@ def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> I
 def _write_dataset(
     work: Path,
     source: Source,
-    survey: Survey,
+    survey: DocumentScan,
     split: Split,
     tokenizer: Tokenizer,
     notes: tuple[str, ...],
@@ -230,11 +230,11 @@ def _write_dataset(
     val = _write_split(work / "val.bin", split.val, tokenizer, dtype, read, advance)
     for document, digest in zip(survey.documents, survey.digests, strict=True):
         if read[document].digest() != digest:  # of the two spans of one text, training's comes first
-            raise _changed(document)
+            raise _changed_while_read(document)
     if min(train.tokens, val.tokens) < 2:
         raise UserError(
-            f"{source.description}: {plural(train.tokens, 'training token')} and "
-            f"{plural(val.tokens, 'validation token')} are too few; each split needs at least 2, so that one "
+            f"{source.description}: {pluralize(train.tokens, 'training token')} and "
+            f"{pluralize(val.tokens, 'validation token')} are too few; each split needs at least 2, so that one "
             "predicts the other: bring more text, or change --val_fraction"
         )
     sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
@@ -259,7 +259,7 @@ def _write_dataset(
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenSplit:
     tokens: int
     text_bytes: int
     sha256: str
@@ -272,21 +272,21 @@ def _write_split(
     dtype: str,
     read: Mapping[Document, Digest],
     advance: Callable[[int], None],
-) -> _Written:
+) -> _WrittenSplit:
     tokens = text_bytes = 0
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for ids, size in _encoded(spans, tokenizer, read):
+        for ids, size in _encode_spans(spans, tokenizer, read):
             content = ids.astype(DTYPES[dtype]).tobytes()
             file.write(content)
             digest.update(content)
             tokens += len(ids)
             text_bytes += size
             advance(size)
-    return _Written(tokens, text_bytes, digest.hexdigest())
+    return _WrittenSplit(tokens, text_bytes, digest.hexdigest())
 
 
-def _encoded(
+def _encode_spans(
     spans: tuple[Span, ...], tokenizer: Tokenizer, read: Mapping[Document, Digest]
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
     """The ids of the spans, a separator between documents, and how many bytes of text they stand for."""
@@ -301,7 +301,7 @@ def _encoded(
                 yield tokenizer.encode_bytes(raw), len(raw)
         else:
             # A character is a token wherever the stream is cut; a word is not.
-            for text in chunks if tokenizer.name == "char" else cut_safely(chunks):
+            for text in chunks if tokenizer.name == "char" else split_at_bpe_boundaries(chunks):
                 yield _ids(tokenizer, text, span.document), len(text.encode())
 
 
@@ -309,7 +309,7 @@ def _ids(tokenizer: Tokenizer, text: str, document: Document) -> NDArray[np.int6
     try:
         return tokenizer.encode(text)
     except UserError as error:  # a character without an id, though all that were there at first have one
-        raise _changed(document) from error
+        raise _changed_while_read(document) from error
 
 
 def _digested(span: Span, encoding: str, digest: Digest) -> Iterator[str]:
@@ -319,6 +319,6 @@ def _digested(span: Span, encoding: str, digest: Digest) -> Iterator[str]:
         yield text
 
 
-def _changed(document: Document) -> UserError:
+def _changed_while_read(document: Document) -> UserError:
     """What was split and what would be written are not one text; one that only grew still begins with it."""
     return UserError(f"{document.path} was changed while it was read: run the command again")

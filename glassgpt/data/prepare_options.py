@@ -14,18 +14,18 @@ from pathlib import Path
 
 from glassgpt.data.corpus import is_corpus, is_pattern
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.document_batches import holds_documents
-from glassgpt.data.hub import hub_name
-from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, split_of
-from glassgpt.data.prepare_resume import MARK
-from glassgpt.data.sources import dataset_problem, is_kept_download, is_odd
+from glassgpt.data.document_batches import is_document_file
+from glassgpt.data.hub import parse_hub_dataset
+from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, split_of_file
+from glassgpt.data.prepare_resume import PREPARE_STATE_FILE
+from glassgpt.data.sources import dataset_problem, is_cached_download, is_special_file
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
 from glassgpt.files import writable_problem
-from glassgpt.paths import user_path
+from glassgpt.paths import expand_user_path
 
-_VAL_BYTES = 20_000_000
-_OF_BULK = ("text_column", "dedup", "workers", "shard_tokens")
+_TARGET_VAL_BYTES = 20_000_000
+_CORPUS_OPTIONS = ("text_column", "dedup", "workers", "shard_tokens")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PrepareOptions:
 
 def out_directory(options: PrepareOptions) -> Path:
     if options.out_dir:
-        path = user_path(options.out_dir)
+        path = expand_user_path(options.out_dir)
         return path if path.name not in ("", "..") else path.resolve()  # "." has no name to rename to
     return Path("data", dataset_name(options))
 
@@ -73,14 +73,14 @@ def dataset_name(options: PrepareOptions) -> str:
     name = options.dataset
     if name in BUILT_IN:
         return name
-    path = user_path(name).resolve()
+    path = expand_user_path(name).resolve()
     if path.is_dir():
         return path.name
     if not path.exists() and is_pattern(name):
         return next(parent.name for parent in path.parents if not is_pattern(str(parent)))
-    if not path.exists() and (on_hub := hub_name(name)):
-        return re.sub(r"[^\w.-]+", "-", f"{on_hub.repository.split('/')[1]}-{on_hub.part}").strip("-")
-    return path.name.split(".")[0] if holds_documents(path.name) else path.stem
+    if not path.exists() and (on_hub := parse_hub_dataset(name)):
+        return re.sub(r"[^\w.-]+", "-", f"{on_hub.repository.split('/')[1]}-{on_hub.subset}").strip("-")
+    return path.name.split(".")[0] if is_document_file(path.name) else path.stem
 
 
 def val_fraction(options: PrepareOptions) -> float:
@@ -94,31 +94,33 @@ def corpus_val_fraction(options: PrepareOptions, size_bytes: int) -> float:
     """Of documents in bulk: enough to measure a loss well. `size_bytes`: on disk."""
     if options.val_fraction is not None:
         return options.val_fraction
-    return min(max(_VAL_BYTES / max(1, size_bytes), 0.0005), 0.1)
+    return min(max(_TARGET_VAL_BYTES / max(1, size_bytes), 0.0005), 0.1)
 
 
 def check_options(options: PrepareOptions, out: Path) -> None:
     """Everything that can be known to be wrong before any work, all at once."""
     in_bulk = is_corpus(options.dataset, options.dedup)
     problems = [
-        dataset_problem(options.dataset) if not in_bulk or is_odd(user_path(options.dataset)) else None,
+        dataset_problem(options.dataset)
+        if not in_bulk or is_special_file(expand_user_path(options.dataset))
+        else None,
         tokenizer_problem(options.tokenizer),
         *(_bulk_problems(options) if in_bulk else _text_problems(options)),
     ]
     if options.val_fraction is not None and not 0 < options.val_fraction < 1:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
-    if options.tokenizer_files and asked_tokenizer(options) != "gpt2":
+    if options.tokenizer_files and requested_tokenizer(options) != "gpt2":
         problems.append("--tokenizer_files is only read by gpt2: add --tokenizer gpt2, or leave it out")
-    elif options.tokenizer_files and not user_path(options.tokenizer_files).is_dir():
+    elif options.tokenizer_files and not expand_user_path(options.tokenizer_files).is_dir():
         problems.append(f"--tokenizer_files {options.tokenizer_files} is not a folder: give one")
-    problems.append(_place_problem(options, out) or writable_problem(out))
+    problems.append(_out_dir_problem(options, out) or writable_problem(out))
     if found := [problem for problem in problems if problem]:
         raise UserError(found)
 
 
-def check_place(options: PrepareOptions, out: Path) -> None:
+def check_out_dir(options: PrepareOptions, out: Path) -> None:
     """Once more, right before something goes there."""
-    if problem := _place_problem(options, out):
+    if problem := _out_dir_problem(options, out):
         raise UserError(problem)
 
 
@@ -126,12 +128,12 @@ def _text_problems(options: PrepareOptions) -> list[str]:
     problems = []
     if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
         problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {options.source}")
-    elif options.source and not user_path(options.source).is_file():
+    elif options.source and not expand_user_path(options.source).is_file():
         problems.append(f"--source {options.source} is not a file: give a text file")
     usual = PrepareOptions("")
     problems += [
         f"--{name} is for documents in bulk (parquet, JSON lines, a pattern, Hugging Face): leave it out"
-        for name in _OF_BULK
+        for name in _CORPUS_OPTIONS
         if getattr(options, name) != getattr(usual, name)
     ]
     return problems
@@ -140,9 +142,9 @@ def _text_problems(options: PrepareOptions) -> list[str]:
 def _bulk_problems(options: PrepareOptions) -> list[str]:
     problems = []
     source = options.source
-    if source and not (is_pattern(source) or user_path(source).exists()):
+    if source and not (is_pattern(source) or expand_user_path(source).exists()):
         problems.append(f"--source {source} is not there: give a file, a folder or a pattern")
-    elif source and user_path(options.dataset).exists():
+    elif source and expand_user_path(options.dataset).exists():
         problems.append(f"--source is for what is downloaded: to read files, run  glass prepare {source}")
     if options.tokenizer == "char":
         problems.append("--tokenizer char has to know every character beforehand: use byte or bpe:N")
@@ -158,16 +160,16 @@ def _bulk_problems(options: PrepareOptions) -> list[str]:
 NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
 
 
-def keep_scripts(out: Path, work: Path) -> None:
+def copy_nanogpt_scripts(out: Path, work: Path) -> None:
     """Takes them along from the folder that `work` will replace."""
     for script in NANOGPT_SCRIPTS:
         if (out / script).is_file():
             shutil.copy2(out / script, work)
 
 
-def _place_problem(options: PrepareOptions, out: Path) -> str | None:
+def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
     """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
-    text = user_path(options.source or options.dataset)
+    text = expand_user_path(options.source or options.dataset)
     place, read = out.resolve(), text.resolve()
     if (options.source or options.dataset not in BUILT_IN) and (
         read.is_relative_to(place) or (read.is_dir() and place.is_relative_to(read))
@@ -180,22 +182,22 @@ def _place_problem(options: PrepareOptions, out: Path) -> str | None:
     if not out.is_dir() or out.is_symlink():
         return f"{out} is not a plain folder: choose another --out_dir"
     names = sorted(path.name for path in out.iterdir())
-    if "train.bin" in names and MANIFEST not in names:
+    if "train.bin" in names and MANIFEST_FILE not in names:
         return (
             f"{out} holds nanoGPT's files, which need no preparing: train with --data_dir={out}, "
             "or choose another --out_dir"
         )
     ours = set(NANOGPT_SCRIPTS)
-    if MANIFEST in names:
+    if MANIFEST_FILE in names:
         # The mark is of a preparation that was killed right after it gave the folder its name.
-        ours |= {MANIFEST, MARK, *TOKENIZER_FILES, *filter(split_of, names)}
-    if foreign := [name for name in names if name not in ours and not is_kept_download(out / name)]:
+        ours |= {MANIFEST_FILE, PREPARE_STATE_FILE, *TOKENIZER_FILES, *filter(split_of_file, names)}
+    if foreign := [name for name in names if name not in ours and not is_cached_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
-    if MANIFEST in names and not options.overwrite:
+    if MANIFEST_FILE in names and not options.overwrite:
         return f"{out} holds a dataset already: add --overwrite to replace it, or choose another --out_dir"
     return None
 
 
-def asked_tokenizer(options: PrepareOptions) -> str:
+def requested_tokenizer(options: PrepareOptions) -> str:
     """The tokenizer as far as it is known without reading: "auto" when the text will decide."""
     return BUILT_IN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
-from glassgpt.files import replace_file, sync_to_disk
+from glassgpt.files import atomic_write, fsync_path
 
-MARK = "unfinished.json"
-KEYS = "seen.bin"
+PREPARE_STATE_FILE = "unfinished.json"
+DEDUP_KEYS_FILE = "seen.bin"
 
 
 def _none_yet() -> dict[str, int]:
@@ -28,7 +28,7 @@ def _none_yet() -> dict[str, int]:
 
 
 @dataclass
-class Mark:
+class PrepareState:
     """How far it has come. Counts are of what is in the files."""
 
     # What was asked for, as one digest: who asks for something else begins anew.
@@ -53,14 +53,14 @@ class Mark:
     # Nothing is left to do but the renaming.
     complete: bool = False
 
-    def shards(self) -> int:
+    def full_shard_count(self) -> int:
         return sum(len(names) for names in self.closed.values())
 
 
 @contextlib.contextmanager
-def unfinished(
+def resumable_folder(
     out: Path, request: str, overwrite: bool, say: Callable[[str], None]
-) -> Iterator[tuple[Path, Mark | None]]:
+) -> Iterator[tuple[Path, PrepareState | None]]:
     """The folder to work in, and the mark of an earlier attempt at the same, if there is one.
 
     The caller holds the lock on `out`. When something goes wrong, it is left as it is if a shard is done.
@@ -70,11 +70,11 @@ def unfinished(
         # No preparation looks like that; what somebody else put there is not removed.
         raise UserError(f"{work} is in the way: remove it, or choose another --out_dir")
     work.mkdir(parents=True, exist_ok=True)
-    mark = _read_mark(work)
-    if mark is None and (work / MARK).exists():
+    mark = _read_prepare_state(work)
+    if mark is None and (work / PREPARE_STATE_FILE).exists():
         say(f"{work} lost a part of what it held since it was stopped: beginning anew")
     if mark is not None and mark.request != request:
-        if mark.shards() and not overwrite:
+        if mark.full_shard_count() and not overwrite:
             raise UserError(
                 f"{work} holds a preparation that was stopped, of other files or with other settings: "
                 "finish it with its own command, or add --overwrite to drop it"
@@ -90,41 +90,41 @@ def unfinished(
             f"{out} could not be written ({error}): make room, or choose another --out_dir"
         ) from error
     except KeyboardInterrupt as error:
-        if (mark := _read_mark(work)) and mark.shards():
+        if (mark := _read_prepare_state(work)) and mark.full_shard_count():
             error.add_note("the same command goes on after the last full shard")
         raise
     finally:
-        if work.exists() and not ((mark := _read_mark(work)) and mark.shards()):
+        if work.exists() and not ((mark := _read_prepare_state(work)) and mark.full_shard_count()):
             shutil.rmtree(work)
 
 
-def write_mark(work: Path, mark: Mark) -> None:
+def write_prepare_state(work: Path, mark: PrepareState) -> None:
     """Only after what it speaks of is on the disk."""
-    replace_file(work / MARK, json.dumps(dataclasses.asdict(mark), indent=1).encode())
-    sync_to_disk(work)
+    atomic_write(work / PREPARE_STATE_FILE, json.dumps(dataclasses.asdict(mark), indent=1).encode())
+    fsync_path(work)
 
 
-def mark_complete(work: Path, mark: Mark) -> None:
+def mark_prepare_complete(work: Path, mark: PrepareState) -> None:
     """All is written: what remains is the dataset, and the mark until the folder has its name."""
     mark.complete = True
-    write_mark(work, mark)
+    write_prepare_state(work, mark)
     for path in work.iterdir():
         # A mark that was being written when the process was killed has a hidden name; before the lock lay
         # beside the folder, it lay in it.
-        if path.name in (KEYS, "lock") or path.name.startswith("."):
+        if path.name in (DEDUP_KEYS_FILE, "lock") or path.name.startswith("."):
             path.unlink()
 
 
-def forget_mark(out: Path) -> None:
+def remove_prepare_state(out: Path) -> None:
     """Only after the folder has its name: who is killed before has nothing to do but to rename it."""
-    (out / MARK).unlink()
-    sync_to_disk(out)
+    (out / PREPARE_STATE_FILE).unlink()
+    fsync_path(out)
 
 
-def _read_mark(work: Path) -> Mark | None:
+def _read_prepare_state(work: Path) -> PrepareState | None:
     """None if there is none, or if something it speaks of is gone or cut off: then it must begin anew."""
     try:
-        mark = Mark(**json.loads((work / MARK).read_bytes()))
+        mark = PrepareState(**json.loads((work / PREPARE_STATE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
     if mark.complete:

@@ -15,16 +15,16 @@ import pickletools
 from collections import deque
 from typing import Any, Never
 
-MOST_BYTES = 64_000_000
+MAX_PICKLE_BYTES = 64_000_000
 # Seven are needed per character of a vocabulary: this is four times the largest that fits 16 bits.
-MOST_INSTRUCTIONS = 2_000_000
+MAX_INSTRUCTIONS = 2_000_000
 
-_TEXT = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
-_MEMOIZE = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
-_ALLOWED = frozenset(
+_TEXT_OPCODES = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
+_MEMOIZE_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_ALLOWED_OPCODES = frozenset(
     {
-        *_TEXT,
-        *_MEMOIZE,
+        *_TEXT_OPCODES,
+        *_MEMOIZE_OPCODES,
         *("GET", "BINGET", "LONG_BINGET"),
         *("PROTO", "FRAME", "MARK", "STOP"),
         *("NONE", "NEWTRUE", "NEWFALSE"),
@@ -35,25 +35,25 @@ _ALLOWED = frozenset(
     }
 )
 # What both readers raise for bytes that make no sense.
-_NONSENSE = (
+_PARSE_ERRORS = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
     *(AttributeError, OverflowError, MemoryError),
 )
 
 
-class NotPlainError(Exception):
+class UnsafePickleError(Exception):
     """Why a pickle is refused: the end of a sentence that begins with the name of the file."""
 
 
-def load_plain(content: bytes) -> Any:
+def load_safe_pickle(content: bytes) -> Any:
     """What a pickle holds, if that is dicts, lists, text, bytes and numbers; else NotPlainError."""
-    if len(content) > MOST_BYTES:
-        raise NotPlainError(f"has more than {MOST_BYTES:,} bytes")
+    if len(content) > MAX_PICKLE_BYTES:
+        raise UnsafePickleError(f"has more than {MAX_PICKLE_BYTES:,} bytes")
     try:
         _check_instructions(content)
-        return _PlainUnpickler(io.BytesIO(content)).load()
-    except _NONSENSE as error:
-        raise NotPlainError(f"is not a whole pickle ({type(error).__name__})") from error
+        return _SafeUnpickler(io.BytesIO(content)).load()
+    except _PARSE_ERRORS as error:
+        raise UnsafePickleError(f"is not a whole pickle ({type(error).__name__})") from error
 
 
 def _check_instructions(content: bytes) -> None:
@@ -61,22 +61,22 @@ def _check_instructions(content: bytes) -> None:
     memoized = byte = 0
     for count, (opcode, argument, position) in enumerate(pickletools.genops(content)):
         byte = position or 0
-        if opcode.name not in _ALLOWED:
-            raise NotPlainError(f"{_wish(opcode.name, argument, recent)} at byte {byte:,}")
-        if count >= MOST_INSTRUCTIONS:
-            raise NotPlainError(f"has more than {MOST_INSTRUCTIONS:,} instructions")
+        if opcode.name not in _ALLOWED_OPCODES:
+            raise UnsafePickleError(f"{_wish(opcode.name, argument, recent)} at byte {byte:,}")
+        if count >= MAX_INSTRUCTIONS:
+            raise UnsafePickleError(f"has more than {MAX_INSTRUCTIONS:,} instructions")
         # Python hashes larger numbers to equal values on demand, which makes a dict of them very slow.
         if isinstance(argument, int) and not -(2**63) <= argument < 2**63:
-            raise NotPlainError(f"has an absurdly large number at byte {byte:,}")
-        if opcode.name in _MEMOIZE:
+            raise UnsafePickleError(f"has an absurdly large number at byte {byte:,}")
+        if opcode.name in _MEMOIZE_OPCODES:
             # The unpickler makes room up to the number given, so a few bytes could ask for gigabytes.
             if argument is not None and argument > memoized + 1:
-                raise NotPlainError(f"numbers its values absurdly at byte {byte:,}")
+                raise UnsafePickleError(f"numbers its values absurdly at byte {byte:,}")
             memoized += 1
-        if opcode.name in _TEXT:
+        if opcode.name in _TEXT_OPCODES:
             recent.append(str(argument))
     if byte + 1 != len(content):
-        raise NotPlainError(f"goes on after its end at byte {byte:,}")
+        raise UnsafePickleError(f"goes on after its end at byte {byte:,}")
 
 
 def _wish(instruction: str, argument: Any, recent: deque[str]) -> str:
@@ -93,11 +93,11 @@ def _printable(text: str) -> str:
     return ascii(text[:100])[1:-1]
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _SafeUnpickler(pickle.Unpickler):
     """Should an instruction get past the check after all, it finds nothing to call."""
 
     def find_class(self, module: str, name: str) -> Never:
-        raise NotPlainError(f"wants to call {_printable(f'{module}.{name}')}")
+        raise UnsafePickleError(f"wants to call {_printable(f'{module}.{name}')}")
 
     def persistent_load(self, pid: Any) -> Never:
-        raise NotPlainError("wants to load something from elsewhere")
+        raise UnsafePickleError("wants to load something from elsewhere")

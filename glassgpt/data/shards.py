@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.manifest import shard_name
-from glassgpt.files import sync_to_disk
+from glassgpt.files import fsync_path
 
 # Each takes one of the files that a process may have open, often 1024 in all and sometimes 256.
-_MAPPED_AT_ONCE = 64
+_MAX_MAPPED_FILES = 64
 
 
 class MappedFiles:
@@ -24,7 +24,7 @@ class MappedFiles:
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
         self._paths, self.dtype = paths, dtype
         self.lengths = [path.stat().st_size // dtype.itemsize for path in paths]
-        self._map = functools.lru_cache(_MAPPED_AT_ONCE)(self._map_file)
+        self._map = functools.lru_cache(_MAX_MAPPED_FILES)(self._map_file)
 
     def __getitem__(self, number: int) -> NDArray[Any]:
         return self._map(number)
@@ -34,7 +34,7 @@ class MappedFiles:
         return np.asarray(np.memmap(self._paths[number], dtype=self.dtype, mode="r"))
 
 
-class Shards:
+class ShardedTokens:
     """The tokens of several files under one numbering. Reads like an array: by number, slice and window."""
 
     def __init__(self, parts: Sequence[NDArray[Any]] | MappedFiles) -> None:
@@ -55,12 +55,12 @@ class Shards:
         return len(self) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return self._run(0, len(self)).astype(dtype or self.dtype, copy=False)
+        return self._read_range(0, len(self)).astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, where: slice | NDArray[np.int64]) -> NDArray[Any]:
         if isinstance(where, slice):
             start, stop, step = where.indices(len(self))
-            return self._run(start, max(0, stop - start))[::step]
+            return self._read_range(start, max(0, stop - start))[::step]
         result = np.empty(where.shape, dtype=self.dtype)
         shards = np.searchsorted(self._ends, where, side="right")
         for shard in np.unique(shards):
@@ -68,7 +68,7 @@ class Shards:
             result[here] = self._parts[shard][where[here] - self._begins[shard]]
         return result
 
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    def gather_windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start, as rows. A row may begin in one shard and end in the next."""
         result = np.empty((len(starts), length), dtype=np.int64)
         shards = np.searchsorted(self._ends, starts, side="right").tolist()
@@ -78,10 +78,10 @@ class Shards:
             if offset + length <= len(part):
                 row[:] = part[offset : offset + length]
             else:
-                row[:] = self._run(start, length)
+                row[:] = self._read_range(start, length)
         return result
 
-    def _run(self, start: int, length: int) -> NDArray[Any]:
+    def _read_range(self, start: int, length: int) -> NDArray[Any]:
         shard = int(np.searchsorted(self._ends, start, side="right"))
         if length and start + length <= self._ends[shard]:
             return self._parts[shard][start - self._begins[shard] :][:length]
@@ -97,7 +97,7 @@ class Shards:
 
 
 # What training reads: one file, or several.
-Tokens = NDArray[Any] | Shards
+TokenArray = NDArray[Any] | ShardedTokens
 
 
 class ShardWriter:
@@ -115,7 +115,10 @@ class ShardWriter:
         """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
         self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
         self._itemsize = dtype.itemsize
-        self.closed, self.tokens = dict(closed), tokens  # name and SHA-256 of each full shard; all tokens
+        self.sha256_by_full_shard, self.token_count = (
+            dict(closed),
+            tokens,
+        )  # name and SHA-256 of each full shard; all tokens
         begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
         self._begin("r+b" if begun_bytes else "wb")
         if begun_bytes:
@@ -124,44 +127,44 @@ class ShardWriter:
 
     def append(self, ids: NDArray[Any]) -> None:
         while len(ids):
-            now = ids[: self._shard_tokens - self.tokens % self._shard_tokens]
+            now = ids[: self._shard_tokens - self.token_count % self._shard_tokens]
             content = now.tobytes()
             self._file.write(content)
             self._digest.update(content)
-            self.tokens += len(now)
+            self.token_count += len(now)
             ids = ids[len(now) :]
-            if self.tokens % self._shard_tokens == 0:
+            if self.token_count % self._shard_tokens == 0:
                 self._close_shard()
                 self._begin()
 
-    def lengths(self) -> dict[str, int]:
+    def bytes_by_shard(self) -> dict[str, int]:
         """Bytes of every shard, the one that is begun too."""
-        full = dict.fromkeys(self.closed, self._shard_tokens * self._itemsize)
-        return {**full, self._path.name: self.tokens % self._shard_tokens * self._itemsize}
+        full = dict.fromkeys(self.sha256_by_full_shard, self._shard_tokens * self._itemsize)
+        return {**full, self._path.name: self.token_count % self._shard_tokens * self._itemsize}
 
     def flush(self) -> None:
         """Waits until what is written is on the disk."""
         self._file.flush()
-        sync_to_disk(self._path)
+        fsync_path(self._path)
 
     def finish(self) -> dict[str, str]:
         """Name and SHA-256 of every shard. Without a token there is none."""
-        if self.tokens % self._shard_tokens:
+        if self.token_count % self._shard_tokens:
             self._close_shard()
         else:
             self._file.close()
             self._path.unlink()
-        return self.closed
+        return self.sha256_by_full_shard
 
     def close(self) -> None:
         self._file.close()
 
     def _begin(self, mode: str = "wb") -> None:
-        self._path = self._folder / shard_name(self._split, len(self.closed))
+        self._path = self._folder / shard_name(self._split, len(self.sha256_by_full_shard))
         self._file = self._path.open(mode)
         self._digest = hashlib.sha256()
 
     def _close_shard(self) -> None:
         self.flush()
         self._file.close()
-        self.closed[self._path.name] = self._digest.hexdigest()
+        self.sha256_by_full_shard[self._path.name] = self._digest.hexdigest()

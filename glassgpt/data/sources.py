@@ -21,22 +21,28 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.decompress import packed_as
+from glassgpt.data.decompress import compression_suffix
 from glassgpt.data.digests import file_sha256
-from glassgpt.data.folder_listing import read_folder, skipped, skipped_links
-from glassgpt.data.text_encoding import LONGEST_MARK, changes_by, decoder_of, encoding_of, is_binary
+from glassgpt.data.folder_listing import list_folder, skipped_link_notes, skipped_notes
+from glassgpt.data.text_encoding import (
+    MAX_BOM_BYTES,
+    describe_conversions,
+    detect_encoding,
+    is_binary,
+    newline_decoder,
+)
 from glassgpt.errors import UserError
-from glassgpt.format import plural
-from glassgpt.paths import user_path, with_tilde
+from glassgpt.format import pluralize
+from glassgpt.paths import abbreviate_home, expand_user_path
 
 CHUNK_BYTES = 2**20
 
 # Text that somebody packed is not text. (Documents in bulk are unpacked: unpacked.py.)
-_PACKED = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
+_ARCHIVE_SUFFIXES = (".gz", ".xz", ".zst", ".bz2", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".txz")
 
 # Nor is what a word processor keeps.
-_LAID_OUT = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xls", ".xlsx", ".pptx")
-_SAVE_TEXT = "save the text in it as a plain .txt file, and prepare that"
+_WORD_PROCESSOR_SUFFIXES = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xls", ".xlsx", ".pptx")
+_SAVE_AS_TEXT_HINT = "save the text in it as a plain .txt file, and prepare that"
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -72,23 +78,23 @@ class Document:
         try:
             with self.path.open("rb") as file:
                 if encoding == "utf-8":
-                    encoding = encoding_of(file.read(LONGEST_MARK))
+                    encoding = detect_encoding(file.read(MAX_BOM_BYTES))
                     file.seek(0)
                 is_raw = encoding == "latin-1"
-                decoder = codecs.getincrementaldecoder(encoding)() if is_raw else decoder_of(encoding)
+                decoder = codecs.getincrementaldecoder(encoding)() if is_raw else newline_decoder(encoding)
                 while chunk := file.read(chunk_bytes):
                     read_bytes += len(chunk)
                     yield decoder.decode(chunk)
                 yield decoder.decode(b"", final=True)
                 if changes is not None and isinstance(decoder, io.IncrementalNewlineDecoder):
-                    changes += changes_by(decoder, encoding)
+                    changes += describe_conversions(decoder, encoding)
         except UnicodeDecodeError as error:
             # The decoder sees the bytes it kept back plus the chunk; the user wants a place in the file.
             offset = read_bytes - len(error.object) + error.start
             convert = "convert it to UTF-8, or use --tokenizer byte, which reads raw bytes"
-            is_packed = self.path.suffix.lower() in _PACKED or packed_as(error.object)
-            is_laid_out = self.path.suffix.lower() in _LAID_OUT
-            fix = "unpack it first" if is_packed else _SAVE_TEXT if is_laid_out else convert
+            is_packed = self.path.suffix.lower() in _ARCHIVE_SUFFIXES or compression_suffix(error.object)
+            is_laid_out = self.path.suffix.lower() in _WORD_PROCESSOR_SUFFIXES
+            fix = "unpack it first" if is_packed else _SAVE_AS_TEXT_HINT if is_laid_out else convert
             raise UserError(f"{self.path} is not {encoding.upper()} at byte {offset:,}: {fix}") from error
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from error
@@ -104,7 +110,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def named_by_script(dataset: str) -> str | None:
+def dataset_of_nanogpt_script(dataset: str) -> str | None:
     """NAME for nanoGPT's data/NAME/prepare.py, there or not: who types it wants the text, not the script."""
     path = Path(dataset)
     return path.parent.name if path.name == "prepare.py" and path.parent.name not in ("", "..") else None
@@ -114,11 +120,11 @@ def dataset_problem(dataset: str) -> str | None:
     """Why `dataset` is neither a known name nor something to read, or None."""
     if not dataset:
         return f"no dataset named: give a file, a folder, or one of {', '.join(BUILT_IN)}"
-    if is_odd(user_path(dataset)):
+    if is_special_file(expand_user_path(dataset)):
         return f"{dataset} is neither a file nor a folder: write the text to a file, and prepare that"
-    name = named_by_script(dataset) or dataset
+    name = dataset_of_nanogpt_script(dataset) or dataset
     is_script = name != dataset
-    if name in BUILT_IN or (user_path(dataset).exists() and not is_script):
+    if name in BUILT_IN or (expand_user_path(dataset).exists() and not is_script):
         return None
     if is_script:
         return (
@@ -130,7 +136,7 @@ def dataset_problem(dataset: str) -> str | None:
     return f"{dataset!r} is no known dataset, and there is no file or folder of that name: {hint}"
 
 
-def is_odd(path: Path) -> bool:
+def is_special_file(path: Path) -> bool:
     """A pipe or a device: text is read more than once, and they give it once."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
@@ -140,7 +146,7 @@ def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> 
 
     A download is kept in the folder `keep_in`; one from an earlier time is taken from `kept_in`.
     """
-    path = user_path(local_file or dataset)
+    path = expand_user_path(local_file or dataset)
     if dataset == "pylib":
         source = _pylib()
     elif dataset in BUILT_IN:
@@ -164,21 +170,21 @@ def _documents(paths: dict[str, Path]) -> tuple[Document, ...]:
 
 
 def _file(path: Path) -> Source:
-    return Source(path.stem, f"file {with_tilde(str(path))}", _documents({path.name: path}))
+    return Source(path.stem, f"file {abbreviate_home(str(path))}", _documents({path.name: path}))
 
 
 def _folder(root: Path) -> Source:
     """Every file under a folder but hidden ones and binaries; what was left out is said."""
-    folder = read_folder(root)
+    folder = list_folder(root)
     texts = {path.relative_to(root).as_posix(): path for path in folder.files if not _looks_binary(path)}
     documents = _documents(texts)
     notes = (
-        *skipped(len(folder.files) - len(texts), "binary file"),
-        *skipped(folder.hidden, "hidden file"),
-        *skipped(len(texts) - len(documents), "empty file"),
-        *skipped_links(folder),
+        *skipped_notes(len(folder.files) - len(texts), "binary file"),
+        *skipped_notes(folder.hidden_count, "hidden file"),
+        *skipped_notes(len(texts) - len(documents), "empty file"),
+        *skipped_link_notes(folder),
     )
-    description = f"folder {with_tilde(str(root))}, {plural(len(documents), 'file')}"
+    description = f"folder {abbreviate_home(str(root))}, {pluralize(len(documents), 'file')}"
     return Source(root.resolve().name, description, documents, notes)
 
 
@@ -222,20 +228,20 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _shakespeare(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
     if local_file:
-        path = user_path(local_file)
+        path = expand_user_path(local_file)
         canonical = file_sha256(path) == SHAKESPEARE_SHA256
         notes = () if canonical else (f"{path} is not the canonical tiny shakespeare (its SHA-256 differs)",)
-        return Source(dataset, f"file {with_tilde(str(path))}", _documents({path.name: path}), notes)
+        return Source(dataset, f"file {abbreviate_home(str(path))}", _documents({path.name: path}), notes)
     kept = kept_in / SHAKESPEARE_FILE
     path = keep_in / SHAKESPEARE_FILE
-    if is_kept_download(kept):
+    if is_cached_download(kept):
         path.write_bytes(kept.read_bytes())
     else:
         path.write_bytes(_download_shakespeare(dataset))
     return Source(dataset, f"tiny shakespeare, {SHAKESPEARE_URL}", _documents({path.name: path}))
 
 
-def is_kept_download(path: Path) -> bool:
+def is_cached_download(path: Path) -> bool:
     """Whether a file is a download that can be had again, and not somebody's own text."""
     return path.name == SHAKESPEARE_FILE and path.is_file() and file_sha256(path) == SHAKESPEARE_SHA256
 

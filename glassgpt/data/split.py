@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
-from glassgpt.errors import UserError, of_many_files
+from glassgpt.errors import UserError, user_error_for_files
 
-_CODEPOINTS = 0x110000
+_UNICODE_CODEPOINTS = 0x110000
 
 
 @dataclass(frozen=True)
-class Survey:
+class DocumentScan:
     """What one pass over the documents found. Lengths are in characters (bytes for raw bytes)."""
 
     documents: tuple[Document, ...]
@@ -64,9 +64,11 @@ class Split:
     reason: str
 
 
-def survey_documents(documents: Sequence[Document], encoding: str, advance: Callable[[int], None]) -> Survey:
+def scan_documents(
+    documents: Sequence[Document], encoding: str, advance: Callable[[int], None]
+) -> DocumentScan:
     """Read every document once. Those that are not UTF-8 are all named, not only the first."""
-    seen = np.zeros(_CODEPOINTS, dtype=np.bool_)
+    seen = np.zeros(_UNICODE_CODEPOINTS, dtype=np.bool_)
     lengths: list[int] = []
     digests: list[bytes] = []
     problems: list[str] = []
@@ -85,12 +87,12 @@ def survey_documents(documents: Sequence[Document], encoding: str, advance: Call
         lengths.append(length)
         digests.append(digest.digest())
     if problems:
-        raise of_many_files(problems)
+        raise user_error_for_files(problems)
     characters = "".join(map(chr, np.flatnonzero(seen)))
-    return Survey(tuple(documents), tuple(lengths), tuple(digests), characters, Counter(changes))
+    return DocumentScan(tuple(documents), tuple(lengths), tuple(digests), characters, Counter(changes))
 
 
-def split_documents(survey: Survey, val_fraction: float) -> Split:
+def split_documents(survey: DocumentScan, val_fraction: float) -> Split:
     """By content hash when that gives about val_fraction of the text; else the tail is for validation."""
     total = sum(survey.lengths)
     if total < 2:
@@ -124,12 +126,12 @@ def document_key(text: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def are_validation(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
+def is_validation_mask(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
     """The side of documents by their keys: the same as `split_documents` finds by hash."""
     return (keys >> np.uint64(16)).astype(np.float64) / 2**48 < val_fraction
 
 
-def _by_tail(survey: Survey, val_fraction: float, reason: str) -> Split:
+def _by_tail(survey: DocumentScan, val_fraction: float, reason: str) -> Split:
     total = sum(survey.lengths)
     # nanoGPT's int(n * 0.9); the bounds only matter for texts of a few characters.
     cut = min(max(int(total * (1 - val_fraction)), 1), total - 1)

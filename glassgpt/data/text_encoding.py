@@ -8,30 +8,32 @@ from __future__ import annotations
 import codecs
 import io
 
-_MARKS = {
+_BOM_ENCODINGS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-LONGEST_MARK = max(map(len, _MARKS))
+MAX_BOM_BYTES = max(map(len, _BOM_ENCODINGS))
 
 
-def encoding_of(beginning: bytes) -> str:
-    return next((encoding for mark, encoding in _MARKS.items() if beginning.startswith(mark)), "utf-8")
+def detect_encoding(beginning: bytes) -> str:
+    return next(
+        (encoding for mark, encoding in _BOM_ENCODINGS.items() if beginning.startswith(mark)), "utf-8"
+    )
 
 
 def is_binary(beginning: bytes) -> bool:
     """Git's test: text has no NUL byte near its beginning. UTF-16 has, and says what it is."""
-    return b"\0" in beginning and encoding_of(beginning) == "utf-8"
+    return b"\0" in beginning and detect_encoding(beginning) == "utf-8"
 
 
-def decoder_of(encoding: str) -> io.IncrementalNewlineDecoder:
+def newline_decoder(encoding: str) -> io.IncrementalNewlineDecoder:
     return io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
 
 
-def changes_by(decoder: io.IncrementalNewlineDecoder, encoding: str) -> list[str]:
+def describe_conversions(decoder: io.IncrementalNewlineDecoder, encoding: str) -> list[str]:
     """What became of a text that was not UTF-8 with plain line ends."""
     changes = []
     if encoding == "utf-8-sig":
@@ -44,9 +46,9 @@ def changes_by(decoder: io.IncrementalNewlineDecoder, encoding: str) -> list[str
     return changes
 
 
-def plain_utf8(content: bytes) -> bytes:
+def normalize_to_utf8(content: bytes) -> bytes:
     """A whole file with its mark and line ends resolved; the very same bytes if it has neither."""
-    encoding = encoding_of(content)
+    encoding = detect_encoding(content)
     if encoding == "utf-8" and b"\r" not in content:
         return content
-    return decoder_of(encoding).decode(content, final=True).encode()
+    return newline_decoder(encoding).decode(content, final=True).encode()

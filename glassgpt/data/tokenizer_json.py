@@ -18,16 +18,16 @@ from typing import Any
 
 from glassgpt.data.bpe_table import (
     END_OF_TEXT,
-    LAYOUTS,
-    MARKS_SPLITTER,
-    PATTERN,
-    RANKS_FILE,
-    Ranks,
-    characters_of_bytes,
-    download_ranks,
+    GPT2_PATTERN,
+    HF_COMBINING_MARKS_PRE_TOKENIZER,
+    TIKTOKEN_FILE,
+    TOKENIZER_FILE_LAYOUTS,
+    MergeRanks,
+    bytes_to_unicode,
+    download_gpt2_ranks,
     parse_ranks,
 )
-from glassgpt.data.digests import check_recorded
+from glassgpt.data.digests import check_recorded_sha256
 from glassgpt.data.tokenizers import (
     TOKENIZER_JSON,
     ByteLevelBpe,
@@ -41,7 +41,7 @@ from glassgpt.data.tokenizers import (
     tokenizer_digest,
 )
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document, user_path
+from glassgpt.paths import expand_user_path, read_small_file
 
 _ANY_CHARACTER = r"[\s\S]"
 
@@ -59,7 +59,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
             None,
         )
     elif isinstance(tokenizer, ByteTokenizer):
-        characters = characters_of_bytes()
+        characters = bytes_to_unicode()
         document = _bpe_document({characters[byte]: byte for byte in range(256)}, [], regex=False)
     else:
         assert isinstance(tokenizer, BytePairTokenizer)
@@ -77,11 +77,11 @@ def parse_tokenizer(content: bytes) -> Tokenizer:
             raise ValueError("the ids are not 0, 1, 2, ...")
         if splitter.get("type") == "WhitespaceSplit" and words == [str(i) for i in range(len(words))]:
             return IdsTokenizer(len(words))
-        if splitter != _by_character() or any(len(word) != 1 for word in words):
+        if splitter != _char_pre_tokenizer() or any(len(word) != 1 for word in words):
             raise ValueError("its words are neither single characters nor numbers")
         return CharTokenizer("".join(words))
     if splitter.get("use_regex") is False and not model["merges"]:
-        characters = characters_of_bytes()
+        characters = bytes_to_unicode()
         if model["vocab"] != {characters[byte]: byte for byte in range(256)}:
             raise ValueError("its ids are not the bytes")
         return ByteTokenizer()
@@ -106,10 +106,10 @@ def _char_document(tokenizer: CharTokenizer) -> dict[str, Any]:
     vocabulary = {character: id for id, character in enumerate(tokenizer.characters)}
     # No word stands for the unknown ones: the library then refuses them.
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
-    return _document(model, _by_character(), {"type": "Fuse"})
+    return _document(model, _char_pre_tokenizer(), {"type": "Fuse"})
 
 
-def _by_character() -> dict[str, Any]:
+def _char_pre_tokenizer() -> dict[str, Any]:
     return {
         "type": "Split",
         "pattern": {"Regex": _ANY_CHARACTER},
@@ -136,14 +136,17 @@ def _bpe_document(vocabulary: dict[str, int], merges: list[list[str]], regex: bo
 
 
 def _byte_pair_document(tokenizer: BytePairTokenizer) -> dict[str, Any]:
-    characters = characters_of_bytes()
+    characters = bytes_to_unicode()
     names = {token: "".join(characters[byte] for byte in token) for token in tokenizer.ranks}
     merges = [[names[first], names[second]] for first, second in _merges(tokenizer.ranks)]
     vocabulary = {names[token]: rank for token, rank in tokenizer.ranks.items()}
-    document = _bpe_document(vocabulary, merges, regex=tokenizer.pattern == PATTERN)
-    if tokenizer.pattern != PATTERN:
+    document = _bpe_document(vocabulary, merges, regex=tokenizer.pattern == GPT2_PATTERN)
+    if tokenizer.pattern != GPT2_PATTERN:
         level = document["pre_tokenizer"]
-        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [MARKS_SPLITTER, level]}
+        document["pre_tokenizer"] = {
+            "type": "Sequence",
+            "pretokenizers": [HF_COMBINING_MARKS_PRE_TOKENIZER, level],
+        }
     document["added_tokens"] = [_special(END_OF_TEXT, tokenizer.eot)]
     return document
 
@@ -153,12 +156,12 @@ def _special(content: str, id: int) -> dict[str, Any]:
     return {"id": id, "content": content, **flags}
 
 
-def _merges(ranks: Ranks) -> list[tuple[bytes, bytes]]:
+def _merges(ranks: MergeRanks) -> list[tuple[bytes, bytes]]:
     """The two that each token was made of: what is left of its bytes when only earlier tokens may merge."""
     return [_halves(token, ranks, rank) for token, rank in ranks.items() if rank >= 256]
 
 
-def _halves(token: bytes, ranks: Ranks, before: int) -> tuple[bytes, bytes]:
+def _halves(token: bytes, ranks: MergeRanks, before: int) -> tuple[bytes, bytes]:
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         made = [ranks.get(first + second, before) for first, second in itertools.pairwise(parts)]
@@ -172,33 +175,35 @@ def _halves(token: bytes, ranks: Ranks, before: int) -> tuple[bytes, bytes]:
 
 # --- tokenizers of others ---
 
-_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-_TWO_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+_PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_VOCAB_AND_MERGES_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
-def given_tokenizer(tokenizer: str, folder: str) -> ByteLevelBpe | None:
+def load_requested_gpt2(tokenizer: str, folder: str) -> ByteLevelBpe | None:
     """What --tokenizer=gpt2 means: the one in the folder if one was given; others make their own."""
     if tokenizer != "gpt2":
         return None
     if not folder:
-        return gpt2_tokenizer(download_ranks())
-    given = tokenizer_beside(user_path(folder), "--tokenizer_files", "use --tokenizer=bpe:8192 instead")
+        return gpt2_tokenizer(download_gpt2_ranks())
+    given = require_tokenizer_in(
+        expand_user_path(folder), "--tokenizer_files", "use --tokenizer=bpe:8192 instead"
+    )
     if not isinstance(given, ByteLevelBpe):
         raise UserError(f"--tokenizer_files {folder} is not a BPE: use --tokenizer={given.name} instead")
-    if isinstance(given, BytePairTokenizer) and given.pattern == PATTERN:
+    if isinstance(given, BytePairTokenizer) and given.pattern == GPT2_PATTERN:
         return gpt2_tokenizer(given.ranks)
     return given
 
 
-def tokenizer_beside(folder: Path, flag: str, fix: str) -> Tokenizer:
+def require_tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer:
     """The one in a folder; `flag`: how the user named the folder, `fix`: what else is possible."""
-    found = tokenizer_in(folder, flag, fix)
+    found = load_tokenizer_in(folder, flag, fix)
     if found is None:
-        raise UserError(f"{flag} {folder} has no tokenizer: it needs {LAYOUTS}")
+        raise UserError(f"{flag} {folder} has no tokenizer: it needs {TOKENIZER_FILE_LAYOUTS}")
     return found
 
 
-def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
+def load_tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
     """None if a folder has no file of a tokenizer; one that is there and cannot be used is an error.
 
     tokenizer.json comes first, as in `transformers`.
@@ -206,19 +211,19 @@ def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
     path = folder / TOKENIZER_JSON
     try:
         if os.path.lexists(path):  # a link that leads nowhere is not "none", but cannot be read
-            check_recorded(path)
+            check_recorded_sha256(path)
             _check_config(folder)
-            return parse_tokenizer(read_document(path))
-        for vocab, merges in _TWO_FILES:
+            return parse_tokenizer(read_small_file(path))
+        for vocab, merges in _VOCAB_AND_MERGES_FILES:
             if (folder / vocab).is_file() and (folder / merges).is_file():
                 path = folder / vocab
                 _check_config(folder)
-                return parse_bpe(_two_files(folder, vocab, merges))
-        path = folder / RANKS_FILE
-        return gpt2_tokenizer(parse_ranks(read_document(path))) if path.is_file() else None
+                return parse_bpe(_join_vocab_and_merges(folder, vocab, merges))
+        path = folder / TIKTOKEN_FILE
+        return gpt2_tokenizer(parse_ranks(read_small_file(path))) if path.is_file() else None
     except OSError as error:
         raise UserError(f"{flag} {folder}: {path.name} cannot be read ({error.strerror}): {fix}") from error
-    except _NOT_OURS as error:
+    except _PARSE_ERRORS as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise UserError(
             f"{flag} {folder}: {path.name} is no tokenizer that can be read here, a byte-level BPE of any "
@@ -228,21 +233,21 @@ def tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
 
 def _check_config(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
-    check_recorded(path)
-    if path.is_file() and json.loads(read_document(path)).get("add_prefix_space"):
+    check_recorded_sha256(path)
+    if path.is_file() and json.loads(read_small_file(path)).get("add_prefix_space"):
         raise ValueError("tokenizer_config.json puts a blank before every text: add_prefix_space")
 
 
-def _two_files(folder: Path, vocab: str, merges: str) -> bytes:
+def _join_vocab_and_merges(folder: Path, vocab: str, merges: str) -> bytes:
     """As one tokenizer.json."""
-    ids = json.loads(read_document(folder / vocab))
-    lines = read_document(folder / merges).decode().split("\n")
+    ids = json.loads(read_small_file(folder / vocab))
+    lines = read_small_file(folder / merges).decode().split("\n")
     if lines[0].startswith("#version"):
         del lines[0]
     pairs = [line.rstrip("\r").split(" ") for line in lines if line.strip()]
     document = _bpe_document(ids, pairs, regex=True)
     path = folder / "added_tokens.json"
-    added = json.loads(read_document(path)) if path.is_file() else {}
+    added = json.loads(read_small_file(path)) if path.is_file() else {}
     specials = added | ({END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {})
     document["added_tokens"] = [
         _special(*item) for item in sorted(specials.items(), key=lambda item: item[1])
@@ -250,6 +255,6 @@ def _two_files(folder: Path, vocab: str, merges: str) -> bytes:
     return json.dumps(document).encode()
 
 
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+def same_tokenizer(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether every text has the same ids in both."""
     return tokenizer_digest(one) == tokenizer_digest(other)

@@ -29,34 +29,36 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bpe_chunks import has_long_blanks, without_long_blanks
+from glassgpt.data.bpe_chunks import has_long_whitespace, split_after_long_whitespace
 from glassgpt.data.bpe_table import (
+    COMBINING_MARKS_PATTERN,
     END_OF_TEXT,
-    MARKS_PATTERN,
-    MARKS_SPLIT,
-    PATTERN,
-    RANKS_FILE,
-    Ranks,
-    download_ranks,
+    GPT2_PATTERN,
+    HF_COMBINING_MARKS_PATTERN,
+    TIKTOKEN_FILE,
+    MergeRanks,
+    download_gpt2_ranks,
     dump_ranks,
     parse_ranks,
     parse_tokenizer_json,
-    token_bytes,
+    unicode_to_bytes,
 )
 from glassgpt.data.dataset import Dataset, read_manifest
-from glassgpt.data.manifest import TOKENIZER_FILES, stored_manifest, write_manifest
-from glassgpt.errors import UserError, a_few
-from glassgpt.files import replace_file, sync_to_disk
-from glassgpt.paths import read_document
+from glassgpt.data.manifest import TOKENIZER_FILES, read_stored_manifest, write_manifest
+from glassgpt.errors import UserError, join_first
+from glassgpt.files import atomic_write, fsync_path
+from glassgpt.paths import read_small_file
 
 if TYPE_CHECKING:
     import tiktoken
     from tokenizers import Tokenizer as Library
 
 TOKENIZER_JSON = "tokenizer.json"
-SMALLEST_BPE = 257  # the 256 bytes and <|endoftext|>
-LARGEST_BPE = 2**20  # what learns it takes memory for all of them first, and dies if there is too little
-_NO_TABLE_FIX = (
+MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and <|endoftext|>
+MAX_BPE_VOCAB_SIZE = (
+    2**20
+)  # what learns it takes memory for all of them first, and dies if there is too little
+_NO_RANKS_HINT = (
     "nanoGPT's files do not include it; connect to the network once, and tiktoken keeps it "
     "(in TIKTOKEN_CACHE_DIR, if you set that)"
 )
@@ -108,13 +110,13 @@ class CharTokenizer:
         if ids.min(initial=0) < 0:
             unknown = sorted(set(text) - set(self.characters))
             raise UserError(
-                f"the char tokenizer of this dataset has no {a_few(map(repr, unknown))}: use only its "
+                f"the char tokenizer of this dataset has no {join_first(map(repr, unknown))}: use only its "
                 f"{self.vocab_size} characters, or prepare the dataset with --tokenizer byte or bpe:N"
             )
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return _decoded(self, ids)
+        return _decode_token_bytes(self, ids)
 
     def token_bytes(self, id: int) -> bytes:
         # Half of a surrogate pair comes from no file of text, but from `CharTokenizer("\ud800")` it may.
@@ -148,9 +150,9 @@ class BytePairTokenizer:
     """gpt2 and bpe:N: byte-level BPE, run by tiktoken from a table of ranks."""
 
     name: str
-    ranks: Ranks = field(repr=False)
+    ranks: MergeRanks = field(repr=False)
     files: Mapping[str, bytes] = field(repr=False)
-    pattern: str = PATTERN  # of words, inside of which tokens are merged
+    pattern: str = GPT2_PATTERN  # of words, inside of which tokens are merged
 
     @property
     def vocab_size(self) -> int:
@@ -175,7 +177,7 @@ class BytePairTokenizer:
         # No special token is allowed, none is forbidden: a literal <|endoftext|> is ordinary text.
         pieces = [
             self._encoding.encode_to_numpy(piece, allowed_special=set(), disallowed_special=())
-            for piece in without_long_blanks(text)
+            for piece in split_after_long_whitespace(text)
         ]
         return np.concatenate(pieces).astype(np.int64)
 
@@ -186,8 +188,8 @@ class BytePairTokenizer:
         encoded as if it were alone.
         """
         joined = END_OF_TEXT.join(texts) + END_OF_TEXT
-        if joined.count(END_OF_TEXT) != len(texts) or has_long_blanks(joined):
-            return _one_by_one(self, texts)
+        if joined.count(END_OF_TEXT) != len(texts) or has_long_whitespace(joined):
+            return _encode_one_by_one(self, texts)
         ids = self._encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT})
         return ids, np.diff(np.flatnonzero(ids == self.eot), prepend=-1)
 
@@ -199,7 +201,7 @@ class BytePairTokenizer:
 
 
 @dataclass(frozen=True)
-class NumberedTokenizer:
+class HuggingFaceBpeTokenizer:
     """A byte-level BPE whose ids do not follow its merges: run by the `tokenizers` library, from its file.
 
     So every text gets the ids that `transformers` gives it, also those of added tokens. Special ones are text
@@ -210,8 +212,12 @@ class NumberedTokenizer:
     files: Mapping[str, bytes] = field(repr=False)
     pattern: str
 
-    def __reduce__(self) -> tuple[type[NumberedTokenizer], tuple[Any, ...]]:
-        return NumberedTokenizer, (self.name, self.files, self.pattern)  # the library's object loses settings
+    def __reduce__(self) -> tuple[type[HuggingFaceBpeTokenizer], tuple[Any, ...]]:
+        return HuggingFaceBpeTokenizer, (
+            self.name,
+            self.files,
+            self.pattern,
+        )  # the library's object loses settings
 
     @cached_property
     def _library(self) -> Library:
@@ -224,47 +230,49 @@ class NumberedTokenizer:
         return library
 
     @cached_property
-    def added(self) -> dict[int, str]:
+    def added_tokens(self) -> dict[int, str]:
         """Tokens that are matched in a text before it is split into words, and special ones."""
         return {id: token.content for id, token in self._library.get_added_tokens_decoder().items()}
 
     @cached_property
-    def tokens(self) -> dict[int, bytes]:
+    def bytes_by_id(self) -> dict[int, bytes]:
         """Of each id. The ids need not be 0, 1, 2, ..."""
-        tokens = {id: content.encode() for id, content in self.added.items()}
+        tokens = {id: content.encode() for id, content in self.added_tokens.items()}
         for token, id in self._library.get_vocab(with_added_tokens=False).items():
-            if id not in self.added:
-                tokens[id] = token_bytes(token)
-            elif token != self.added[id]:
-                raise ValueError(f"its added token {self.added[id]!r} has the id of {token!r}")
+            if id not in self.added_tokens:
+                tokens[id] = unicode_to_bytes(token)
+            elif token != self.added_tokens[id]:
+                raise ValueError(f"its added token {self.added_tokens[id]!r} has the id of {token!r}")
         return tokens
 
     @property
     def vocab_size(self) -> int:
-        return max(self.tokens) + 1
+        return max(self.bytes_by_id) + 1
 
     @property
     def eot(self) -> int | None:
-        return next((id for id, content in self.added.items() if content == END_OF_TEXT), None)
+        return next((id for id, content in self.added_tokens.items() if content == END_OF_TEXT), None)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The ids of all of them, <|endoftext|> (or a newline) after each, and how many each has."""
-        return _one_by_one(self, texts)
+        return _encode_one_by_one(self, texts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return _decoded(self, ids)
+        return _decode_token_bytes(self, ids)
 
     def token_bytes(self, id: int) -> bytes:
-        return self.tokens.get(int(id), b"")  # a model may have rows for ids that stand for nothing
+        return self.bytes_by_id.get(int(id), b"")  # a model may have rows for ids that stand for nothing
 
 
-ByteLevelBpe = BytePairTokenizer | NumberedTokenizer
+ByteLevelBpe = BytePairTokenizer | HuggingFaceBpeTokenizer
 
 
-def _one_by_one(tokenizer: ByteLevelBpe, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _encode_one_by_one(
+    tokenizer: ByteLevelBpe, texts: Sequence[str]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     end = tokenizer.encode("\n") if tokenizer.eot is None else np.array([tokenizer.eot])
     pieces = [np.concatenate([tokenizer.encode(text), end]) for text in texts]
     lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
@@ -285,7 +293,7 @@ class IdsTokenizer:
         wrong = [word for word in words if not self._is_id(word)]
         if wrong:
             raise UserError(
-                f"this dataset has token ids and no text, and {a_few(map(repr, wrong))} is not an id: write "
+                f"this dataset has token ids and no text, and {join_first(map(repr, wrong))} is not an id: write "
                 f'numbers from 0 to {self.vocab_size - 1} with blanks between them, such as "0 1 2"'
             )
         return np.array([int(word) for word in words], dtype=np.int64)
@@ -295,13 +303,13 @@ class IdsTokenizer:
         return re.fullmatch(r"[0-9]{1,10}", word) is not None and int(word) < self.vocab_size
 
     def decode(self, ids: Iterable[int]) -> str:
-        return _decoded(self, ids)
+        return _decode_token_bytes(self, ids)
 
     def token_bytes(self, id: int) -> bytes:
         return b"%d " % id
 
 
-def _decoded(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+def _decode_token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return b"".join(tokenizer.token_bytes(i) for i in ids).decode("utf-8", errors="replace")
 
 
@@ -317,8 +325,8 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
     return np.concatenate([first, *(part for other in others for part in (separator, other))])
 
 
-def gpt2_tokenizer(ranks: Ranks) -> BytePairTokenizer:
-    return BytePairTokenizer("gpt2", ranks, {RANKS_FILE: dump_ranks(ranks)})
+def gpt2_tokenizer(ranks: MergeRanks) -> BytePairTokenizer:
+    return BytePairTokenizer("gpt2", ranks, {TIKTOKEN_FILE: dump_ranks(ranks)})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
@@ -332,7 +340,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
     learned = LearnedTokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(MARKS_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(HF_COMBINING_MARKS_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -343,16 +351,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
         special_tokens=[],
         show_progress=False,
     )
-    _interruptibly(lambda stream: learned.train_from_iterator(stream, trainer), texts)
+    _run_interruptibly(lambda stream: learned.train_from_iterator(stream, trainer), texts)
     # Added after training, so that it is the last id, as in GPT-2.
     learned.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     content = learned.to_str(pretty=True).encode()
     ranks = parse_tokenizer_json(content).ranks
     assert ranks is not None
-    return BytePairTokenizer(f"bpe:{vocab_size}", ranks, {TOKENIZER_JSON: content}, MARKS_PATTERN)
+    return BytePairTokenizer(f"bpe:{vocab_size}", ranks, {TOKENIZER_JSON: content}, COMBINING_MARKS_PATTERN)
 
 
-def _interruptibly(learn: Callable[[Iterator[str]], None], texts: Iterable[str]) -> None:
+def _run_interruptibly(learn: Callable[[Iterator[str]], None], texts: Iterable[str]) -> None:
     """Run `learn` so that Ctrl-C ends it: the library would finish the text first, however long it is.
 
     Python handles a signal in its main thread only, so the library must not be what that thread is in.
@@ -372,13 +380,11 @@ def tokenizer_problem(name: str) -> str | None:
     """What is wrong with a --tokenizer value, or None."""
     if name in ("auto", "char", "byte", "gpt2"):
         return None
-    size = bpe_size(name)
-    if size is not None and size < SMALLEST_BPE:
-        return (
-            f"--tokenizer {name}: a BPE has at least {SMALLEST_BPE} tokens, the 256 bytes and {END_OF_TEXT}"
-        )
-    if size is not None and size > LARGEST_BPE:
-        return f"--tokenizer {name}: a BPE has at most {LARGEST_BPE:,} tokens, and 50,000 are many: use fewer"
+    size = bpe_vocab_size(name)
+    if size is not None and size < MIN_BPE_VOCAB_SIZE:
+        return f"--tokenizer {name}: a BPE has at least {MIN_BPE_VOCAB_SIZE} tokens, the 256 bytes and {END_OF_TEXT}"
+    if size is not None and size > MAX_BPE_VOCAB_SIZE:
+        return f"--tokenizer {name}: a BPE has at most {MAX_BPE_VOCAB_SIZE:,} tokens, and 50,000 are many: use fewer"
     if size is not None:
         return None
     near = difflib.get_close_matches(name, ["char", "byte", "gpt2", "bpe:8192", "bpe"], n=1)
@@ -386,7 +392,7 @@ def tokenizer_problem(name: str) -> str | None:
     return f"--tokenizer {name!r} is unknown: {hint}Use auto, char, byte, gpt2 or bpe:N"
 
 
-def bpe_size(name: str) -> int | None:
+def bpe_vocab_size(name: str) -> int | None:
     """The N of "bpe:N", or None for any other name."""
     match = re.fullmatch(r"bpe:([0-9]{1,9})", name)
     return int(match[1]) if match else None
@@ -394,10 +400,10 @@ def bpe_size(name: str) -> int | None:
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a dataset folder, or of a run folder that `write_tokenizer` wrote to."""
-    return tokenizer_of(Dataset(directory, read_manifest(directory)))
+    return dataset_tokenizer(Dataset(directory, read_manifest(directory)))
 
 
-def tokenizer_of(dataset: Dataset) -> Tokenizer:
+def dataset_tokenizer(dataset: Dataset) -> Tokenizer:
     """The tokenizer of a dataset that is open already."""
     manifest = dataset.manifest
     if manifest.characters is not None:
@@ -406,30 +412,32 @@ def tokenizer_of(dataset: Dataset) -> Tokenizer:
         return ByteTokenizer()
     if manifest.tokenizer == "ids":
         return IdsTokenizer(manifest.vocab_size)
-    if _lacks_table(dataset):
-        return gpt2_tokenizer(download_ranks(_NO_TABLE_FIX))
+    if _lacks_gpt2_ranks(dataset):
+        return gpt2_tokenizer(download_gpt2_ranks(_NO_RANKS_HINT))
     table = next((name for name in TOKENIZER_FILES if name in manifest.sha256), TOKENIZER_JSON)
-    return _from_table(manifest.tokenizer, dataset.directory / table, _vouched_for(dataset, table))
+    return _parse_bpe_file(manifest.tokenizer, dataset.directory / table, _read_verified(dataset, table))
 
 
-def end_of_text(dataset: Dataset) -> int | None:
+def end_of_text_id(dataset: Dataset) -> int | None:
     """The id between documents, where the tokenizer has one."""
-    return dataset.manifest.vocab_size - 1 if _lacks_table(dataset) else tokenizer_of(dataset).eot
+    return dataset.manifest.vocab_size - 1 if _lacks_gpt2_ranks(dataset) else dataset_tokenizer(dataset).eot
 
 
-def _lacks_table(dataset: Dataset) -> bool:
+def _lacks_gpt2_ranks(dataset: Dataset) -> bool:
     """nanoGPT's folders of GPT-2's tokens do not carry the table."""
     manifest = dataset.manifest
     return manifest.tokenizer == "gpt2" and not any(name in manifest.sha256 for name in TOKENIZER_FILES)
 
 
-def carried_tokenizer(tokenizer: str, folder: Path) -> ByteLevelBpe:
+def load_folder_bpe(tokenizer: str, folder: Path) -> ByteLevelBpe:
     """gpt2 or bpe:N, from the file that a folder carries; `tokenizer`: its name, if it was given one."""
-    path = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), folder / RANKS_FILE)
-    return _from_table(tokenizer, path, _content(path))
+    path = next(
+        (folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), folder / TIKTOKEN_FILE
+    )
+    return _parse_bpe_file(tokenizer, path, _content(path))
 
 
-def _from_table(name: str, path: Path, content: bytes) -> ByteLevelBpe:
+def _parse_bpe_file(name: str, path: Path, content: bytes) -> ByteLevelBpe:
     try:
         return (
             parse_bpe(content, name) if path.name == TOKENIZER_JSON else gpt2_tokenizer(parse_ranks(content))
@@ -443,9 +451,9 @@ def parse_bpe(content: bytes, name: str = "") -> ByteLevelBpe:
     bpe = parse_tokenizer_json(content)
     files, ranks = {TOKENIZER_JSON: content}, bpe.ranks
     if ranks is not None:
-        usual = "gpt2" if (len(ranks), bpe.pattern) == (50256, PATTERN) else f"bpe:{len(ranks) + 1}"
+        usual = "gpt2" if (len(ranks), bpe.pattern) == (50256, GPT2_PATTERN) else f"bpe:{len(ranks) + 1}"
         return BytePairTokenizer(name or usual, ranks, files, bpe.pattern)
-    tokenizer = NumberedTokenizer(name, files, bpe.pattern)
+    tokenizer = HuggingFaceBpeTokenizer(name, files, bpe.pattern)
     try:
         size = tokenizer.vocab_size
     except ValueError:
@@ -455,7 +463,7 @@ def parse_bpe(content: bytes, name: str = "") -> ByteLevelBpe:
     return replace(tokenizer, name=name or f"bpe:{size}")
 
 
-def _vouched_for(dataset: Dataset, name: str) -> bytes:
+def _read_verified(dataset: Dataset, name: str) -> bytes:
     """A file that is what the manifest says it is."""
     content = _content(dataset.directory / name)
     if hashlib.sha256(content).hexdigest() != dataset.manifest.sha256.get(name):
@@ -465,7 +473,7 @@ def _vouched_for(dataset: Dataset, name: str) -> bytes:
 
 def _content(path: Path) -> bytes:
     try:
-        return read_document(path)
+        return read_small_file(path)
     except OSError as error:
         raise UserError(_damaged(path)) from error
 
@@ -480,9 +488,9 @@ def write_tokenizer(folder: Path, dataset: Dataset) -> None:
     A tokenizer that is there already is the run's own, and stays; UserError if the dataset has another.
     """
     names = [name for name in TOKENIZER_FILES if name in dataset.manifest.sha256]
-    contents = {name: _vouched_for(dataset, name) for name in names}
-    if (carried := _carried(folder)) is not None:
-        if tokenizer_identity(carried) != tokenizer_identity(dataset):
+    contents = {name: _read_verified(dataset, name) for name in names}
+    if (carried := _read_run_tokenizer(folder)) is not None:
+        if dataset_tokenizer_digest(carried) != dataset_tokenizer_digest(dataset):
             raise UserError(
                 f"{dataset.directory} has another tokenizer than {folder}, which is never overwritten: "
                 "use the run's own dataset, or start a new run in another --out_dir"
@@ -491,25 +499,25 @@ def write_tokenizer(folder: Path, dataset: Dataset) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            replace_file(folder / name, content)
+            atomic_write(folder / name, content)
         write_manifest(folder, dataset.manifest)  # last: it vouches for the others
-        sync_to_disk(folder)
+        fsync_path(folder)
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written to ({error.strerror}): choose another --out_dir"
         ) from error
 
 
-def _carried(folder: Path) -> Dataset | None:
+def _read_run_tokenizer(folder: Path) -> Dataset | None:
     """The tokenizer of a run, if it is there and undamaged."""
     try:
-        manifest = stored_manifest(folder)
+        manifest = read_stored_manifest(folder)
         if manifest is None:
             return None
         carried = Dataset(folder, manifest)
         for name in TOKENIZER_FILES:
             if name in manifest.sha256:
-                _vouched_for(carried, name)
+                _read_verified(carried, name)
     except UserError:  # damaged: it is written again, from the dataset
         return None
     return carried
@@ -518,12 +526,14 @@ def _carried(folder: Path) -> Dataset | None:
 # --- identity ---
 
 # Of OpenAI's own table, which nanoGPT's folders mean and do not carry.
-GPT2_DIGEST = "e490d0134e1108be06594316d9c65ae7630e3d7ad860e775223902566defc9c0"
+GPT2_TOKENIZER_DIGEST = "e490d0134e1108be06594316d9c65ae7630e3d7ad860e775223902566defc9c0"
 
 
-def tokenizer_identity(dataset: Dataset) -> str:
+def dataset_tokenizer_digest(dataset: Dataset) -> str:
     """The digest of its tokenizer; it does not depend on whether GPT-2's table is at hand."""
-    return GPT2_DIGEST if _lacks_table(dataset) else tokenizer_digest(tokenizer_of(dataset))
+    return (
+        GPT2_TOKENIZER_DIGEST if _lacks_gpt2_ranks(dataset) else tokenizer_digest(dataset_tokenizer(dataset))
+    )
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
@@ -531,10 +541,10 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
     content: list[Any]
     if isinstance(tokenizer, BytePairTokenizer):
         content = ["bpe", tokenizer.pattern, dump_ranks(tokenizer.ranks).decode()]
-    elif isinstance(tokenizer, NumberedTokenizer):
+    elif isinstance(tokenizer, HuggingFaceBpeTokenizer):
         document = json.loads(tokenizer.files[TOKENIZER_JSON])
         merges = parse_tokenizer_json(tokenizer.files[TOKENIZER_JSON]).merges
-        ids = sorted((id, token.hex()) for id, token in tokenizer.tokens.items())
+        ids = sorted((id, token.hex()) for id, token in tokenizer.bytes_by_id.items())
         flags = [{**token, "id": None} for token in document.get("added_tokens") or []]
         whole_words = bool(document["model"].get("ignore_merges"))
         content = ["numbered", tokenizer.pattern, ids, merges, flags, whole_words]

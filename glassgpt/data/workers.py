@@ -20,16 +20,16 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.data.document_batches import Parcel
-from glassgpt.data.encoder import Encoded, Encoder
-from glassgpt.errors import UserError, lacks_threads
+from glassgpt.data.document_batches import DocumentBatch
+from glassgpt.data.encoder import EncodedBatch, Encoder
+from glassgpt.errors import UserError, is_thread_start_failure
 
-_WAITING = 3  # parcels per worker that are read already: enough that none is ever idle
+_QUEUED_BATCHES_PER_WORKER = 3  # parcels per worker that are read already: enough that none is ever idle
 
 
-def encode_all(
-    parcels: Iterator[tuple[int, Parcel]], encoder: Encoder, workers: int
-) -> Generator[tuple[int, Parcel, Encoded]]:
+def encode_batches(
+    parcels: Iterator[tuple[int, DocumentBatch]], encoder: Encoder, workers: int
+) -> Generator[tuple[int, DocumentBatch, EncodedBatch]]:
     """Every numbered parcel with its ids, in order."""
     if workers == 1:
         for number, parcel in parcels:
@@ -38,14 +38,14 @@ def encode_all(
     # Not forked: a copy of a process with threads, such as a progress bar's, may hang.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with _started():
+    with _explain_start_failure():
         pool = ProcessPoolExecutor(workers, context, _begin, (encoder,))
-    waiting: deque[tuple[int, Parcel, Future[Encoded]]] = deque()
+    waiting: deque[tuple[int, DocumentBatch, Future[EncodedBatch]]] = deque()
     try:
         for number, parcel in parcels:
-            with _started(), _uninterrupted():  # a worker may be started here
+            with _explain_start_failure(), _block_sigint():  # a worker may be started here
                 waiting.append((number, parcel, pool.submit(_encode, parcel)))
-            if len(waiting) >= workers * _WAITING:
+            if len(waiting) >= workers * _QUEUED_BATCHES_PER_WORKER:
                 yield _first(waiting)
         while waiting:
             yield _first(waiting)
@@ -59,14 +59,14 @@ def encode_all(
 
 
 @contextlib.contextmanager
-def _started() -> Iterator[None]:
+def _explain_start_failure() -> Iterator[None]:
     """Some containers have no shared memory, and some machines no room for more processes."""
     try:
         yield
     except (OSError, ImportError, RuntimeError) as error:
         # Of RuntimeErrors only these: others are faults, or of workers that had been started.
         if isinstance(error, RuntimeError) and not (
-            isinstance(error, NotImplementedError) or lacks_threads(error)
+            isinstance(error, NotImplementedError) or is_thread_start_failure(error)
         ):
             raise
         raise UserError(
@@ -88,13 +88,13 @@ def _end(pool: ProcessPoolExecutor, others: Collection[BaseProcess]) -> None:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _block_sigint() -> Iterator[None]:
     """Ctrl-C comes after this, here; and never to a process that is started within, which would complain."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows goes without
         yield
         return
     resource_tracker.ensure_running()  # else it is started within, and lets Ctrl-C through again
-    with _deferred():
+    with _defer_sigint():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit that
         try:
             yield
@@ -103,7 +103,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deferred() -> Iterator[None]:
+def _defer_sigint() -> Iterator[None]:
     """Ctrl-C comes after this, whichever thread it is handed to: a library's own does not block it."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
@@ -118,7 +118,9 @@ def _deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _first(waiting: deque[tuple[int, Parcel, Future[Encoded]]]) -> tuple[int, Parcel, Encoded]:
+def _first(
+    waiting: deque[tuple[int, DocumentBatch, Future[EncodedBatch]]],
+) -> tuple[int, DocumentBatch, EncodedBatch]:
     number, parcel, future = waiting.popleft()
     return number, parcel, future.result()
 
@@ -141,10 +143,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode(parcel: Parcel) -> Encoded:
+def _encode(parcel: DocumentBatch) -> EncodedBatch:
     return _encoder(parcel)
 
 
-def cores() -> int:
+def usable_core_count() -> int:
     """That this process may keep busy."""
     return max(1, int(usable_cores()))

@@ -7,41 +7,41 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt.doctor.redact import discreet
-from glassgpt.sanitize import harmless_record
+from glassgpt.doctor.redact import redact
+from glassgpt.sanitize import sanitize_record
 from glassgpt.version import VERSION
 
-Verdict = Literal["ok", "note", "problem"]
-Number = str | float | int | bool | None
+CheckVerdict = Literal["ok", "note", "problem"]
+ReportValue = str | float | int | bool | None
 
 
 @dataclass(frozen=True)
-class Line:
+class DiagnosticLine:
     """One thing that was found."""
 
     name: str
     says: str
-    verdict: Verdict = "ok"
+    verdict: CheckVerdict = "ok"
     fix: str = ""  # what to do about it
-    numbers: Mapping[str, Number] = field(default_factory=dict)  # the same for programs, in plain units
+    numbers: Mapping[str, ReportValue] = field(default_factory=dict)  # the same for programs, in plain units
     error: str = ""  # in full, where a check failed
 
-    def clean(self) -> Line:
+    def sanitized(self) -> DiagnosticLine:
         """Without what could harm a terminal, and without what says whose machine it is."""
-        texts = {name: discreet(value) for name, value in asdict(self).items() if isinstance(value, str)}
-        return replace(self, **harmless_record(texts), numbers=harmless_record(_discreet(self.numbers)))
+        texts = {name: redact(value) for name, value in asdict(self).items() if isinstance(value, str)}
+        return replace(self, **sanitize_record(texts), numbers=sanitize_record(_discreet(self.numbers)))
 
 
-def _discreet(numbers: Mapping[str, Number]) -> dict[str, Number]:
-    return {name: discreet(value) if isinstance(value, str) else value for name, value in numbers.items()}
+def _discreet(numbers: Mapping[str, ReportValue]) -> dict[str, ReportValue]:
+    return {name: redact(value) if isinstance(value, str) else value for name, value in numbers.items()}
 
 
 @dataclass(frozen=True)
-class Visit:
+class CheckContext:
     """What a check may need to know."""
 
     out_dir: Path  # where runs would go
-    folder: Path  # to work in; gone afterwards
+    scratch_dir: Path  # to work in; gone afterwards
     quick: bool = False
 
 
@@ -49,35 +49,35 @@ class Visit:
 class Check:
     name: str
     section: str
-    look: Callable[[Visit], Sequence[Line]]
-    doing: str  # what is shown while it is under way
-    slow: bool = False  # takes longer than a second
-    needs: str = ""  # another check, without which this one makes no sense
+    run: Callable[[CheckContext], Sequence[DiagnosticLine]]
+    progress_text: str  # what is shown while it is under way
+    is_slow: bool = False  # takes longer than a second
+    depends_on: str = ""  # another check, without which this one makes no sense
     fix: str = ""  # if the check itself fails
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """A check and what it found."""
 
     check: Check
-    lines: tuple[Line, ...]
+    lines: tuple[DiagnosticLine, ...]
 
 
 @dataclass(frozen=True)
-class Page:
+class DoctorReport:
     """Everything that was found, in order."""
 
-    answers: tuple[Answer, ...]
-    left_out: tuple[Check, ...]
+    results: tuple[CheckResult, ...]
+    skipped: tuple[Check, ...]
     seconds: float
 
-    def of(self, verdict: Verdict) -> list[Line]:
-        return [line for answer in self.answers for line in answer.lines if line.verdict == verdict]
+    def lines_with(self, verdict: CheckVerdict) -> list[DiagnosticLine]:
+        return [line for answer in self.results for line in answer.lines if line.verdict == verdict]
 
     @property
-    def verdict(self) -> Verdict:
-        return "problem" if self.of("problem") else "note" if self.of("note") else "ok"
+    def verdict(self) -> CheckVerdict:
+        return "problem" if self.lines_with("problem") else "note" if self.lines_with("note") else "ok"
 
     @property
     def exit_code(self) -> int:
@@ -87,14 +87,14 @@ class Page:
         return {
             "glassgpt": VERSION,
             "verdict": self.verdict,
-            "problems": len(self.of("problem")),
-            "notes": len(self.of("note")),
-            "ok": len(self.of("ok")),
+            "problems": len(self.lines_with("problem")),
+            "notes": len(self.lines_with("note")),
+            "ok": len(self.lines_with("ok")),
             "seconds": round(self.seconds, 3),
-            "left_out": [check.name for check in self.left_out],
+            "left_out": [check.name for check in self.skipped],
             "lines": [
                 {"section": answer.check.section, "check": answer.check.name, **asdict(line)}
-                for answer in self.answers
+                for answer in self.results
                 for line in answer.lines
             ],
         }

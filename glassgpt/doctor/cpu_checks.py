@@ -13,11 +13,11 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
-from glassgpt.cgroup import ROOT, cpu_quota, own_groups, read_text, usable_cores
-from glassgpt.doctor.check import Line, Number, Visit
-from glassgpt.record.machine import busy_cores, cpu_model, load
+from glassgpt.cgroup import CGROUP_ROOT, cpu_quota, read_own_cgroups, read_text_or_empty, usable_cores
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores
 
-_SYSFS = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+_CPUFREQ_DIR = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,29 @@ class Cores:
     quota: float | None = None
 
     @property
-    def working(self) -> float:
+    def parallel(self) -> float:
         """That compute at once: two threads of one core share its arithmetic."""
         return min(self.physical, self.usable)
 
 
 def find_cores() -> Cores:
     logical = psutil.cpu_count() or 1
-    quota = cpu_quota(own_groups(), ROOT)
+    quota = cpu_quota(read_own_cgroups(), CGROUP_ROOT)
     return Cores(psutil.cpu_count(logical=False) or logical, logical, usable_cores(), quota)
 
 
-def look_at_processor(visit: Visit) -> list[Line]:
+def check_processor(visit: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
-    model = cpu_model(read_text(Path("/proc/cpuinfo")))
-    lines = [cores_line(model, cores), load_line(load(), cores)]
-    return [*lines, clock_line(read_clock(_SYSFS), hottest(read_temperatures()))]
+    model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+    lines = [cores_line(model, cores), load_line(load_average(), cores)]
+    return [*lines, clock_line(read_clock(_CPUFREQ_DIR), hottest_cpu_celsius(read_temperatures()))]
 
 
-def cores_line(model: str, cores: Cores) -> Line:
-    says = f"{model}, {format.plural(cores.physical, 'core')}"
+def cores_line(model: str, cores: Cores) -> DiagnosticLine:
+    says = f"{model}, {format.pluralize(cores.physical, 'core')}"
     if cores.logical > cores.physical:
         says += f" ({cores.logical} threads)"
-    numbers: dict[str, Number] = {
+    numbers: dict[str, ReportValue] = {
         "model": model,
         "physical_cores": cores.physical,
         "logical_cores": cores.logical,
@@ -60,7 +60,7 @@ def cores_line(model: str, cores: Cores) -> Line:
         "quota": cores.quota,
     }
     if cores.usable >= cores.logical:
-        return Line("processor", says, numbers=numbers)
+        return DiagnosticLine("processor", says, numbers=numbers)
     held = cores.quota is not None and cores.quota <= cores.usable
     by_whom = "a quota" if held else "the scheduler"
     fix = (
@@ -68,27 +68,31 @@ def cores_line(model: str, cores: Cores) -> Line:
         if held
         else "if more is wanted: look at taskset, or the cores of the job"
     )
-    return Line("processor", f"{says}, {cores.usable:g} of them usable here: {by_whom}", "note", fix, numbers)
+    return DiagnosticLine(
+        "processor", f"{says}, {cores.usable:g} of them usable here: {by_whom}", "note", fix, numbers
+    )
 
 
 # --- threads ---
 
 
-def look_at_threads(visit: Visit) -> list[Line]:
+def check_threads(visit: CheckContext) -> list[DiagnosticLine]:
     import torch
 
-    return [threads_line(torch.get_num_threads(), find_cores(), os.environ, busy_cores())]
+    return [threads_line(torch.get_num_threads(), find_cores(), os.environ, measure_busy_cores())]
 
 
-def threads_line(threads: int, cores: Cores, environment: Mapping[str, str], busy: float = 0.0) -> Line:
+def threads_line(
+    threads: int, cores: Cores, environment: Mapping[str, str], busy: float = 0.0
+) -> DiagnosticLine:
     """`busy`: cores that other programs use just now. A run takes none of them (estimate/decide.py)."""
     asked = environment.get("OMP_NUM_THREADS")
-    says = f"torch computes with {format.plural(threads, 'thread')}"
+    says = f"torch computes with {format.pluralize(threads, 'thread')}"
     says += f" (OMP_NUM_THREADS={asked})" if asked else ""
     numbers = {"threads": threads, "omp_num_threads": asked, "usable_cores": cores.usable}
-    best = max(1, math.floor(cores.working))
+    best = max(1, math.floor(cores.parallel))
     if threads > math.ceil(cores.usable):
-        return Line(
+        return DiagnosticLine(
             "threads",
             f"{says}, more than the {cores.usable:g} usable cores: they wait for each other",
             "problem",
@@ -97,26 +101,26 @@ def threads_line(threads: int, cores: Cores, environment: Mapping[str, str], bus
         )
     if threads < max(1, best - int(busy + 0.5)):
         held = "unset OMP_NUM_THREADS" if asked else f"export OMP_NUM_THREADS={best}"
-        return Line("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
+        return DiagnosticLine("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
     if asked and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", asked):
-        return Line(
+        return DiagnosticLine(
             "threads", f"{says}, which is no count: not heeded", "note", "unset OMP_NUM_THREADS", numbers
         )
-    return Line("threads", says, numbers=numbers)
+    return DiagnosticLine("threads", says, numbers=numbers)
 
 
 # --- others ---
 
-_BUSY = 0.4  # of all cores
+_BUSY_CORE_SHARE = 0.4  # of all cores
 
 
-def load_line(load: float, cores: Cores) -> Line:
+def load_line(load: float, cores: Cores) -> DiagnosticLine:
     """`load`: tasks that ran or waited to run, on average over the last minute."""
-    says = f"{load:.1f} of {format.plural(cores.logical, 'core')} busy over the last minute"
+    says = f"{load:.1f} of {format.pluralize(cores.logical, 'core')} busy over the last minute"
     numbers = {"load_1min": round(load, 2), "logical_cores": cores.logical}
-    if load < _BUSY * cores.logical:
-        return Line("load", says, numbers=numbers)
-    return Line(
+    if load < _BUSY_CORE_SHARE * cores.logical:
+        return DiagnosticLine("load", says, numbers=numbers)
+    return DiagnosticLine(
         "load",
         f"{says}: other programs keep this machine busy, and what is measured below may be slower than it is",
         "note",
@@ -129,64 +133,66 @@ def load_line(load: float, cores: Cores) -> Line:
 
 
 @dataclass(frozen=True)
-class Clock:
+class CpuClock:
     """In MHz, where the system tells."""
 
-    now: float | None = None
-    highest: float | None = None
+    mhz: float | None = None
+    max_mhz: float | None = None
     governor: str = ""
     driver: str = ""
 
 
-def read_clock(folder: Path) -> Clock:
+def read_clock(folder: Path) -> CpuClock:
     """Of the first core, from Linux' cpufreq. Virtual machines have none, and show no clock to trust."""
 
     def megahertz(name: str) -> float | None:
-        text = read_text(folder / name).strip()
+        text = read_text_or_empty(folder / name).strip()
         return int(text) / 1000 if text.isdigit() else None
 
-    return Clock(
+    return CpuClock(
         megahertz("scaling_cur_freq"),
         megahertz("cpuinfo_max_freq"),
-        read_text(folder / "scaling_governor").strip(),
-        read_text(folder / "scaling_driver").strip(),
+        read_text_or_empty(folder / "scaling_governor").strip(),
+        read_text_or_empty(folder / "scaling_driver").strip(),
     )
 
 
 # Under these, `powersave` is the usual setting and still clocks up under load.
-_CLEVER_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-_HOT = 95.0  # degrees Celsius: about where processors begin to slow down
+_SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+_HOT_CELSIUS = 95.0  # degrees Celsius: about where processors begin to slow down
 
 
-def clock_line(clock: Clock, temperature: float | None = None) -> Line:
+def clock_line(clock: CpuClock, temperature: float | None = None) -> DiagnosticLine:
     numbers = {
-        "mhz": clock.now,
-        "max_mhz": clock.highest,
+        "mhz": clock.mhz,
+        "max_mhz": clock.max_mhz,
         "governor": clock.governor or None,
         "temperature_c": temperature,
     }
     parts = []
-    if clock.now and clock.highest:
-        parts.append(f"{clock.now / 1000:.1f} of {clock.highest / 1000:.1f} GHz just now")
+    if clock.mhz and clock.max_mhz:
+        parts.append(f"{clock.mhz / 1000:.1f} of {clock.max_mhz / 1000:.1f} GHz just now")
     if clock.governor:
         parts.append(f"governor {clock.governor}")
     if temperature is not None:
         parts.append(f"{temperature:.0f} °C")
     if not parts:
-        return Line("clock", "not readable here, as usual in a virtual machine", "note", numbers=numbers)
+        return DiagnosticLine(
+            "clock", "not readable here, as usual in a virtual machine", "note", numbers=numbers
+        )
     says = ", ".join(parts)
-    if temperature is not None and temperature >= _HOT:
-        return Line(
+    if temperature is not None and temperature >= _HOT_CELSIUS:
+        return DiagnosticLine(
             "clock",
             f"{says}: so hot, a processor slows itself down",
             "problem",
             "clean or improve the cooling",
             numbers,
         )
-    if clock.governor == "powersave" and clock.driver not in _CLEVER_DRIVERS:
+    if clock.governor == "powersave" and clock.driver not in _SELF_SCALING_DRIVERS:
         fix = "sudo cpupower frequency-set -g performance"
-        return Line("clock", f"{says}: it stays at its lowest clock", "problem", fix, numbers)
-    return Line("clock", says, numbers=numbers)
+        return DiagnosticLine("clock", f"{says}: it stays at its lowest clock", "problem", fix, numbers)
+    return DiagnosticLine("clock", says, numbers=numbers)
 
 
 def read_temperatures() -> Mapping[str, Any]:
@@ -195,10 +201,10 @@ def read_temperatures() -> Mapping[str, Any]:
     return read() if read else {}
 
 
-_OF_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
+_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
 
 
-def hottest(sensors: Mapping[str, Any]) -> float | None:
+def hottest_cpu_celsius(sensors: Mapping[str, Any]) -> float | None:
     """Of the processor's sensors, in degrees Celsius."""
-    found = [entry.current for name in _OF_PROCESSORS for entry in sensors.get(name, ())]
+    found = [entry.current for name in _CPU_SENSORS for entry in sensors.get(name, ())]
     return max((float(value) for value in found if value), default=None)

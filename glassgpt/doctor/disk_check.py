@@ -13,47 +13,53 @@ import torch
 
 from glassgpt import format
 from glassgpt.doctor import gpt2
-from glassgpt.doctor.check import Line, Number, Visit
-from glassgpt.paths import nearest_folder
-from glassgpt.training.checkpoint.tensor_file import Packed, pack, write_packed
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.paths import nearest_existing_folder
+from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
 Clock = Callable[[], float]
-Write = Callable[[Path, Packed], object]  # a file of these bytes, on the disk when it returns
+WriteFile = Callable[[Path, PackedTensors], object]  # a file of these bytes, on the disk when it returns
 
-_SIZES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
+_TEST_FILE_BYTES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
 _BUDGET_S = 1.0
-_KEPT = 3  # the last checkpoint, the best one, and the one that is being written
-_LONG_S, _TOO_LONG_S = 30.0, 300.0
-_ELSEWHERE = "choose another place by --out_dir"
+_CHECKPOINTS_ON_DISK = 3  # the last checkpoint, the best one, and the one that is being written
+_SLOW_CHECKPOINT_S, _VERY_SLOW_CHECKPOINT_S = 30.0, 300.0
+_OTHER_OUT_DIR_FIX = "choose another place by --out_dir"
 
 
-def look_at_disk(visit: Visit) -> list[Line]:
-    place = nearest_folder(visit.out_dir)
+def check_disk(visit: CheckContext) -> list[DiagnosticLine]:
+    place = nearest_existing_folder(visit.out_dir)
     free = shutil.disk_usage(place).free
-    room = room_line(f"{visit.out_dir}", free, exists=place == visit.out_dir)
-    sizes = [size for size in _SIZES if size <= free / 4]
+    room = free_space_line(f"{visit.out_dir}", free, exists=place == visit.out_dir)
+    sizes = [size for size in _TEST_FILE_BYTES if size <= free / 4]
     if not sizes:  # a full disk; the line above says so
         return [room]
     try:
-        speed = write_speed(place, sizes)
+        speed = measure_write_speed(place, sizes)
     except OSError as error:
         return [room, unwritable_line(error)]
     return [room, checkpoint_line(speed, free)]
 
 
-def room_line(place: str, free: int, exists: bool) -> Line:
-    says = f"{format.size(free)} free at {place}" + ("" if exists else " (to be made)")
-    numbers: dict[str, Number] = {"free": free, "out_dir": place}
-    need = f"{_KEPT} checkpoints of {gpt2.NAME}, which is what a run may need at once, are "
-    need += format.size(_KEPT * gpt2.CHECKPOINT_BYTES)
+def free_space_line(place: str, free: int, exists: bool) -> DiagnosticLine:
+    says = f"{format.format_bytes(free)} free at {place}" + ("" if exists else " (to be made)")
+    numbers: dict[str, ReportValue] = {"free": free, "out_dir": place}
+    need = (
+        f"{_CHECKPOINTS_ON_DISK} checkpoints of {gpt2.MODEL_NAME}, which is what a run may need at once, are "
+    )
+    need += format.format_bytes(_CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES)
     if free < gpt2.CHECKPOINT_BYTES:
-        return Line("disk", f"{says}; {need}", "problem", f"make room, or {_ELSEWHERE}", numbers)
-    if free < _KEPT * gpt2.CHECKPOINT_BYTES:
-        return Line("disk", f"{says}; {need}", "note", f"make room, or {_ELSEWHERE}", numbers)
-    return Line("disk", says, numbers=numbers)
+        return DiagnosticLine(
+            "disk", f"{says}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
+        )
+    if free < _CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES:
+        return DiagnosticLine(
+            "disk", f"{says}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
+        )
+    return DiagnosticLine("disk", says, numbers=numbers)
 
 
-def unwritable_line(error: OSError) -> Line:
+def unwritable_line(error: OSError) -> DiagnosticLine:
     reasons = {
         errno.EROFS: "it is read-only",
         errno.EACCES: "it belongs to somebody else",
@@ -61,18 +67,18 @@ def unwritable_line(error: OSError) -> Line:
         errno.EDQUOT: "your share of it is full",
     }
     why = reasons.get(error.errno or 0, str(error.strerror or error))
-    return Line("disk speed", f"nothing can be written there: {why}", "problem", _ELSEWHERE)
+    return DiagnosticLine("disk speed", f"nothing can be written there: {why}", "problem", _OTHER_OUT_DIR_FIX)
 
 
 # --- speed ---
 
 
-def write_speed(
+def measure_write_speed(
     folder: Path,
-    sizes: Sequence[int] = _SIZES,
+    sizes: Sequence[int] = _TEST_FILE_BYTES,
     budget_s: float = _BUDGET_S,
     clock: Clock = time.perf_counter,
-    write: Write | None = None,
+    write: WriteFile | None = None,
 ) -> float:
     """Bytes per second of the largest file that is on the disk in about `budget_s`."""
     deadline = clock() + budget_s
@@ -81,37 +87,37 @@ def write_speed(
         for size in sizes:
             if speed and clock() + size / speed > deadline:
                 break
-            packed = some_bytes(size)
+            packed = random_payload(size)
             started = clock()
             (write or write_packed)(Path(work) / "file", packed)
             speed = size / max(clock() - started, 1e-9)
     return speed
 
 
-def some_bytes(size: int) -> Packed:
+def random_payload(size: int) -> PackedTensors:
     """Not zeros, which some disks do not store."""
     some = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
     content = some.repeat(-(-size // len(some)))[:size]
-    return pack({"content": content}, content.device)
+    return pack_tensors({"content": content}, content.device)
 
 
-def checkpoint_line(write: float, free: int) -> Line:
+def checkpoint_line(write: float, free: int) -> DiagnosticLine:
     """`write`: bytes per second of what a checkpoint is written by."""
     size = gpt2.CHECKPOINT_BYTES
     seconds = size / write
     says = (
-        f"{format.size(write)}/s, hashed and with fsync. A checkpoint of {gpt2.NAME} (weights and AdamW's "
-        f"state, {format.size(size)}) takes about {format.duration(seconds)}, in the background; "
-        f"{format.whole(free // size)} would fit"
+        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {gpt2.MODEL_NAME} (weights and AdamW's "
+        f"state, {format.format_bytes(size)}) takes about {format.format_duration(seconds)}, in the background; "
+        f"{format.format_integer(free // size)} would fit"
     )
-    numbers: dict[str, Number] = {
+    numbers: dict[str, ReportValue] = {
         "write_bytes_per_s": write,
         "checkpoint_bytes": size,
         "checkpoint_s": seconds,
         "checkpoints_that_fit": free // size,
     }
-    if seconds < _LONG_S:
-        return Line("disk speed", says, numbers=numbers)
-    verdict = "note" if seconds < _TOO_LONG_S else "problem"
-    fix = f"save less often by --checkpoint_interval, or {_ELSEWHERE}"
-    return Line("disk speed", says, verdict, fix, numbers)  # type: ignore[arg-type]
+    if seconds < _SLOW_CHECKPOINT_S:
+        return DiagnosticLine("disk speed", says, numbers=numbers)
+    verdict = "note" if seconds < _VERY_SLOW_CHECKPOINT_S else "problem"
+    fix = f"save less often by --checkpoint_interval, or {_OTHER_OUT_DIR_FIX}"
+    return DiagnosticLine("disk speed", says, verdict, fix, numbers)  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.config import is_broken
-from glassgpt.paths import user_path
+from glassgpt.config import has_invalid_characters
+from glassgpt.paths import expand_user_path
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class DoctorOptions:
     out_dir: str = ""
 
 
-def find_problems(options: DoctorOptions) -> list[str]:
-    if is_broken(options.out_dir) or "\0" in options.out_dir:
+def check_doctor_options(options: DoctorOptions) -> list[str]:
+    if has_invalid_characters(options.out_dir) or "\0" in options.out_dir:
         return ["--out_dir is no name that a folder can have"]
-    for path in (place := out_dir(options), *place.parents):
+    for path in (place := runs_dir(options), *place.parents):
         if path.exists() and not path.is_dir():
             return [f"--out_dir={options.out_dir} cannot be a folder: {path} is a file"]
     return []
 
 
-def out_dir(options: DoctorOptions) -> Path:
-    return user_path(options.out_dir or "runs")
+def runs_dir(options: DoctorOptions) -> Path:
+    return expand_user_path(options.out_dir or "runs")

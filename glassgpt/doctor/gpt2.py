@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from glassgpt.estimate.flops import parameters
+from glassgpt.estimate.flops import count_parameters
 
-NAME = "GPT-2 124M"
-PARAMETERS = parameters(vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False)
+MODEL_NAME = "GPT-2 124M"
+PARAMETERS = count_parameters(
+    vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False
+)
 CHECKPOINT_BYTES = 12 * PARAMETERS  # weights and AdamW's two moments, in float32
-STATE_BYTES = 16 * PARAMETERS  # gradients too
+TRAINING_STATE_BYTES = 16 * PARAMETERS  # gradients too

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import format
-from glassgpt.doctor.check import Line, Number, Visit
-from glassgpt.doctor.nvidia_smi import CardState, read_cards
-from glassgpt.doctor.shell import ask
-from glassgpt.errors import complaint
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.nvidia_smi import CardState, read_card_states
+from glassgpt.doctor.shell import run_command
+from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name
 from glassgpt.training.probe import describe_machine
@@ -39,14 +39,14 @@ def find_gpus() -> list[torch.device]:
     return [torch.device("mps")] if torch.backends.mps.is_available() else []
 
 
-def main_device() -> torch.device:
+def default_device() -> torch.device:
     """The one that a run takes by itself."""
     import torch
 
     return next(iter(find_gpus()), torch.device("cpu"))
 
 
-def short_name(device: torch.device) -> str:
+def device_label(device: torch.device) -> str:
     """`cpu`, `gpu`; or, of several cards, `cuda:1`"""
     return "gpu" if device.type != "cpu" and len(find_gpus()) == 1 else str(device)
 
@@ -54,9 +54,9 @@ def short_name(device: torch.device) -> str:
 # --- what is there ---
 
 
-def look_at_gpus(visit: Visit) -> list[Line]:
+def check_gpus(visit: CheckContext) -> list[DiagnosticLine]:
     gpus = find_gpus()
-    states, complaint = read_cards(ask)
+    states, complaint = read_card_states(run_command)
     if not gpus:
         return [without_gpu_line(states, complaint, why_no_cuda(), os.environ)]
     if gpus[0].type == "mps":
@@ -64,25 +64,25 @@ def look_at_gpus(visit: Visit) -> list[Line]:
     lines = []
     for device in gpus:
         card = _describe(device)
-        state = _state_of(device, states)
-        lines.append(card_line(short_name(device), card, state))
+        state = _nvidia_smi_state(device, states)
+        lines.append(card_line(device_label(device), card, state))
     return lines
 
 
 @dataclass(frozen=True)
-class FoundCard:
+class TorchCard:
     """A card as torch sees it."""
 
     name: str
     capability: tuple[int, int]
-    free: int  # bytes
-    total: int
+    free_bytes: int  # bytes
+    total_bytes: int
     driver: str | None = None
     cuda: str | None = None
     architectures: Sequence[str] = ()  # that this torch has code for: sm_90, compute_90
 
 
-def _describe(device: torch.device) -> FoundCard:
+def _describe(device: torch.device) -> TorchCard:
     import torch
 
     told = cast("Mapping[str, str | None]", describe_machine(str(device))["device"])
@@ -90,39 +90,43 @@ def _describe(device: torch.device) -> FoundCard:
     capability = torch.cuda.get_device_capability(device)
     # AMD's have names of another kind, and no driver that is too new for them.
     architectures = () if torch.version.hip else torch.cuda.get_arch_list()
-    return FoundCard(str(told["name"]), capability, free, total, told["driver"], told["cuda"], architectures)
+    return TorchCard(str(told["name"]), capability, free, total, told["driver"], told["cuda"], architectures)
 
 
-_MUCH_TAKEN, _BUSY_PERCENT = 0.1, 20.0
+_NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 
 
-def card_line(name: str, card: FoundCard, state: CardState | None) -> Line:
+def card_line(name: str, card: TorchCard, state: CardState | None) -> DiagnosticLine:
     major, minor = card.capability
-    says = f"{card.name}: {format.size(card.free)} of {format.size(card.total)} free, "
+    says = f"{card.name}: {format.format_bytes(card.free_bytes)} of {format.format_bytes(card.total_bytes)} free, "
     says += f"compute capability {major}.{minor}"
     says += f", driver {card.driver}" if card.driver else ""
     says += f", CUDA {card.cuda}" if card.cuda else ""
-    numbers: dict[str, Number] = {
+    numbers: dict[str, ReportValue] = {
         "name": card.name,
-        "free": card.free,
-        "total": card.total,
+        "free": card.free_bytes,
+        "total": card.total_bytes,
         "capability": f"{major}.{minor}",
         "driver": card.driver,
         "cuda": card.cuda,
         "busy_percent": state.busy if state else None,
-        "in_card_table": find_card(card.name, card.total) is not None,
+        "in_card_table": find_card(card.name, card.total_bytes) is not None,
     }
     if card.architectures and not has_code_for(card.architectures, card.capability):
         fix = f"install a newer torch, or an older one for an old card: {_GET_TORCH}"
-        return Line(name, f"{says}: this torch has no code for this card", "problem", fix, numbers)
+        return DiagnosticLine(name, f"{says}: this torch has no code for this card", "problem", fix, numbers)
     if state is not None and (state.busy or 0) >= _BUSY_PERCENT:
         says += f"; other programs keep it busy {state.busy:.0f}% of the time"
-        return Line(name, says, "note", "`nvidia-smi` shows which; a run would share the card", numbers)
-    taken = card.total - card.free
-    if taken > _MUCH_TAKEN * card.total:
-        says += f"; other programs hold {format.size(taken)}"
-        return Line(name, says, "note", "`nvidia-smi` shows which; end them to train larger models", numbers)
-    return Line(name, says, numbers=numbers)
+        return DiagnosticLine(
+            name, says, "note", "`nvidia-smi` shows which; a run would share the card", numbers
+        )
+    taken = card.total_bytes - card.free_bytes
+    if taken > _NOTED_USED_SHARE * card.total_bytes:
+        says += f"; other programs hold {format.format_bytes(taken)}"
+        return DiagnosticLine(
+            name, says, "note", "`nvidia-smi` shows which; end them to train larger models", numbers
+        )
+    return DiagnosticLine(name, says, numbers=numbers)
 
 
 def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -140,7 +144,7 @@ def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> b
     return False
 
 
-def _state_of(device: torch.device, states: Sequence[CardState]) -> CardState | None:
+def _nvidia_smi_state(device: torch.device, states: Sequence[CardState]) -> CardState | None:
     """By identity: nvidia-smi counts the cards in another order than CUDA does."""
     import torch
 
@@ -148,13 +152,13 @@ def _state_of(device: torch.device, states: Sequence[CardState]) -> CardState | 
     return next((state for state in states if uuid and state.uuid == uuid), None)
 
 
-def _apple_line() -> Line:
+def _apple_line() -> DiagnosticLine:
     import torch
 
     usable = torch.mps.recommended_max_memory()
-    numbers: dict[str, Number] = {"name": apple_gpu_name(), "usable": usable}
-    says = f"{apple_gpu_name()}: may use {format.size(usable)} of the main memory"
-    return Line("gpu", says, numbers=numbers)
+    numbers: dict[str, ReportValue] = {"name": apple_gpu_name(), "usable": usable}
+    says = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the main memory"
+    return DiagnosticLine("gpu", says, numbers=numbers)
 
 
 # --- what is missing ---
@@ -171,50 +175,52 @@ def why_no_cuda() -> str:
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return complaint(error)
+        return first_message_line(error)
     return "it finds no card"
 
 
 def without_gpu_line(
     states: Sequence[CardState], complaint: str, why: str, environment: Mapping[str, str]
-) -> Line:
+) -> DiagnosticLine:
     """`states`, `complaint`: nvidia-smi's. `why`: torch's reason, empty if it was built without CUDA."""
-    numbers: dict[str, Number] = {"cards_of_nvidia_smi": len(states)}
+    numbers: dict[str, ReportValue] = {"cards_of_nvidia_smi": len(states)}
     if states and "CUDA_VISIBLE_DEVICES" in environment and why:
         says = f"{states[0].name} is there, hidden by CUDA_VISIBLE_DEVICES: runs will be on the CPU"
-        return Line("gpu", says, "note", "unset CUDA_VISIBLE_DEVICES", numbers)
+        return DiagnosticLine("gpu", says, "note", "unset CUDA_VISIBLE_DEVICES", numbers)
     if states and not why:
         says = f"{states[0].name} is there, but this torch was built without CUDA: runs will be on the CPU"
-        return Line("gpu", says, "problem", f"install torch with CUDA: {_GET_TORCH}", numbers)
+        return DiagnosticLine("gpu", says, "problem", f"install torch with CUDA: {_GET_TORCH}", numbers)
     if states:
         says = f"{states[0].name} is there, but torch cannot use it: {why}"
         fix = f"update the driver, or install torch for an older CUDA: {_GET_TORCH}"
-        return Line("gpu", says, "problem", fix, numbers)
+        return DiagnosticLine("gpu", says, "problem", fix, numbers)
     if "mismatch" in complaint or "is lost" in complaint:
         says = f"none that works; nvidia-smi says: {complaint}"
-        return Line("gpu", says, "problem", "restart the machine", numbers)
+        return DiagnosticLine("gpu", says, "problem", "restart the machine", numbers)
     if complaint:
         says = f"none that works; nvidia-smi says: {complaint}"
-        return Line("gpu", says, "note", "if there is a card, install its driver again and restart", numbers)
+        return DiagnosticLine(
+            "gpu", says, "note", "if there is a card, install its driver again and restart", numbers
+        )
     says = "none found: runs will be on the CPU, which does for models of a few million parameters"
-    return Line("gpu", says, "note", numbers=numbers)
+    return DiagnosticLine("gpu", says, "note", numbers=numbers)
 
 
 # --- under load ---
 
 
-def look_at_clocks(visit: Visit) -> list[Line]:
+def check_clocks(visit: CheckContext) -> list[DiagnosticLine]:
     lines = []
     for device in find_gpus():
         if device.type == "cuda":
-            load = partial(time.sleep, _PAUSE_S) if visit.quick else multiply_on(device)
-            states, _ = beside(lambda: read_cards(ask), load)
-            state = _state_of(device, states)
-            lines.append(clocks_line(f"clocks {short_name(device)}", state, under_load=not visit.quick))
+            load = partial(time.sleep, _IDLE_PAUSE_S) if visit.quick else matmul_load(device)
+            states, _ = query_under_load(lambda: read_card_states(run_command), load)
+            state = _nvidia_smi_state(device, states)
+            lines.append(clocks_line(f"clocks {device_label(device)}", state, under_load=not visit.quick))
     return lines
 
 
-def multiply_on(device: torch.device, size: int = 4096) -> Callable[[], None]:
+def matmul_load(device: torch.device, size: int = 4096) -> Callable[[], None]:
     """Some milliseconds of work for a card."""
     import torch
 
@@ -227,15 +233,15 @@ def multiply_on(device: torch.device, size: int = 4096) -> Callable[[], None]:
     return work
 
 
-_LONGEST_LOAD_S = 10.0
-_PAUSE_S = 0.02
+_MAX_LOAD_S = 10.0
+_IDLE_PAUSE_S = 0.02
 
 
-def beside(
+def query_under_load(
     question: Callable[[], T], load: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> T:
     """The answer to `question`, asked while the device has a `load` to carry."""
-    deadline = clock() + _LONGEST_LOAD_S
+    deadline = clock() + _MAX_LOAD_S
     load()
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(question)
@@ -244,11 +250,11 @@ def beside(
     return answer.result()
 
 
-def clocks_line(name: str, state: CardState | None, under_load: bool) -> Line:
+def clocks_line(name: str, state: CardState | None, under_load: bool) -> DiagnosticLine:
     if state is None:
-        return Line(name, "not readable: nvidia-smi does not tell about this card", "note")
+        return DiagnosticLine(name, "not readable: nvidia-smi does not tell about this card", "note")
     says = _clocks_in_words(state, under_load)
-    numbers: dict[str, Number] = {
+    numbers: dict[str, ReportValue] = {
         "under_load": under_load,
         "mhz": state.clock,
         "max_mhz": state.clock_max,
@@ -259,16 +265,26 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Line:
         "reasons": state.reasons,
     }
     if state.is_too_hot:
-        return Line(name, f"{says}: too hot, the card slows itself down", "problem", _COOLING, numbers)
-    if state.is_short_of_power:
-        return Line(name, f"{says}: its power supply holds it back", "problem", _SUPPLY, numbers)
+        return DiagnosticLine(
+            name, f"{says}: too hot, the card slows itself down", "problem", _COOLING_FIX, numbers
+        )
+    if state.is_power_braked:
+        return DiagnosticLine(
+            name, f"{says}: its power supply holds it back", "problem", _POWER_SUPPLY_FIX, numbers
+        )
     if state.is_slowed_by_hardware:
-        return Line(name, f"{says}: the hardware holds it back", "problem", f"{_COOLING}; {_SUPPLY}", numbers)
+        return DiagnosticLine(
+            name,
+            f"{says}: the hardware holds it back",
+            "problem",
+            f"{_COOLING_FIX}; {_POWER_SUPPLY_FIX}",
+            numbers,
+        )
     if state.power_limit and state.power_default and state.power_limit < 0.98 * state.power_default:
         says += f": limited to {state.power_limit:.0f} of its usual {state.power_default:.0f} W"
-        return Line(name, says, "note", f"sudo nvidia-smi -pl {state.power_default:.0f}", numbers)
-    if state.has_set_clocks:
-        return Line(
+        return DiagnosticLine(name, says, "note", f"sudo nvidia-smi -pl {state.power_default:.0f}", numbers)
+    if state.has_fixed_clocks:
+        return DiagnosticLine(
             name,
             f"{says}: its clock is set by hand",
             "note",
@@ -277,11 +293,11 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Line:
         )
     if state.is_at_power_limit:
         says += "; its power limit sets the clock, as usual at full load"
-    return Line(name, says, numbers=numbers)
+    return DiagnosticLine(name, says, numbers=numbers)
 
 
-_COOLING = "clean or improve the cooling; in a laptop, raise it from the table"
-_SUPPLY = "check the power cables and the supply"
+_COOLING_FIX = "clean or improve the cooling; in a laptop, raise it from the table"
+_POWER_SUPPLY_FIX = "check the power cables and the supply"
 
 
 def _clocks_in_words(state: CardState, under_load: bool) -> str:

@@ -17,18 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from glassgpt.doctor.check import Line
-from glassgpt.errors import first_line
+from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.errors import error_type_and_message
 
-Look = Callable[[Path], Sequence[Line]]  # given a folder to work in; must be a module's own function
+IsolatedCheck = Callable[
+    [Path], Sequence[DiagnosticLine]
+]  # given a folder to work in; must be a module's own function
 
-_START = (
+_SUBPROCESS_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from glassgpt.doctor.isolate import main; main(*sys.argv[2:])"
 )
 
 
-class Failed(Exception):
+class IsolatedCheckFailed(Exception):
     """What went wrong there, and all that is known about it."""
 
     def __init__(self, what: str, trace: str = "") -> None:
@@ -36,14 +38,14 @@ class Failed(Exception):
         self.trace = trace
 
 
-def look_apart(look: Look, folder: Path, limit_s: float) -> list[Line]:
+def run_isolated(look: IsolatedCheck, folder: Path, limit_s: float) -> list[DiagnosticLine]:
     """The lines that `look` finds. After `limit_s` it is cut off, with all that it started."""
     path = json.dumps(sys.path)  # the same modules as here
     command = [
         sys.executable,
         "-P",
         "-c",
-        _START,
+        _SUBPROCESS_CODE,
         path,
         f"{look.__module__}:{look.__qualname__}",
         str(folder),
@@ -53,7 +55,7 @@ def look_apart(look: Look, folder: Path, limit_s: float) -> list[Line]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(folder),
+        env=subprocess_environment(folder),
         start_new_session=True,  # a group of its own, so that what it starts can be ended with it
         text=True,
         errors="replace",
@@ -61,14 +63,16 @@ def look_apart(look: Look, folder: Path, limit_s: float) -> list[Line]:
     try:
         answer, said = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        _end(process)
-        raise Failed(f"took longer than {limit_s:.0f} s and was cut off", _rest(process)) from None
+        _kill_process_group(process)
+        raise IsolatedCheckFailed(
+            f"took longer than {limit_s:.0f} s and was cut off", _rest(process)
+        ) from None
     finally:
-        _end(process)
+        _kill_process_group(process)
     return _lines(answer, said, process.returncode)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def subprocess_environment(folder: Path) -> dict[str, str]:
     """What is built is really built: nothing is found that an earlier run left. And it is gone afterwards."""
     caches = {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     # Self-tests compare float32 as it is, not TF32, which keeps ten bits of it.
@@ -86,7 +90,7 @@ def _rest(process: subprocess.Popen[str]) -> str:
         return ""
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_process_group(process: subprocess.Popen[str]) -> None:
     if not hasattr(os, "killpg"):  # Windows
         process.kill()
         return
@@ -94,15 +98,17 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _lines(answer: str, said: str, code: int) -> list[Line]:
+def _lines(answer: str, said: str, code: int) -> list[DiagnosticLine]:
     try:
         found = json.loads(answer)
     except ValueError:
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
-        raise Failed(f"its process died ({_how(code)}){': ' if last else ''}{last}", said) from None
+        raise IsolatedCheckFailed(
+            f"its process died ({_how(code)}){': ' if last else ''}{last}", said
+        ) from None
     if "error" in found:
-        raise Failed(found["error"], found["trace"])
-    return [Line(**line) for line in found["lines"]]
+        raise IsolatedCheckFailed(found["error"], found["trace"])
+    return [DiagnosticLine(**line) for line in found["lines"]]
 
 
 def _how(code: int) -> str:
@@ -127,15 +133,15 @@ def main(look: str, folder: str) -> None:
             lines = getattr(importlib.import_module(module), name)(Path(folder))
             answer: dict[str, object] = {"lines": [asdict(line) for line in lines]}
         except Exception as error:  # noqa: BLE001 - it is told over there
-            answer = {"error": failure_line(error), "trace": "".join(traceback.format_exception(error))}
+            answer = {"error": summarize_error(error), "trace": "".join(traceback.format_exception(error))}
         json.dump(answer, out)
 
 
-def failure_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Its first line; of a compiler's long complaint also the line that says what."""
     _, *later = str(error).strip().splitlines() or [""]
     told = next((line.strip() for line in later if "error: " in line), "")
-    return ": ".join(part for part in (first_line(error), told) if part)[:_LONGEST]
+    return ": ".join(part for part in (error_type_and_message(error), told) if part)[:_MAX_ERROR_CHARS]
 
 
-_LONGEST = 400
+_MAX_ERROR_CHARS = 400

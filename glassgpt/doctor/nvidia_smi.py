@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from glassgpt.doctor.shell import Told
+from glassgpt.doctor.shell import CommandOutput
 
-Ask = Callable[..., Told | None]
+RunCommand = Callable[..., CommandOutput | None]
 
 # Newer drivers call them events, older ones know only the second name, and the oldest neither.
-_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
-_FIELDS = (
+_THROTTLE_REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
+_QUERY_FIELDS = (
     "uuid", "name", "temperature.gpu", "clocks.sm", "clocks.max.sm", "power.draw", "power.limit",
     "power.default_limit", "utilization.gpu",
 )  # fmt: skip
 
-_NUMBERS = ("temperature", "clock", "clock_max", "power", "power_limit", "power_default", "busy")
+_STATE_FIELDS = ("temperature", "clock", "clock_max", "power", "power_limit", "power_default", "busy")
 
 # NVML's bits.
-_SETTING, _POWER_CAP = 0x2, 0x4
-_HARDWARE, _HOT, _HOT_HARDWARE, _POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+_APPLICATION_CLOCKS_BIT, _SW_POWER_CAP_BIT = 0x2, 0x4
+_HW_SLOWDOWN_BIT, _SW_THERMAL_BIT, _HW_THERMAL_BIT, _HW_POWER_BRAKE_BIT = 0x8, 0x20, 0x40, 0x80
 
 
 @dataclass(frozen=True)
@@ -43,56 +43,56 @@ class CardState:
     power_default: float | None = None
     busy: float | None = None  # percent of the time
 
-    def is_slowed_by(self, bits: int) -> bool:
+    def has_throttle_bits(self, bits: int) -> bool:
         return bool((self.reasons or 0) & bits)
 
     @property
     def is_too_hot(self) -> bool:
-        return self.is_slowed_by(_HOT | _HOT_HARDWARE)
+        return self.has_throttle_bits(_SW_THERMAL_BIT | _HW_THERMAL_BIT)
 
     @property
-    def is_short_of_power(self) -> bool:
-        return self.is_slowed_by(_POWER_BRAKE)
+    def is_power_braked(self) -> bool:
+        return self.has_throttle_bits(_HW_POWER_BRAKE_BIT)
 
     @property
     def is_slowed_by_hardware(self) -> bool:
-        return self.is_slowed_by(_HARDWARE)
+        return self.has_throttle_bits(_HW_SLOWDOWN_BIT)
 
     @property
     def is_at_power_limit(self) -> bool:
-        return self.is_slowed_by(_POWER_CAP)
+        return self.has_throttle_bits(_SW_POWER_CAP_BIT)
 
     @property
-    def has_set_clocks(self) -> bool:
-        return self.is_slowed_by(_SETTING)
+    def has_fixed_clocks(self) -> bool:
+        return self.has_throttle_bits(_APPLICATION_CLOCKS_BIT)
 
 
-def read_cards(ask: Ask) -> tuple[list[CardState], str]:
+def read_card_states(ask: RunCommand) -> tuple[list[CardState], str]:
     """The cards, and what nvidia-smi complained about. Neither: there is no nvidia-smi, or no answer."""
     complaint = ""
-    for reasons in _REASONS:
-        fields = [*_FIELDS, reasons] if reasons else list(_FIELDS)
+    for reasons in _THROTTLE_REASON_FIELDS:
+        fields = [*_QUERY_FIELDS, reasons] if reasons else list(_QUERY_FIELDS)
         told = ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if told is None:
             return [], ""
-        if told.code == 0:
-            return parse_cards(told.text), ""
-        complaint = (told.text.splitlines() or [f"exit code {told.code}"])[0]
+        if told.exit_code == 0:
+            return parse_card_states(told.text), ""
+        complaint = (told.text.splitlines() or [f"exit code {told.exit_code}"])[0]
         if "not a valid field" not in told.text:
             break
     return [], complaint
 
 
-def parse_cards(text: str) -> list[CardState]:
+def parse_card_states(text: str) -> list[CardState]:
     """Lines of as many values as were asked for; other lines are warnings."""
     cards = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
-        if len(values) not in (len(_FIELDS), len(_FIELDS) + 1):
+        if len(values) not in (len(_QUERY_FIELDS), len(_QUERY_FIELDS) + 1):
             continue
-        uuid, name, *numbers = values[: len(_FIELDS)]
-        reasons = values[len(_FIELDS)] if len(values) > len(_FIELDS) else ""
-        told = {name: _number(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
+        uuid, name, *numbers = values[: len(_QUERY_FIELDS)]
+        reasons = values[len(_QUERY_FIELDS)] if len(values) > len(_QUERY_FIELDS) else ""
+        told = {name: _number(value) for name, value in zip(_STATE_FIELDS, numbers, strict=True)}
         cards.append(CardState(uuid.removeprefix("GPU-"), name, reasons=_bits(reasons), **told))
     return cards
 

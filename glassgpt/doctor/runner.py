@@ -8,51 +8,59 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from glassgpt.doctor.check import Answer, Check, Line, Page, Visit
-from glassgpt.doctor.isolate import Failed, failure_line
+from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
+from glassgpt.doctor.isolate import IsolatedCheckFailed, summarize_error
 
 
-def examine(
+def run_checks(
     checks: Iterable[Check],
     out_dir: Path,
     quick: bool = False,
     begin: Callable[[Check], None] = lambda check: None,
-    tell: Callable[[Answer], None] = lambda answer: None,
+    tell: Callable[[CheckResult], None] = lambda answer: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Page:
+) -> DoctorReport:
     """`begin` hears of a check before, `tell` after it."""
     started = clock()
-    answers: list[Answer] = []
+    answers: list[CheckResult] = []
     left_out: list[Check] = []
     broken: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="glass-doctor-", ignore_cleanup_errors=True) as folder:
-        visit = Visit(out_dir, Path(folder), quick)
+        visit = CheckContext(out_dir, Path(folder), quick)
         for check in checks:
-            if quick and check.slow:
+            if quick and check.is_slow:
                 left_out.append(check)
                 continue
             begin(check)
-            if check.needs in broken:
-                lines = [Line(check.name, f"not looked at, because {check.needs} does not work", "note")]
+            if check.depends_on in broken:
+                lines = [
+                    DiagnosticLine(
+                        check.name, f"not looked at, because {check.depends_on} does not work", "note"
+                    )
+                ]
             else:
-                lines, failed = look(check, visit)
+                lines, failed = run_check(check, visit)
                 broken |= {check.name} if failed else set()
-            answers.append(Answer(check, tuple(line.clean() for line in lines)))
+            answers.append(CheckResult(check, tuple(line.sanitized() for line in lines)))
             tell(answers[-1])
-    return Page(tuple(answers), tuple(left_out), clock() - started)
+    return DoctorReport(tuple(answers), tuple(left_out), clock() - started)
 
 
-def look(check: Check, visit: Visit) -> tuple[list[Line], bool]:
+def run_check(check: Check, visit: CheckContext) -> tuple[list[DiagnosticLine], bool]:
     """What a check finds, and whether it failed."""
     try:
-        return list(check.look(visit)), False
-    except Failed as error:  # in a process of its own
+        return list(check.run(visit)), False
+    except IsolatedCheckFailed as error:  # in a process of its own
         return [
-            Line(check.name, f"failed: {error}", "problem", _fix(check, str(error)), error=error.trace)
+            DiagnosticLine(
+                check.name, f"failed: {error}", "problem", _fix(check, str(error)), error=error.trace
+            )
         ], True
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in one check is shown, and ends only that one
-        what, trace = failure_line(error), "".join(traceback.format_exception(error))
-        return [Line(check.name, f"failed: {what}", "problem", _fix(check, what), error=trace)], True
+        what, trace = summarize_error(error), "".join(traceback.format_exception(error))
+        return [
+            DiagnosticLine(check.name, f"failed: {what}", "problem", _fix(check, what), error=trace)
+        ], True
 
 
 def _fix(check: Check, what: str) -> str:

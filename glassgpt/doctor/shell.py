@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Told:
+class CommandOutput:
     """What a program printed, and its exit code."""
 
     text: str
-    code: int = 0
+    exit_code: int = 0
 
 
-def ask(*command: str, limit_s: float = 15.0) -> Told | None:
+def run_command(*command: str, limit_s: float = 15.0) -> CommandOutput | None:
     """None where there is no such program, or no answer in time."""
     try:
         done = subprocess.run(
@@ -28,4 +28,4 @@ def ask(*command: str, limit_s: float = 15.0) -> Told | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return Told(done.stdout.strip(), done.returncode)
+    return CommandOutput(done.stdout.strip(), done.returncode)

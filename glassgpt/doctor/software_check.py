@@ -6,7 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
-from glassgpt.doctor.check import Line, Visit
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.record.machine import source_commit
 from glassgpt.version import VERSION
 
@@ -14,10 +14,10 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 8)  # as pyproject.toml has them
 
 
-def look_at_system(visit: Visit) -> list[Line]:
+def check_system(visit: CheckContext) -> list[DiagnosticLine]:
     system, kind = _system_name(), platform.machine()
     numbers = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": kind}
-    found = Line("system", f"{system}, {kind}", numbers=numbers)
+    found = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
     return [found, _python_line(sys.version_info[:2], platform.python_version()), _own_line()]
 
 
@@ -31,17 +31,19 @@ def _system_name() -> str:
         return f"{platform.system()} {platform.release()}"
 
 
-def _python_line(version: tuple[int, int], full: str) -> Line:
+def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
     numbers = {"python": full}
     if version < OLDEST_PYTHON:
-        return Line("python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", numbers)
-    return Line("python", full, numbers=numbers)
+        return DiagnosticLine(
+            "python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", numbers
+        )
+    return DiagnosticLine("python", full, numbers=numbers)
 
 
-def _own_line() -> Line:
+def _own_line() -> DiagnosticLine:
     commit = source_commit(Path(__file__).resolve().parents[3])
     numbers = {"version": VERSION, "commit": commit}
-    return Line(
+    return DiagnosticLine(
         "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), numbers=numbers
     )
 
@@ -52,7 +54,7 @@ def _short_commit(commit: str) -> str:
     return digits[:12] + dash + state
 
 
-def look_at_torch(visit: Visit) -> list[Line]:
+def check_torch(visit: CheckContext) -> list[DiagnosticLine]:
     """Fails, and with it all that needs torch, where torch cannot be imported."""
     import numpy
     import torch
@@ -60,13 +62,15 @@ def look_at_torch(visit: Visit) -> list[Line]:
     return [torch_line(str(torch.__version__), torch.version.cuda, torch.version.hip, numpy.__version__)]
 
 
-def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> Line:
+def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> DiagnosticLine:
     built = f"for CUDA {cuda}" if cuda else f"for ROCm {hip}" if hip else "without CUDA"
     numbers = {"torch": version, "cuda": cuda, "hip": hip, "numpy": numpy}
     says = f"{version}, built {built}; numpy {numpy}"
     if _release(version) < OLDEST_TORCH:
-        return Line("torch", says, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", numbers)
-    return Line("torch", says, numbers=numbers)
+        return DiagnosticLine(
+            "torch", says, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", numbers
+        )
+    return DiagnosticLine("torch", says, numbers=numbers)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
-from glassgpt.cgroup import read_text
-from glassgpt.doctor.check import Line, Number, Visit
-from glassgpt.doctor.dtype_check import measured_dtypes
-from glassgpt.doctor.gpu_checks import find_gpus, short_name
+from glassgpt.cgroup import read_text_or_empty
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.dtype_check import dtypes_to_measure
+from glassgpt.doctor.gpu_checks import device_label, find_gpus
 from glassgpt.estimate.cards import Card, find_card
-from glassgpt.estimate.peak import Peak, Run, mfu_note, rate
+from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
 from glassgpt.record.machine import cpu_model
 from glassgpt.training.probe import find_peak
 
@@ -29,53 +29,53 @@ _COPY_BYTES = {"cpu": 2**28, "cuda": 2**30, "mps": 2**28}  # at most: more than 
 
 # Of the table's figure. Products reach four fifths on a good day; laptops and small data-centre cards are
 # often held back by their power limit.
-_FAST, _SLOW = 0.6, 0.3
-_FAST_COPY, _SLOW_COPY = 0.7, 0.4
+_GOOD_MATMUL_SHARE, _BAD_MATMUL_SHARE = 0.6, 0.3
+_GOOD_BANDWIDTH_SHARE, _BAD_BANDWIDTH_SHARE = 0.7, 0.4
 
 
-def devices() -> list[torch.device]:
+def all_devices() -> list[torch.device]:
     import torch
 
     return [*find_gpus(), torch.device("cpu")]
 
 
 def _name_and_memory(device: torch.device) -> tuple[str, int | None]:
-    from glassgpt.training.device import device_name, memory_bytes
+    from glassgpt.training.device import device_name, free_and_total_bytes
 
     if device.type == "cpu":
-        return cpu_model(read_text(Path("/proc/cpuinfo"))), None
-    return device_name(device), memory_bytes(device)[1]
+        return cpu_model(read_text_or_empty(Path("/proc/cpuinfo"))), None
+    return device_name(device), free_and_total_bytes(device)[1]
 
 
 # --- products ---
 
 
-def look_at_matmuls(visit: Visit) -> list[Line]:
+def check_matmuls(visit: CheckContext) -> list[DiagnosticLine]:
     import torch
 
     torch.set_float32_matmul_precision("high")  # as runs have it: TF32 on cards that can
     lines = []
-    for device in devices():
+    for device in all_devices():
         name, memory = _name_and_memory(device)
         peaks = {}
-        for dtype in measured_dtypes(device):
-            with _on(device):
+        for dtype in dtypes_to_measure(device):
+            with _device_context(device):
                 peaks[dtype] = find_peak(device.type, name, dtype, memory, _PROBE_S)
         lines += [
-            matmul_line(f"matmul {short_name(device)}", device.type, dtype, peak)
+            matmul_line(f"matmul {device_label(device)}", device.type, dtype, peak)
             for dtype, peak in peaks.items()
         ]
     return lines
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def _device_context(device: torch.device) -> AbstractContextManager[object]:
     import torch
 
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def matmul_line(name: str, device_type: str, dtype: str, peak: Peak) -> Line:
-    numbers: dict[str, Number] = {
+def matmul_line(name: str, device_type: str, dtype: str, peak: PeakFlops) -> DiagnosticLine:
+    numbers: dict[str, ReportValue] = {
         "device": device_type,
         "dtype": dtype,
         "measured_flops_per_s": peak.measured,
@@ -83,50 +83,54 @@ def matmul_line(name: str, device_type: str, dtype: str, peak: Peak) -> Line:
     }
     if peak.measured is None:
         how = peak.measured_how or "not measured"
-        return Line(name, f"{dtype}: {how}", "problem", "another program may fill the memory", numbers)
-    says = f"{dtype}: {format.flop_rate(peak.measured)}"
+        return DiagnosticLine(
+            name, f"{dtype}: {how}", "problem", "another program may fill the memory", numbers
+        )
+    says = f"{dtype}: {format.format_flops_per_s(peak.measured)}"
     if peak.table is None:
         if device_type == "cpu":
-            return Line(name, says, numbers=numbers)
+            return DiagnosticLine(name, says, numbers=numbers)
         says += "; this card or dtype is not in the table, so an MFU will be of what was measured"
-        return Line(name, says, "note", numbers=numbers)
+        return DiagnosticLine(name, says, "note", numbers=numbers)
     share = peak.measured / peak.table
-    says += f", {format.percent(share)} of the table's {format.flop_rate(peak.table)}"
+    says += f", {format.format_percent(share)} of the table's {format.format_flops_per_s(peak.table)}"
     if share > 1:
-        return Line(name, f"{says}. {mfu_note(100 * share, peak)}", numbers=numbers)
-    if share >= _FAST:
-        return Line(name, says, numbers=numbers)
-    return Line(name, says, "note" if share >= _SLOW else "problem", _WHY_SLOW, numbers)
+        return DiagnosticLine(name, f"{says}. {mfu_note(100 * share, peak)}", numbers=numbers)
+    if share >= _GOOD_MATMUL_SHARE:
+        return DiagnosticLine(name, says, numbers=numbers)
+    return DiagnosticLine(
+        name, says, "note" if share >= _BAD_MATMUL_SHARE else "problem", _SLOW_CARD_FIX, numbers
+    )
 
 
-_WHY_SLOW = "see the clocks: heat, a power limit or another program can hold a card back"
+_SLOW_CARD_FIX = "see the clocks: heat, a power limit or another program can hold a card back"
 
 
 # --- memory ---
 
 
-def look_at_bandwidth(visit: Visit) -> list[Line]:
+def check_bandwidth(visit: CheckContext) -> list[DiagnosticLine]:
     lines = []
-    for device in devices():
+    for device in all_devices():
         name, memory = _name_and_memory(device)
-        with _on(device):
-            size = copy_bytes(device.type, _free_bytes(device))
-            measured = bandwidth(_copying(device, size), size)
+        with _device_context(device):
+            size = copy_size_bytes(device.type, _free_bytes(device))
+            measured = measure_bandwidth(_copying(device, size), size)
         card = find_card(name, memory) if device.type != "cpu" else None
-        lines.append(bandwidth_line(f"bandwidth {short_name(device)}", device.type, measured, card))
+        lines.append(bandwidth_line(f"bandwidth {device_label(device)}", device.type, measured, card))
     return lines
 
 
-def copy_bytes(device_type: str, free: int) -> int:
+def copy_size_bytes(device_type: str, free: int) -> int:
     """An eighth of what is free at most, in whole numbers of four bytes."""
     return max(4, min(_COPY_BYTES[device_type], free // 8) // 4 * 4)
 
 
-def bandwidth(
-    copy: Run, size: int, seconds: float = _COPY_S, clock: Callable[[], float] = time.perf_counter
+def measure_bandwidth(
+    copy: RepeatOperation, size: int, seconds: float = _COPY_S, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Bytes per second; `copy(n)` copies `size` bytes n times, each of them read once and written once."""
-    return rate(copy, 2 * size, seconds, clock)
+    return measure_rate(copy, 2 * size, seconds, clock)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -137,14 +141,14 @@ def _free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _copying(device: torch.device, size: int) -> Run:
+def _copying(device: torch.device, size: int) -> RepeatOperation:
     import torch
 
-    from glassgpt.training.device import Placement
+    from glassgpt.training.device import ExecutionConfig
 
     source = torch.ones(size // 4, device=device)  # touched: pages never written to are not there to be read
     target = torch.zeros_like(source)
-    wait = Placement(device, "float32").synchronize
+    wait = ExecutionConfig(device, "float32").synchronize
 
     def copy(count: int) -> None:
         for _ in range(count):
@@ -154,21 +158,23 @@ def _copying(device: torch.device, size: int) -> Run:
     return copy
 
 
-def bandwidth_line(name: str, device_type: str, measured: float, card: Card | None) -> Line:
+def bandwidth_line(name: str, device_type: str, measured: float, card: Card | None) -> DiagnosticLine:
     table = card.bandwidth_gb_s * 1e9 if card else None
-    numbers: dict[str, Number] = {
+    numbers: dict[str, ReportValue] = {
         "device": device_type,
         "measured_bytes_per_s": measured,
         "table_bytes_per_s": table,
     }
     says = f"{_gigabytes(measured)} read and written"
     if table is None:
-        return Line(name, says, numbers=numbers)
+        return DiagnosticLine(name, says, numbers=numbers)
     share = measured / table
-    says += f", {format.percent(share)} of the table's {_gigabytes(table)}"
-    if share >= _FAST_COPY:
-        return Line(name, says, numbers=numbers)
-    return Line(name, says, "note" if share >= _SLOW_COPY else "problem", _WHY_SLOW, numbers)
+    says += f", {format.format_percent(share)} of the table's {_gigabytes(table)}"
+    if share >= _GOOD_BANDWIDTH_SHARE:
+        return DiagnosticLine(name, says, numbers=numbers)
+    return DiagnosticLine(
+        name, says, "note" if share >= _BAD_BANDWIDTH_SHARE else "problem", _SLOW_CARD_FIX, numbers
+    )
 
 
 def _gigabytes(per_second: float) -> str:

@@ -18,22 +18,34 @@ from typing import Any, Literal
 
 from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.digests import MARKER, SAMPLED, file_sha256, has_fingerprint, recorded_digests
-from glassgpt.data.manifest import MANIFEST, TOKENIZER_FILES, Manifest, stored_manifest
+from glassgpt.data.digests import (
+    EXPORT_RECORD_FILE,
+    SAMPLED_PREFIX,
+    file_sha256,
+    matches_fingerprint,
+    read_recorded_sha256,
+)
+from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document, regular_unlinked, user_path
+from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener_nofollow
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG, RUNS, TOKENIZER, is_run, is_whole_config
-from glassgpt.training.checkpoint.checkpoints import DIGESTS, FOLDER, committed, describe, misnamed
+from glassgpt.record.run_dir import CONFIG_FILE, RUNS_DIR, TOKENIZER_DIR, is_complete_config, is_run_dir
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    FILE_DIGEST_BY_VERSION,
+    committed_paths,
+    misnamed_checkpoints,
+    read_checkpoint,
+)
 
-Kind = Literal["run", "export", "dataset"]
-Advance = Callable[[int], object]  # is told of bytes as they are read
+VerifiedKind = Literal["run", "export", "dataset"]
+ProgressCallback = Callable[[int], object]  # is told of bytes as they are read
 _REPORT = "report.html"
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """A file, or a folder of files that belong together."""
 
     name: str
@@ -42,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecoveryStep:
     """A way to continue in spite of the damage."""
 
     says: str
@@ -50,52 +62,52 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyReport:
     path: Path
-    kind: Kind
-    parts: tuple[Part, ...]
-    next: tuple[Step, ...]
+    kind: VerifiedKind
+    parts: tuple[CheckedPart, ...]
+    next: tuple[RecoveryStep, ...]
 
-    def of(self, verdict: str) -> list[Part]:
+    def with_verdict(self, verdict: str) -> list[CheckedPart]:
         return [part for part in self.parts if part.verdict == verdict]
 
     def as_dict(self) -> dict[str, Any]:
-        return {"path": str(self.path), "good": not self.of("damaged")} | {
+        return {"path": str(self.path), "good": not self.with_verdict("damaged")} | {
             name: value for name, value in asdict(self).items() if name != "path"
         }
 
 
-def find(text: str) -> tuple[Kind, Path]:
+def find_target(text: str) -> tuple[VerifiedKind, Path]:
     """By path, or by name in runs/, data/ or exports/."""
-    path = user_path(text)
-    for folder in (path,) if path.exists() else (RUNS / text, Path("data", text), Path("exports", text)):
-        if is_run(folder):
+    path = expand_user_path(text)
+    for folder in (path,) if path.exists() else (RUNS_DIR / text, Path("data", text), Path("exports", text)):
+        if is_run_dir(folder):
             return "run", folder
-        if (folder / MARKER).is_file():
+        if (folder / EXPORT_RECORD_FILE).is_file():
             return "export", folder
-        if (folder / MANIFEST).is_file():
+        if (folder / MANIFEST_FILE).is_file():
             return "dataset", folder
     if any((path / name).is_file() for name in ("train.bin", "ckpt.pt")):
         raise UserError(f"{text} is nanoGPT's, which records no digests: there is nothing to compare with")
     raise UserError(
-        f"{text} is neither a run, nor an export (no {MARKER}), nor a dataset (no {MANIFEST}); `glass runs` "
+        f"{text} is neither a run, nor an export (no {EXPORT_RECORD_FILE}), nor a dataset (no {MANIFEST_FILE}); `glass runs` "
         "lists the runs there are"
     )
 
 
-def verify(kind: Kind, folder: Path, advance: Advance) -> Verified:
-    checks = {"run": _run, "export": _export, "dataset": _dataset}
+def verify(kind: VerifiedKind, folder: Path, advance: ProgressCallback) -> VerifyReport:
+    checks = {"run": _verify_run, "export": _verify_export, "dataset": _verify_dataset}
     parts, steps = checks[kind](folder, advance)
     damaged = any(part.verdict == "damaged" for part in parts)
-    return Verified(folder, kind, tuple(parts), tuple(steps) if damaged else ())
+    return VerifyReport(folder, kind, tuple(parts), tuple(steps) if damaged else ())
 
 
-def _compared(
+def _check_digests(
     folder: Path,
     recorded: Mapping[str, str],
-    advance: Advance,
-    digest_of: Callable[[Path, Advance], str] = file_sha256,
-) -> list[Part]:
+    advance: ProgressCallback,
+    digest_of: Callable[[Path, ProgressCallback], str] = file_sha256,
+) -> list[CheckedPart]:
     """Each file against its digest."""
     parts = []
     for name, expected in sorted(recorded.items()):
@@ -103,159 +115,172 @@ def _compared(
         try:
             if not path.is_file():
                 problem = "missing"
-            elif expected.startswith(SAMPLED):
+            elif expected.startswith(SAMPLED_PREFIX):
                 problem = (
-                    "" if has_fingerprint(path, expected) else "its sampled SHA-256 is not the recorded one"
+                    ""
+                    if matches_fingerprint(path, expected)
+                    else "its sampled SHA-256 is not the recorded one"
                 )
             else:
                 differs = digest_of(path, advance) != expected
                 problem = "its SHA-256 is not the recorded one" if differs else ""
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
-        size = "" if problem else format.size(path.stat().st_size)
-        parts.append(Part(name, "damaged" if problem else "good", problem or size))
+        size = "" if problem else format.format_bytes(path.stat().st_size)
+        parts.append(CheckedPart(name, "damaged" if problem else "good", problem or size))
     return parts
 
 
-def _together(name: str, parts: list[Part], good: str) -> Part:
+def _merge_parts(name: str, parts: list[CheckedPart], good: str) -> CheckedPart:
     """Files that are of use only together, as one."""
     damaged = [f"{part.name}: {part.says}" for part in parts if part.verdict == "damaged"]
-    return Part(name, "damaged" if damaged else "good", "; ".join(damaged) or good)
+    return CheckedPart(name, "damaged" if damaged else "good", "; ".join(damaged) or good)
 
 
 # --- runs ---
 
 
-def _run(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
-    checked = [(path, _checkpoint(path, advance)) for path in committed(folder)]
+def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
+    checked = [(path, _verify_checkpoint(path, advance)) for path in committed_paths(folder)]
     # A run that is training removes old ones meanwhile.
     points = [part for path, part in checked if part.verdict == "good" or path.exists()]
-    config = _config(folder / CONFIG)
-    copies = [(point, _checkpoint(point.path, advance)) for point in misnamed(folder)]
+    config = _verify_config(folder / CONFIG_FILE)
+    copies = [(point, _verify_checkpoint(point.path, advance)) for point in misnamed_checkpoints(folder)]
     others = [replace(part, says=f"a copy that the run does not use: {part.says}") for _, part in copies]
     if not points and any(old["kind"] == "checkpoint" for old in _records(folder)):
-        others.append(Part(FOLDER, "damaged", "missing: the journal has checkpoints"))
-    parts = [*points, *others, config, _journal(folder / journal.NAME, advance)]
-    parts.append(_tokenizer(folder / TOKENIZER, advance))
+        others.append(CheckedPart(CHECKPOINTS_FOLDER, "damaged", "missing: the journal has checkpoints"))
+    parts = [*points, *others, config, _verify_journal(folder / journal.FILE_NAME, advance)]
+    parts.append(_verify_tokenizer(folder / TOKENIZER_DIR, advance))
     if (folder / _REPORT).is_file():
-        parts.append(Part(_REPORT, "no digest", "`glass report` writes it again"))
+        parts.append(CheckedPart(_REPORT, "no digest", "`glass report` writes it again"))
     good = [part.name for part in points if part.verdict == "good"]
     quoted = shlex.quote(str(folder))
     if good and good[-1] == points[-1].name:
-        step = Step(f"the newest checkpoint, {good[-1]}, is good", f"glass sample {quoted}@last")
+        step = RecoveryStep(f"the newest checkpoint, {good[-1]}, is good", f"glass sample {quoted}@last")
     elif good:
         says = (
             f"the newest good checkpoint is {good[-1]}: resuming takes it, and sets damaged newer ones aside"
         )
-        step = Step(says, f"glass train --init_from=resume --out_dir={quoted}")
+        step = RecoveryStep(says, f"glass train --init_from=resume --out_dir={quoted}")
     elif whole := [point for point, part in copies if part.verdict == "good"]:
-        place = folder / FOLDER / f"{whole[-1].iter:08d}"
+        place = folder / CHECKPOINTS_FOLDER / f"{whole[-1].iter:08d}"
         says = f"a copy is good: move {place} away if it is there, give the copy that name, and resume"
-        step = Step(says, f"mv {shlex.quote(str(whole[-1].path))} {shlex.quote(str(place))}")
+        step = RecoveryStep(says, f"mv {shlex.quote(str(whole[-1].path))} {shlex.quote(str(place))}")
     elif config.verdict != "damaged":
-        settings = shlex.quote(str(folder / CONFIG))
-        step = Step("no checkpoint is good: train again with the same settings", f"glass train {settings}")
+        settings = shlex.quote(str(folder / CONFIG_FILE))
+        step = RecoveryStep(
+            "no checkpoint is good: train again with the same settings", f"glass train {settings}"
+        )
     else:
-        step = Step("neither a checkpoint nor the settings are good: train again", "glass train PRESET")
+        step = RecoveryStep(
+            "neither a checkpoint nor the settings are good: train again", "glass train PRESET"
+        )
     return parts, [step]
 
 
 def _records(folder: Path) -> Iterator[journal.Record]:
     with suppress(OSError, UserError):  # the journal's own part says what is wrong with it
-        yield from journal.read(folder / journal.NAME)
+        yield from journal.read(folder / journal.FILE_NAME)
 
 
-def _checkpoint(path: Path, advance: Advance) -> Part:
-    name = f"{FOLDER}/{path.name}"
+def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
+    name = f"{CHECKPOINTS_FOLDER}/{path.name}"
     try:
-        point = describe(path)
+        point = read_checkpoint(path)
     except UserError as error:
-        return Part(name, "damaged", str(error).removeprefix(f"{path} is damaged: "))
+        return CheckedPart(name, "damaged", str(error).removeprefix(f"{path} is damaged: "))
     except OSError as error:
-        return Part(name, "damaged", f"cannot be read: {error.strerror}")
+        return CheckedPart(name, "damaged", f"cannot be read: {error.strerror}")
     digests = point.state["sha256"]
     loss = "" if point.val_loss is None else f", validation loss {point.val_loss:.4f}"
-    good = f"iter {point.iter:,}{loss}, {format.plural(len(digests) + 1, 'file')}"
-    return _together(name, _compared(path, digests, advance, DIGESTS[point.state["version"]]), good)
+    good = f"iter {point.iter:,}{loss}, {format.pluralize(len(digests) + 1, 'file')}"
+    return _merge_parts(
+        name, _check_digests(path, digests, advance, FILE_DIGEST_BY_VERSION[point.state["version"]]), good
+    )
 
 
-def _config(path: Path) -> Part:
+def _verify_config(path: Path) -> CheckedPart:
     try:
         read_recipe(path)
     except UserError as error:
-        return Part(CONFIG, "damaged", f"{error}; each checkpoint has the settings too")
-    if not is_whole_config(path):
-        return Part(CONFIG, "damaged", "it is cut off; each checkpoint has the settings too")
-    return Part(CONFIG, "no digest", "complete")
+        return CheckedPart(CONFIG_FILE, "damaged", f"{error}; each checkpoint has the settings too")
+    if not is_complete_config(path):
+        return CheckedPart(CONFIG_FILE, "damaged", "it is cut off; each checkpoint has the settings too")
+    return CheckedPart(CONFIG_FILE, "no digest", "complete")
 
 
-def _journal(path: Path, advance: Advance) -> Part:
+def _verify_journal(path: Path, advance: ProgressCallback) -> CheckedPart:
     """A torn line is what a crash leaves, and is passed over by whoever reads."""
     if not path.is_file():
-        return Part(
-            journal.NAME, "damaged", "missing: what happened in the run is lost, its checkpoints are not"
+        return CheckedPart(
+            journal.FILE_NAME, "damaged", "missing: what happened in the run is lost, its checkpoints are not"
         )
     records = torn = 0
     try:
-        with open(path, "rb", opener=regular_unlinked) as file:
-            for line in iter(lambda: file.readline(journal.LONGEST_LINE), b""):
-                whole = len(list(journal.read_stream([line])))
+        with open(path, "rb", opener=regular_file_opener_nofollow) as file:
+            for line in iter(lambda: file.readline(journal.MAX_LINE_BYTES), b""):
+                whole = len(list(journal.parse_records([line])))
                 records, torn = records + whole, torn + (not whole and bool(line.strip()))
                 advance(len(line))
     except OSError as error:
-        return Part(journal.NAME, "damaged", f"cannot be read: {error.strerror}")
-    says = f"{format.plural(records, 'record')}, {format.plural(torn, 'torn line')}"
-    return Part(journal.NAME, "no digest", says)
+        return CheckedPart(journal.FILE_NAME, "damaged", f"cannot be read: {error.strerror}")
+    says = f"{format.pluralize(records, 'record')}, {format.pluralize(torn, 'torn line')}"
+    return CheckedPart(journal.FILE_NAME, "no digest", says)
 
 
-def _tokenizer(folder: Path, advance: Advance) -> Part:
+def _verify_tokenizer(folder: Path, advance: ProgressCallback) -> CheckedPart:
     try:
-        manifest = stored_manifest(folder)
+        manifest = read_stored_manifest(folder)
     except UserError as error:
-        return Part(TOKENIZER, "damaged", f"{error}; resuming writes it again")
+        return CheckedPart(TOKENIZER_DIR, "damaged", f"{error}; resuming writes it again")
     if manifest is None:
-        return Part(TOKENIZER, "no digest", "missing: `glass sample` needs --data_dir")
+        return CheckedPart(TOKENIZER_DIR, "no digest", "missing: `glass sample` needs --data_dir")
     digests = {name: digest for name, digest in manifest.sha256.items() if name in TOKENIZER_FILES}
-    return _together(TOKENIZER, _compared(folder, digests, advance), manifest.tokenizer)
+    return _merge_parts(TOKENIZER_DIR, _check_digests(folder, digests, advance), manifest.tokenizer)
 
 
 # --- exports and datasets ---
 
 
-def _export(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
+def _verify_export(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     quoted = shlex.quote(str(folder))
     try:
-        recorded = recorded_digests(folder) or {}
+        recorded = read_recorded_sha256(folder) or {}
     except UserError:
-        again = Step(
+        again = RecoveryStep(
             f"nothing can be compared: remove {folder}, and export again", f"glass export RUN --out={quoted}"
         )
-        return [Part(MARKER, "damaged", "it is not as it was written")], [again]
-    parts = [Part(MARKER, "good", "names the others"), *_compared(folder, recorded, advance)]
-    others = {path.name for path in folder.iterdir()} - recorded.keys() - {MARKER}
-    parts += [Part(name, "no digest", "not written by `glass export`") for name in sorted(others)]
-    content = journal.loads(read_document(folder / MARKER))
+        return [CheckedPart(EXPORT_RECORD_FILE, "damaged", "it is not as it was written")], [again]
+    parts = [
+        CheckedPart(EXPORT_RECORD_FILE, "good", "names the others"),
+        *_check_digests(folder, recorded, advance),
+    ]
+    others = {path.name for path in folder.iterdir()} - recorded.keys() - {EXPORT_RECORD_FILE}
+    parts += [CheckedPart(name, "no digest", "not written by `glass export`") for name in sorted(others)]
+    content = journal.loads(read_small_file(folder / EXPORT_RECORD_FILE))
     model, to = str(content.get("model")), str(content["written_by"]).partition("--to=")[2]
-    is_here = is_run(RUNS / (model.rpartition("@")[0] or model))
-    source = shlex.quote(str(RUNS / model)) if is_here else "RUN"
+    is_here = is_run_dir(RUNS_DIR / (model.rpartition("@")[0] or model))
+    source = shlex.quote(str(RUNS_DIR / model)) if is_here else "RUN"
     says = f"it was made of {model}: remove {folder}, and export that again"
-    return parts, [Step(says, f"glass export {source} --to={to} --out={quoted}")]
+    return parts, [RecoveryStep(says, f"glass export {source} --to={to} --out={quoted}")]
 
 
-def _dataset(folder: Path, advance: Advance) -> tuple[list[Part], list[Step]]:
+def _verify_dataset(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     try:
-        manifest = stored_manifest(folder)
+        manifest = read_stored_manifest(folder)
     except UserError as error:
-        return [Part(MANIFEST, "damaged", problem) for problem in error.problems], [_prepare(folder, None)]
+        return [CheckedPart(MANIFEST_FILE, "damaged", problem) for problem in error.problems], [
+            _prepare_again_step(folder, None)
+        ]
     assert manifest is not None
-    about = Part(MANIFEST, "good", f"{manifest.name}, {manifest.tokenizer}")
-    return [about, *_compared(folder, manifest.sha256, advance)], [_prepare(folder, manifest)]
+    about = CheckedPart(MANIFEST_FILE, "good", f"{manifest.name}, {manifest.tokenizer}")
+    return [about, *_check_digests(folder, manifest.sha256, advance)], [_prepare_again_step(folder, manifest)]
 
 
-def _prepare(folder: Path, manifest: Manifest | None) -> Step:
+def _prepare_again_step(folder: Path, manifest: Manifest | None) -> RecoveryStep:
     out = shlex.quote(str(folder))
     if manifest is None:
-        return Step("prepare it again", f"glass prepare TEXT --out_dir={out} --overwrite")
+        return RecoveryStep("prepare it again", f"glass prepare TEXT --out_dir={out} --overwrite")
     text = manifest.name if manifest.name in BUILT_IN else "TEXT"
     command = f"glass prepare {text} --tokenizer={manifest.tokenizer} --out_dir={out} --overwrite"
-    return Step(f"prepare it again; its text was {manifest.source}", command)
+    return RecoveryStep(f"prepare it again; its text was {manifest.source}", command)

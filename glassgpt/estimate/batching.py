@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
-from glassgpt.format import plural
+from glassgpt.format import pluralize
 
 # More tokens than this in one pass gain nothing more: the matmuls are large enough.
-_ENOUGH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
+_SATURATING_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BatchPlan:
         return self.sequences // (self.batch_size * self.micro_steps)
 
     @property
-    def own_tokens(self) -> int:
+    def tokens_per_rank(self) -> int:
         """Per update, in each process."""
         return self.tokens // self.ranks
 
@@ -58,24 +58,24 @@ def plan_batch(
         before, (size, reason) = size, _smaller_size(size * steps, T, size, ranks)
         steps = steps * before // size
         choices.append(Choice("batch_size", size, reason))
-    how = f"{plural(size, 'sequence')} x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
+    how = f"{pluralize(size, 'sequence')} x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
     choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices
 
 
-def largest_part(at_most: int, sequences: int, ranks: int) -> int:
+def largest_micro_batch(at_most: int, sequences: int, ranks: int) -> int:
     """The most sequences at a time, of an update that so many processes share evenly."""
     return next(n for n in range(at_most, 0, -1) if sequences % (n * ranks) == 0)
 
 
 def _smaller_size(sequences: int, T: int, size: int, ranks: int) -> tuple[int, str]:
     """The update stays what it is; it is the micro-batches that the processes share."""
-    _check_shares(sequences, T, ranks)
-    smaller = largest_part(size, sequences, ranks)
+    _check_divides_evenly(sequences, T, ranks)
+    smaller = largest_micro_batch(size, sequences, ranks)
     return smaller, f"not {size}: so that {ranks} processes can share the update's {sequences} sequences"
 
 
-def _check_shares(sequences: int, T: int, ranks: int) -> None:
+def _check_divides_evenly(sequences: int, T: int, ranks: int) -> None:
     """Everybody takes as many sequences of an update."""
     if sequences % ranks:
         nearest = max(1, round(sequences / ranks)) * ranks
@@ -87,10 +87,10 @@ def _check_shares(sequences: int, T: int, ranks: int) -> None:
 
 def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
     """The largest divisor that fits in memory and is not beyond what still pays."""
-    _check_shares(sequences, T, ranks)
-    enough = max(1, _ENOUGH_TOKENS[device_type] // T)
+    _check_divides_evenly(sequences, T, ranks)
+    enough = max(1, _SATURATING_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
-    size = largest_part(max(1, limit), sequences, ranks)
+    size = largest_micro_batch(max(1, limit), sequences, ranks)
     if size == sequences // ranks:
         why = "the whole update fits in one pass"
     elif fits is not None and fits < enough:
@@ -105,7 +105,7 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
 
 DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
 _EVAL_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-_EVAL_BYTES = 2**29  # what an evaluation batch passes from layer to layer stays under this
+_MAX_EVAL_ACTIVATION_BYTES = 2**29  # what an evaluation batch passes from layer to layer stays under this
 
 
 def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
@@ -122,7 +122,10 @@ def _said_batch_size(config: TrainConfig, plan: BatchPlan) -> int:
     return DEFAULT_BATCH_SIZE if config.batch_tokens is None else plan.batch_size
 
 
-def evaluation_rows(config: TrainConfig, device_type: str) -> int:
+def eval_batch_rows(config: TrainConfig, device_type: str) -> int:
     """Windows per batch: enough to keep the device busy, few enough to fit beside a training run."""
-    tokens = min(_EVAL_BATCH_TOKENS[device_type], _EVAL_BYTES // (memory.EVAL_BYTES * config.n_embd))
+    tokens = min(
+        _EVAL_BATCH_TOKENS[device_type],
+        _MAX_EVAL_ACTIVATION_BYTES // (memory.EVAL_BYTES_PER_CHANNEL * config.n_embd),
+    )
     return max(1, tokens // config.block_size)

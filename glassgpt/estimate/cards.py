@@ -44,9 +44,9 @@ class Card:
     source: str
 
     @cached_property
-    def known_as(self) -> frozenset[str]:
+    def normalized_names(self) -> frozenset[str]:
         """Every name that means this card, in comparable form."""
-        return frozenset(_plain(name) for name in (self.name, *self.device_names))
+        return frozenset(_normalize_device_name(name) for name in (self.name, *self.device_names))
 
 
 @cache
@@ -68,7 +68,7 @@ def _card(family: Mapping[str, Any], row: Mapping[str, Any]) -> Card:
     return Card(family=family["name"], vendor=family["vendor"], **fields)
 
 
-def _plain(name: str) -> str:
+def _normalize_device_name(name: str) -> str:
     """`NVIDIA GeForce RTX 4090` and `GeForce RTX 4090` (older drivers) and `rtx 4090` are one name."""
     words = name.lower().split()
     return " ".join(word for word in words if word not in {"nvidia", "geforce", "tesla", "amd", "apple"})
@@ -79,10 +79,10 @@ def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     """The card of that name, or None. The whole name has to match, so `RTX 4070` is never a `RTX 4070 Ti`,
     a laptop chip or a slice of a card; where two cards report one name, the memory decides, and where that
     is not known, it is the card that we call so."""
-    wanted = _plain(device_name)
-    matches = [card for card in cards() if wanted in card.known_as]
+    wanted = _normalize_device_name(device_name)
+    matches = [card for card in cards() if wanted in card.normalized_names]
     if memory_bytes is None:
-        matches = [card for card in matches if _plain(card.name) == wanted] or matches
+        matches = [card for card in matches if _normalize_device_name(card.name) == wanted] or matches
     if len(matches) == 1:
         return matches[0]
     # Drivers keep a few percent of the memory for themselves and for error correction.
@@ -103,37 +103,37 @@ def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class CardMatch:
     """The card that a typed name means, and the names of the others that it may mean."""
 
     card: Card
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
 
-def named_card(text: str) -> Found:
+def resolve_card_name(text: str) -> CardMatch:
     """The card somebody means by `4070`, `rtx4070ti`, `h100`, `A100 80GB` or `m3-max`.
 
     Maker, capitals, spaces and dashes do not matter, nor does a missing RTX or GTX. Memory size, SXM or PCIe,
     the number of GPU cores and that it is a laptop's may be left out. A name that is whole means that card;
     where several remain, `_preference` decides and the caller can say what else it may have been."""
-    meant = _spellings().get(_bare(text), {})
+    meant = _cards_by_spelling().get(_normalize_typed_name(text), {})
     if not meant:
         raise UserError(_unknown(text))
     first, *others = sorted(meant, key=lambda card: (meant[card], *_preference(card)))
-    return Found(first, tuple(card.name for card in others))
+    return CardMatch(first, tuple(card.name for card in others))
 
 
-_SEVERAL = (r"(?P<count>\d+) ?[x×*] ?(?P<name>.+)", r"(?P<name>.+?) ?[x×*] ?(?P<count>\d+)")
+_COUNT_AND_NAME_PATTERNS = (r"(?P<count>\d+) ?[x×*] ?(?P<name>.+)", r"(?P<name>.+?) ?[x×*] ?(?P<count>\d+)")
 
 
 def _unknown(text: str) -> str:
     """Why no card is meant, and what may be."""
-    for pattern in _SEVERAL:
+    for pattern in _COUNT_AND_NAME_PATTERNS:
         several = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
-        if several and _bare(several["name"]) in _spellings():
+        if several and _normalize_typed_name(several["name"]) in _cards_by_spelling():
             name, count = several["name"], several["count"]
             return f"--gpu={text} names several cards; --gpu={name} --gpus={count} plans for them"
-    if not _bare(text) or re.match("(cuda|mps|rocm|hip)\\b", text.strip().lower()):
+    if not _normalize_typed_name(text) or re.match("(cuda|mps|rocm|hip)\\b", text.strip().lower()):
         return f"--gpu={text} names no card: --gpu=rtx4070 does, and --gpu=auto is this machine's"
     return f"--gpu={text} is not in the table of cards; did you mean {', '.join(nearest_cards(text))}?"
 
@@ -146,57 +146,61 @@ def _preference(card: Card) -> tuple[int, bool, float, int]:
 
 
 # Words that tell no two cards apart, then what may be left out of a name.
-_EMPTY = "nvidia|geforce|tesla|amd|apple|instinct|blackwell|generation|workstation|edition|with|design|gpu"
-_SERIES = re.compile("^[rg]tx ?")
-_DETAIL = re.compile(r"\b(?:sxm\d|pcie|nvl|oam|hbm3|laptop|max-q|\d+gb|\d+-core)\b")
+_UNINFORMATIVE_WORDS = (
+    "nvidia|geforce|tesla|amd|apple|instinct|blackwell|generation|workstation|edition|with|design|gpu"
+)
+_SERIES_PREFIX = re.compile("^[rg]tx ?")
+_OPTIONAL_DETAIL = re.compile(r"\b(?:sxm\d|pcie|nvl|oam|hbm3|laptop|max-q|\d+gb|\d+-core)\b")
 
 
-def _bare(name: str) -> str:
+def _normalize_typed_name(name: str) -> str:
     """`NVIDIA GeForce RTX 2070 with Max-Q Design` and `rtx2070-maxq` are both `rtx2070maxq`."""
     name = re.sub("mobile|notebook", "laptop", name.lower()).replace("cores", "core")
-    return re.sub(rf"{_EMPTY}|[\W_]", "", name)
+    return re.sub(rf"{_UNINFORMATIVE_WORDS}|[\W_]", "", name)
 
 
 @cache
-def _spellings() -> Mapping[str, Mapping[Card, int]]:
+def _cards_by_spelling() -> Mapping[str, Mapping[Card, int]]:
     """Every way to write a card: 0 as we call it, 1 as drivers do, 2 with details left out."""
     found: dict[str, dict[Card, int]] = {}
     for card in cards():
         names = (card.name, *card.device_names)
         short = [spelling for name in names for spelling in _shortened(name, card.memory_gb)]
-        for way, spellings in enumerate(([_bare(card.name)], map(_bare, card.device_names), short)):
+        for way, spellings in enumerate(
+            ([_normalize_typed_name(card.name)], map(_normalize_typed_name, card.device_names), short)
+        ):
             for spelling in spellings:
-                for written in (spelling, _SERIES.sub("", spelling)):
+                for written in (spelling, _SERIES_PREFIX.sub("", spelling)):
                     found.setdefault(written, {}).setdefault(card, way)
     return found
 
 
 def _shortened(name: str, memory_gb: float | None) -> Iterator[str]:
     """The name with any of its details, in any order; the memory may be said though the name does not."""
-    details = list(dict.fromkeys(_DETAIL.findall(name.lower())))
+    details = list(dict.fromkeys(_OPTIONAL_DETAIL.findall(name.lower())))
     memory = f"{memory_gb:g}gb" if memory_gb else None
     if memory and memory not in details:
         details.append(memory)
-    stem = _bare(_DETAIL.sub("", name.lower()))
+    stem = _normalize_typed_name(_OPTIONAL_DETAIL.sub("", name.lower()))
     for count in range(len(details) + 1):
-        for some in itertools.permutations(map(_bare, details), count):
+        for some in itertools.permutations(map(_normalize_typed_name, details), count):
             yield stem + "".join(some)
             yield stem + "".join("sxm" if detail.startswith("sxm") else detail for detail in some)
 
 
-def _without_memory(name: str) -> str:
+def _strip_memory_size(name: str) -> str:
     """A size that the card is not sold with says less than its name."""
     return re.sub(r"(?<=.)\s*\b\d+ ?gb\b", "", name)
 
 
 def nearest_cards(name: str, n: int = 3) -> list[str]:
     """The names in the table most like `name`, best first: for "did you mean"."""
-    wanted = _without_memory(_plain(name))
+    wanted = _strip_memory_size(_normalize_device_name(name))
 
     def likeness(card: Card) -> tuple[bool, float]:
-        names = card.known_as | {_without_memory(known) for known in card.known_as}
+        names = card.normalized_names | {_strip_memory_size(known) for known in card.normalized_names}
         if wanted[:1].isdigit():  # a number alone: the series is left out
-            names |= {_SERIES.sub("", known) for known in names}
+            names |= {_SERIES_PREFIX.sub("", known) for known in names}
         ratios = (difflib.SequenceMatcher(None, wanted, known).ratio() for known in names)
         return any(wanted in known for known in names), max(ratios)
 

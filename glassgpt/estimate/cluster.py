@@ -22,14 +22,16 @@ from importlib import resources
 
 from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.cards import Card
-from glassgpt.estimate.memory import Work
-from glassgpt.estimate.speed import Pace
+from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.speed import ThroughputEstimate
 
-NETWORK_GB_S = 12.5  # of a machine, if nobody says: one port of 100 Gbit/s
-_NETWORK_REACHED = 0.8  # of that; an assumption
-_UNKNOWN_LINK = "PCIe 3.0 x16"  # of a card that nobody knows: the least that is usual
-_FORWARD_AGAIN = 1 / 4  # of a micro-batch's arithmetic, where the backward pass computes it once more
-_GRADIENT_BYTES = 4  # of a number that is exchanged: weights and gradients are float32
+DEFAULT_NETWORK_GB_S = 12.5  # of a machine, if nobody says: one port of 100 Gbit/s
+_NETWORK_EFFICIENCY = 0.8  # of that; an assumption
+_DEFAULT_LINK = "PCIe 3.0 x16"  # of a card that nobody knows: the least that is usual
+_FORWARD_SHARE_WITH_RECOMPUTE = (
+    1 / 4
+)  # of a micro-batch's arithmetic, where the backward pass computes it once more
+_FLOAT32_BYTES = 4  # of a number that is exchanged: weights and gradients are float32
 
 
 @dataclass(frozen=True)
@@ -52,45 +54,45 @@ def links() -> dict[str, Link]:
     return {entry["name"]: Link(**entry) for entry in tomllib.loads(text)["link"]}
 
 
-def link_of(card: Card | None) -> Link:
+def link_of_card(card: Card | None) -> Link:
     """To the other cards of its machine."""
-    return links()[(card.link if card is not None else None) or _UNKNOWN_LINK]
+    return links()[(card.link if card is not None else None) or _DEFAULT_LINK]
 
 
 @dataclass(frozen=True)
 class Cluster:
     """`cards` in each of so many machines; one card by itself unless told otherwise."""
 
-    cards: int = 1
+    cards_per_machine: int = 1
     machines: int = 1
     link: Link | None = None  # between the cards of a machine
-    network_gb_s: float = NETWORK_GB_S  # of a machine, to the others, in one direction
+    network_gb_s: float = DEFAULT_NETWORK_GB_S  # of a machine, to the others, in one direction
 
     @property
     def ranks(self) -> int:
-        return self.cards * self.machines
+        return self.cards_per_machine * self.machines
 
     @property
-    def bytes_per_s(self) -> float:
+    def ring_bytes_per_s(self) -> float:
         """Of the slowest stretch of a ring through all cards."""
         stretches = []
-        if self.cards > 1 and self.link is not None:
+        if self.cards_per_machine > 1 and self.link is not None:
             stretches.append(self.link.bytes_per_s)
         if self.machines > 1:
-            stretches.append(self.network_gb_s * 1e9 * _NETWORK_REACHED)
+            stretches.append(self.network_gb_s * 1e9 * _NETWORK_EFFICIENCY)
         return min(stretches, default=float("inf"))
 
     def all_reduce_s(self, size: float) -> float:
-        return 2 * self.gather_s(size)
+        return 2 * self.all_gather_s(size)
 
-    def gather_s(self, size: float) -> float:
+    def all_gather_s(self, size: float) -> float:
         """Of a tensor of `size` bytes, whole; scattering and adding up takes as long."""
-        return (self.ranks - 1) / self.ranks * size / self.bytes_per_s
+        return (self.ranks - 1) / self.ranks * size / self.ring_bytes_per_s
 
     def describe(self) -> list[str]:
         """What is assumed, in words."""
         said = []
-        if self.cards > 1 and self.link is not None:
+        if self.cards_per_machine > 1 and self.link is not None:
             said.append(
                 f"within a machine {self.link.name}: {self.link.gb_s:g} GB/s a card and direction, of which "
                 f"{self.link.reached:.0%} are reached"
@@ -98,7 +100,7 @@ class Cluster:
         if self.machines > 1:
             said.append(
                 f"between machines {self.network_gb_s:g} GB/s each and direction (--network), of which "
-                f"{_NETWORK_REACHED:.0%} are reached"
+                f"{_NETWORK_EFFICIENCY:.0%} are reached"
             )
         return said
 
@@ -109,60 +111,66 @@ ONE_CARD = Cluster()
 # --- what goes round ---
 
 
-def _sizes(work: Work) -> tuple[int, int]:
+def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of the others."""
-    everything = _GRADIENT_BYTES * memory.parameters(work)
-    blocks = _GRADIENT_BYTES * memory.block_parameters(work) * work.config.n_layer
+    everything = _FLOAT32_BYTES * memory.total_parameters(work)
+    blocks = _FLOAT32_BYTES * memory.parameters_per_block(work) * work.config.n_layer
     return blocks, everything - blocks
 
 
-def sent_bytes(work: Work) -> float:
+def sent_bytes_per_card(work: TrainingWorkload) -> float:
     """By each card in an update."""
-    blocks, others = _sizes(work)
+    blocks, others = _block_and_other_bytes(work)
     part = (work.ranks - 1) / work.ranks
     if not work.is_sharded:
         return part * 2 * (blocks + others)
     gathered = work.micro_steps * (2 * blocks + others)
-    return part * (gathered + blocks + others + _muons_bytes(work))
+    return part * (gathered + blocks + others + _muon_gather_bytes(work))
 
 
-def _muons_bytes(work: Work) -> int:
+def _muon_gather_bytes(work: TrainingWorkload) -> int:
     of_muon = work.config.optimizer == "muon"
-    return _GRADIENT_BYTES * memory.matrix_parameters(work) if of_muon else 0
+    return _FLOAT32_BYTES * memory.block_matrix_parameters(work) if of_muon else 0
 
 
-def waiting_s(work: Work, cluster: Cluster, micro_s: float) -> float:
+def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:
     """Seconds of an update in which cards wait. `micro_s`: how long a micro-batch computes."""
-    blocks, others = _sizes(work)
+    blocks, others = _block_and_other_bytes(work)
     if not work.is_sharded:
         return cluster.all_reduce_s(blocks + others)
-    forward_s = micro_s * (_FORWARD_AGAIN if work.config.activation_checkpointing else overheads.FORWARD)
+    forward_s = micro_s * (
+        _FORWARD_SHARE_WITH_RECOMPUTE if work.config.activation_checkpointing else overheads.FORWARD_SHARE
+    )
     backward_s = micro_s - forward_s
-    gather_s, others_s = cluster.gather_s(blocks), cluster.gather_s(others)
+    gather_s, others_s = cluster.all_gather_s(blocks), cluster.all_gather_s(others)
     layers = work.config.n_layer
-    forward = others_s + _unhidden_s(gather_s, forward_s, layers)
-    backward = _unhidden_s(gather_s, backward_s, layers)
+    forward = others_s + _exposed_gather_s(gather_s, forward_s, layers)
+    backward = _exposed_gather_s(gather_s, backward_s, layers)
     # Gradients are scattered beside; those of the last block and of what is no block, alone.
-    last = _unhidden_s(2 * gather_s, backward_s, layers) + others_s
-    muon = cluster.gather_s(_muons_bytes(work))
+    last = _exposed_gather_s(2 * gather_s, backward_s, layers) + others_s
+    muon = cluster.all_gather_s(_muon_gather_bytes(work))
     return work.micro_steps * forward + (work.micro_steps - 1) * backward + last + muon
 
 
-def _unhidden_s(exchange_s: float, computing_s: float, layers: int) -> float:
+def _exposed_gather_s(exchange_s: float, computing_s: float, layers: int) -> float:
     """Block by block, one exchanged while another is computed: the first, and where that takes longer."""
     return exchange_s / layers + (layers - 1) / layers * max(0.0, exchange_s - computing_s)
 
 
-def pace_together(card: Pace, work: Work, cluster: Cluster) -> Pace:
+def cluster_throughput(
+    card: ThroughputEstimate, work: TrainingWorkload, cluster: Cluster
+) -> ThroughputEstimate:
     """Of all cards. `card`: of one that waits for nobody."""
     if cluster.ranks == 1:
         return card
-    own = work.tokens * work.micro_steps
+    own = work.micro_batch_tokens * work.micro_steps
     rates, shares = [], []
     for rate in (card.low, card.mid, card.high):
         computing_s = own / rate
-        share = computing_s / (computing_s + waiting_s(work, cluster, computing_s / work.micro_steps))
+        share = computing_s / (
+            computing_s + exposed_communication_s(work, cluster, computing_s / work.micro_steps)
+        )
         rates.append(cluster.ranks * rate * share)
         shares.append(share)
     low, mid, high = (mfu * share for mfu, share in zip(card.mfu, shares, strict=True))
-    return Pace(rates[0], rates[1], rates[2], (low, mid, high), card.why)
+    return ThroughputEstimate(rates[0], rates[1], rates[2], (low, mid, high), card.why)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-CONVENTION = (
+FLOPS_CONVENTION = (
     "6 x (parameters multiplied with: no positions, no separate input embedding) "
     "+ 12 x layers x heads x head_dim x context, causal not halved"
 )
 
 
-def parameters(
+def count_parameters(
     *,
     vocab_size: int,
     block_size: int,
@@ -41,7 +41,7 @@ def parameters(
     return total + (block_size * n_embd if positions and arch == "gpt2" else 0)
 
 
-class Shape(Protocol):
+class ModelShape(Protocol):
     """A model's, or the settings that state it."""
 
     @property
@@ -58,8 +58,8 @@ class Shape(Protocol):
     def tie_embeddings(self) -> bool: ...
 
 
-def parameters_of(shape: Shape, vocab_size: int, positions: bool = True, lookups: bool = True) -> int:
-    return parameters(
+def model_parameters(shape: ModelShape, vocab_size: int, positions: bool = True, lookups: bool = True) -> int:
+    return count_parameters(
         vocab_size=vocab_size,
         block_size=shape.block_size,
         n_layer=shape.n_layer,
@@ -72,9 +72,9 @@ def parameters_of(shape: Shape, vocab_size: int, positions: bool = True, lookups
     )
 
 
-def flops_of(shape: Shape, vocab_size: int) -> int:
+def model_flops_per_token(shape: ModelShape, vocab_size: int) -> int:
     """Per trained token."""
-    multiplied = parameters_of(shape, vocab_size, lookups=False)
+    multiplied = model_parameters(shape, vocab_size, lookups=False)
     return flops_per_token(multiplied, shape.n_layer, shape.n_embd, shape.block_size)
 
 
@@ -83,12 +83,12 @@ def flops_per_token(parameters_multiplied: int, n_layer: int, n_embd: int, conte
     return 6 * parameters_multiplied + 12 * n_layer * n_embd * context
 
 
-def plain_flops_per_token(parameters_multiplied: int) -> int:
+def six_n_flops_per_token(parameters_multiplied: int) -> int:
     """The 6N rule without attention, which many quote."""
     return 6 * parameters_multiplied
 
 
-def muon_flops(n_layer: int, n_embd: int, steps: int = 5) -> int:
+def muon_flops_per_update(n_layer: int, n_embd: int, steps: int = 5) -> int:
     """Of an update: orthogonalising a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3 a step. A block has four
     of C x C and two of C x 4C."""
     return steps * n_layer * (4 * 6 + 2 * 18) * n_embd**3

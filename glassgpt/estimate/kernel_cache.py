@@ -15,7 +15,9 @@ from pathlib import Path
 from glassgpt.config import TrainConfig
 
 
-def kernels_marker(config: TrainConfig, card: str, dtype: str, vocab_size: int, micro_tokens: int) -> Path:
+def kernel_cache_marker(
+    config: TrainConfig, card: str, dtype: str, vocab_size: int, micro_tokens: int
+) -> Path:
     """`card`: its name; `micro_tokens`: of a micro-batch. Triton specialises on multiples of 16."""
     source = hashlib.sha256((resources.files("glassgpt.model") / "kernels.py").read_bytes()).hexdigest()
     versions = [_version(package) for package in ("torch", "triton")]

@@ -11,11 +11,11 @@ from itertools import accumulate, pairwise
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops
-from glassgpt.schedule import LearningRate
+from glassgpt.schedule import LearningRateSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class LossLawInputs:
     """What of a run decides how it learns."""
 
     parameters: int  # that are multiplied with: no positions, no separate input embedding
@@ -32,15 +32,15 @@ class Setup:
     learning_rate: float | None = None  # AdamW's; None: a usual one
     warmup_iters: int = 0
     decay_iters: int | None = None  # None: max_iters
-    least_share: float = 0.1  # of the learning rate, where the decay ends
+    min_lr_ratio: float = 0.1  # of the learning rate, where the decay ends
     schedule: str = "cosine"  # "wsd", or "constant"
     wsd_decay_fraction: float = 0.2
 
 
-_LONGEST = 10**12  # updates: more are a slip of the finger
+_MAX_ITERS = 10**12  # updates: more are a slip of the finger
 
 
-def setup_of(
+def loss_law_inputs(
     config: TrainConfig,
     *,
     vocab_size: int,
@@ -49,13 +49,13 @@ def setup_of(
     dataset: str,
     tokenizer: str,
     bytes_per_token: float,
-) -> Setup:
+) -> LossLawInputs:
     """`dataset`: its name, which tells whether there are curves of such text."""
-    return Setup(
-        parameters=flops.parameters_of(config, vocab_size, lookups=False),
+    return LossLawInputs(
+        parameters=flops.model_parameters(config, vocab_size, lookups=False),
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
-        max_iters=min(config.max_iters, _LONGEST),
+        max_iters=min(config.max_iters, _MAX_ITERS),
         train_tokens=train_tokens,
         tokenizer=tokenizer,
         bytes_per_token=bytes_per_token,
@@ -66,7 +66,7 @@ def setup_of(
         learning_rate=config.learning_rate,
         warmup_iters=settings.warmup_iters(config),
         decay_iters=settings.decay_iters(config),
-        least_share=settings.min_lr(config) / config.learning_rate,
+        min_lr_ratio=settings.min_lr(config) / config.learning_rate,
         schedule=config.schedule if config.decay_lr else "constant",
         wsd_decay_fraction=config.wsd_decay_fraction,
     )
@@ -75,54 +75,54 @@ def setup_of(
 # --- the learning rate's course ---
 
 
-def rate_share(setup: Setup, iteration: float) -> float:
+def lr_fraction(setup: LossLawInputs, iteration: float) -> float:
     """The learning rate there, of its highest."""
-    return _shares(setup).at(iteration)
+    return _relative_lr_schedule(setup).at(iteration)
 
 
-def _shares(setup: Setup) -> LearningRate:
+def _relative_lr_schedule(setup: LossLawInputs) -> LearningRateSchedule:
     end = setup.max_iters if setup.decay_iters is None else setup.decay_iters
-    return LearningRate(
-        1.0, setup.least_share, setup.warmup_iters, end, setup.schedule, setup.wsd_decay_fraction
+    return LearningRateSchedule(
+        1.0, setup.min_lr_ratio, setup.warmup_iters, end, setup.schedule, setup.wsd_decay_fraction
     )
 
 
 # Progress goes with the learning rate's share of its highest to this power: of the same curves, both laws.
-_RATE_POWER = 0.6
+_LR_PROGRESS_EXPONENT = 0.6
 
 
 @dataclass(frozen=True)
-class Progress:
+class LrWeightedProgress:
     """Updates, each counted by its share of the learning rate, as a line through these points."""
 
     iterations: Sequence[float]
-    sums: Sequence[float]
+    cumulative: Sequence[float]
 
     def at(self, iteration: int) -> float:
         if iteration >= self.iterations[-1]:
-            return self.sums[-1]
+            return self.cumulative[-1]
         right = bisect_right(self.iterations, iteration)
         left = right - 1
         width = self.iterations[right] - self.iterations[left]
         part = (iteration - self.iterations[left]) / width
-        return self.sums[left] + part * (self.sums[right] - self.sums[left])
+        return self.cumulative[left] + part * (self.cumulative[right] - self.cumulative[left])
 
 
-_CELLS = 256
+_INTEGRATION_CELLS = 256
 
 
-def progress_of(setup: Setup) -> Progress:
-    return _progress(_shares(setup), setup.max_iters)
+def lr_weighted_progress(setup: LossLawInputs) -> LrWeightedProgress:
+    return _progress(_relative_lr_schedule(setup), setup.max_iters)
 
 
 @lru_cache(1024)  # models of many widths are weighed by the same lengths
-def _progress(shares: LearningRate, updates: int) -> Progress:
+def _progress(shares: LearningRateSchedule, updates: int) -> LrWeightedProgress:
     """By trapezoids: a loop over 600,000 updates would be felt."""
-    warmup = min(shares.warmup, updates)
-    knots = {float(updates) * cell / _CELLS for cell in range(_CELLS + 1)}
+    warmup = min(shares.warmup_iters, updates)
+    knots = {float(updates) * cell / _INTEGRATION_CELLS for cell in range(_INTEGRATION_CELLS + 1)}
     knots |= {float(warmup) * cell / 32 for cell in range(33)}
     iterations = sorted(knots)
-    powers = [shares.at(iteration) ** _RATE_POWER for iteration in iterations]
+    powers = [shares.at(iteration) ** _LR_PROGRESS_EXPONENT for iteration in iterations]
     corners = pairwise(zip(iterations, powers, strict=True))
     areas = ((right - left) * (one + other) / 2 for (left, one), (right, other) in corners)
-    return Progress(iterations, list(accumulate(areas, initial=0.0)))
+    return LrWeightedProgress(iterations, list(accumulate(areas, initial=0.0)))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.estimate.peak import Peak, mfu_percent
-from glassgpt.record.clock import Ledger, since
+from glassgpt.estimate.peak import PeakFlops, mfu_percent
+from glassgpt.record.clock import Ledger, phase_seconds_between
 
 STEP_PHASES = ("data", "train")  # what an update consists of; nothing else enters its time
 
@@ -24,8 +24,13 @@ class Rates:
     mfu: float | None
 
 
-def rates(
-    updates: int, seconds: float, tokens_per_update: int, flops_per_token: int, peak: Peak, ranks: int = 1
+def compute_rates(
+    updates: int,
+    seconds: float,
+    tokens_per_update: int,
+    flops_per_token: int,
+    peak: PeakFlops,
+    ranks: int = 1,
 ) -> Rates:
     """`ranks`: devices that shared the work; the peak is of one."""
     if updates == 0 or seconds <= 0:
@@ -35,7 +40,7 @@ def rates(
     return Rates(seconds / updates * 1000, tokens_per_s, flops_per_s, mfu_percent(flops_per_s / ranks, peak))
 
 
-class Interval:
+class LogInterval:
     """The time between two log lines.
 
     A process's first update holds compiling and warming up. It goes into the phase `compile` whole, and is
@@ -49,7 +54,7 @@ class Interval:
         self.updates = 0  # that count for the step time
         self.first_update_s: float | None = None  # if this interval has a process's first
 
-    def update_done(self, first_s: float | None = None) -> None:
+    def count_update(self, first_s: float | None = None) -> None:
         """`first_s`: how long it took, if it was the first of this process."""
         if first_s is None:
             self.updates += 1
@@ -58,33 +63,33 @@ class Interval:
             self._timed_from = self._ledger.seconds()
             self._owed_by_compile = True
 
-    def leave_out(self, before: dict[str, float]) -> None:
+    def exclude_last_update(self, before: dict[str, float]) -> None:
         """The last update, begun at that reading of the ledger, was watched, which is slow: it counts as part
         of `log`, and not for the step time."""
-        spent = since(before, self._ledger.seconds())
+        spent = phase_seconds_between(before, self._ledger.seconds())
         for name in STEP_PHASES:
-            self._ledger.move(name, "log", spent[name])
+            self._ledger.reassign(name, "log", spent[name])
         self.updates -= 1
         self._data_split_at = self._ledger.seconds()
 
-    def split_data_from_train(self, waited_s: float | None) -> None:
+    def correct_data_wait(self, waited_s: float | None) -> None:
         """Corrects the host's view of `data` by how long the device really waited for it, where known."""
         now = self._ledger.seconds()
         if waited_s is not None:
             by_host = now["data"] - self._data_split_at["data"]
-            self._ledger.move("data", "train", by_host - waited_s)
-            self._ledger.move("train", "data", waited_s - by_host)
+            self._ledger.reassign("data", "train", by_host - waited_s)
+            self._ledger.reassign("train", "data", waited_s - by_host)
         self._data_split_at = self._ledger.seconds()
 
     def close(self) -> tuple[float, dict[str, float]]:
         """Seconds of the timed updates, seconds per phase of everything; then the next interval begins."""
         now = self._ledger.seconds()
-        timed = since(self._timed_from, now)
+        timed = phase_seconds_between(self._timed_from, now)
         seconds = sum(timed[name] for name in STEP_PHASES)
-        phases = since(self._opened, now)
+        phases = phase_seconds_between(self._opened, now)
         if self._owed_by_compile and self.updates:
             steady = seconds / self.updates
-            self._ledger.move("compile", "train", steady)
+            self._ledger.reassign("compile", "train", steady)
             self._owed_by_compile = False
             if phases["compile"] > steady:  # the first update was in this very interval
                 phases["compile"] -= steady
@@ -95,7 +100,7 @@ class Interval:
 
 
 @dataclass
-class Mean:
+class RunningMean:
     """A running mean of costs, for the time to go."""
 
     total: float = 0.0
@@ -110,7 +115,7 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
 
-def time_to_go(
+def eta_s(
     updates: int, step_s: float | None, evaluations: float, eval_s: float, saves: float, save_s: float
 ) -> float | None:
     """Seconds until the end, evaluations and checkpoints included."""

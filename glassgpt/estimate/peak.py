@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-Run = Callable[[int], None]  # does that many matmuls and returns when the device has finished them
-Prepare = Callable[[int], Run]  # from a matrix size to its Run
+RepeatOperation = Callable[
+    [int], None
+]  # does that many matmuls and returns when the device has finished them
+PrepareMatmul = Callable[[int], RepeatOperation]  # from a matrix size to its Run
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakFlops:
     """The speed that counts as 100 %, in FLOP/s, and where it came from."""
 
     table: float | None = None
@@ -36,7 +38,7 @@ class Peak:
         return self.measured_how or "unknown: not in the card table, not measured"
 
 
-def best_rate(prepare: Prepare, sizes: Sequence[int], seconds: float, clock: Clock) -> float:
+def measure_best_rate(prepare: PrepareMatmul, sizes: Sequence[int], seconds: float, clock: Clock) -> float:
     """Grow the matrices until that no longer helps, or the next size would not fit in the time left."""
     prepare(sizes[0])(1)  # libraries load on the first call; that is not in the budget
     deadline = clock() + seconds
@@ -46,14 +48,14 @@ def best_rate(prepare: Prepare, sizes: Sequence[int], seconds: float, clock: Clo
         left = deadline - clock()
         if best and 2 * flops / best > left:  # a slow machine: even a warm-up and one run would overrun
             break
-        found = rate(prepare(size), flops, left / (len(sizes) - index), clock)
+        found = measure_rate(prepare(size), flops, left / (len(sizes) - index), clock)
         best = max(best, found)
         if found < 0.95 * best:  # past the best size; a smaller dip is noise
             break
     return best
 
 
-def rate(run: Run, flops: float, seconds: float, clock: Clock) -> float:
+def measure_rate(run: RepeatOperation, flops: float, seconds: float, clock: Clock) -> float:
     """Median FLOP/s over about `seconds` of `run`, `flops` being one matmul's. Several matmuls share one wait
     for the device, so that the wait does not count against a fast one."""
     run(1)  # warm up
@@ -71,14 +73,14 @@ def rate(run: Run, flops: float, seconds: float, clock: Clock) -> float:
     return median(rates or [flops / once])
 
 
-def mfu_percent(flops_per_s: float, peak: Peak) -> float | None:
+def mfu_percent(flops_per_s: float, peak: PeakFlops) -> float | None:
     """Achieved speed in percent of the peak; None where either is unknown. Never 0, negative or infinite."""
     if not peak.value or not (math.isfinite(flops_per_s) and flops_per_s > 0):
         return None
     return 100 * flops_per_s / peak.value
 
 
-def mfu_note(percent: float | None, peak: Peak | None = None) -> str | None:
+def mfu_note(percent: float | None, peak: PeakFlops | None = None) -> str | None:
     """Why an MFU above 100 % can be true; None where there is nothing to explain."""
     if percent is None or percent <= 100:
         return None

@@ -11,47 +11,48 @@ from torch import Tensor
 
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import model_of
+from glassgpt.model.weights import build_model
 from glassgpt.training.init_weights import find_tokenizer
-from glassgpt.training.weight_source import Origin, open_origin
+from glassgpt.training.weight_source import LoadedCheckpoint, load_init_from
 
-_BY_TOKEN = ("transformer.wte.weight", "lm_head.weight")
+_VOCAB_WEIGHTS = ("transformer.wte.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
-class Parcel:
-    origin: Origin
+class ExportableModel:
+    origin: LoadedCheckpoint
     shape: GPTConfig  # its vocabulary is the tokenizer's
     weights: dict[str, Tensor]
     tokenizer: Tokenizer
-    padding: int  # rows that were left behind: they stand for no token
+    padding_rows: int  # rows that were left behind: they stand for no token
 
     @property
     def name(self) -> str:
         """Of the run, or of the weights; no path, which may say whose it is."""
         origin = self.origin
-        name = Path(origin.what).name if origin.kind == "gpt2" else origin.folder.resolve().name
+        name = Path(origin.description).name if origin.kind == "gpt2" else origin.folder.resolve().name
         return re.sub(r"[^\w.-]+", "-", name).strip("-") or "model"
 
     def model(self) -> GPT:
-        return model_of(self.shape, self.weights, self.origin.what).eval()
+        return build_model(self.shape, self.weights, self.origin.description).eval()
 
 
-def open_parcel(source: str, data_dir: str = "") -> Parcel:
+def load_exportable_model(source: str, data_dir: str = "") -> ExportableModel:
     """`source` is whatever `glass sample` takes."""
-    origin = open_origin(source, which="best")
+    origin = load_init_from(source, which="best")
     tokenizer = find_tokenizer(origin, data_dir)
     rows = tokenizer.vocab_size
-    return Parcel(
+    return ExportableModel(
         origin,
-        dataclasses.replace(origin.shape, vocab_size=rows),
-        without_padding(origin.weights, rows),
+        dataclasses.replace(origin.model_config, vocab_size=rows),
+        strip_vocab_padding(origin.weights, rows),
         tokenizer,
-        origin.shape.vocab_size - rows,
+        origin.model_config.vocab_size - rows,
     )
 
 
-def without_padding(weights: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+def strip_vocab_padding(weights: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
     return {
-        name: tensor[:rows].contiguous() if name in _BY_TOKEN else tensor for name, tensor in weights.items()
+        name: tensor[:rows].contiguous() if name in _VOCAB_WEIGHTS else tensor
+        for name, tensor in weights.items()
     }

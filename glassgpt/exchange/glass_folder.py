@@ -14,20 +14,20 @@ from safetensors.torch import save_file
 
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.exchange.exportable import Parcel
-from glassgpt.exchange.free_space import written_to_disk
+from glassgpt.exchange.exportable import ExportableModel
+from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.exchange.to_huggingface import write_json
-from glassgpt.model.pretrained import CONFIG, OUR_TYPE, WEIGHTS
+from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_FILE
 
 
-def write(folder: Path, parcel: Parcel) -> None:
+def write(folder: Path, parcel: ExportableModel) -> None:
     shape = parcel.shape
     weights = {
         name: tensor.contiguous()
         for name, tensor in parcel.weights.items()
         if not (shape.tie_embeddings and name == "lm_head.weight")
     }
-    with written_to_disk():
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / CONFIG, {"model_type": OUR_TYPE, **dataclasses.asdict(shape)})
+    with disk_errors_as_os_error():
+        save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_json(folder / CONFIG_FILE, {"model_type": GLASSGPT_MODEL_TYPE, **dataclasses.asdict(shape)})
     (folder / TOKENIZER_JSON).write_bytes(dump_tokenizer(parcel.tokenizer))

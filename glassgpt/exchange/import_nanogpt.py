@@ -15,85 +15,96 @@ from typing import Any
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset, open_dataset
-from glassgpt.data.manifest import MANIFEST
-from glassgpt.data.tokenizers import tokenizer_identity, write_tokenizer
+from glassgpt.data.manifest import MANIFEST_FILE
+from glassgpt.data.tokenizers import dataset_tokenizer_digest, write_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.exchange.exchange_options import ImportOptions
-from glassgpt.exchange.nanogpt_journal import SOURCE, Told, records_of
-from glassgpt.files import move_into_place, staging, writable_problem
-from glassgpt.paths import user_path
-from glassgpt.recipe import Recipe, combine
+from glassgpt.exchange.nanogpt_journal import IMPORT_SOURCE, NanogptRun, journal_records
+from glassgpt.files import atomic_folder, commit_folder, writable_problem
+from glassgpt.paths import expand_user_path
+from glassgpt.recipe import Recipe, build_config
 from glassgpt.record import journal
 from glassgpt.record.journal import Journal
-from glassgpt.record.run_dir import CKPT, RUNS, TOKENIZER, Place, check_new, first_free
-from glassgpt.runs.open import read_history
-from glassgpt.runs.run_log import History
-from glassgpt.training.checkpoint.nanogpt_ckpt import Ckpt, read_ckpt
+from glassgpt.record.run_dir import (
+    NANOGPT_CKPT_FILE,
+    RUNS_DIR,
+    TOKENIZER_DIR,
+    LockedRunDir,
+    check_out_dir_is_free,
+    first_free_run_dir,
+)
+from glassgpt.runs.open import read_run_log
+from glassgpt.runs.run_log import RunLog
+from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.init_weights import knows_tokens
-from glassgpt.training.job import Progress
-from glassgpt.training.weight_source import of_ckpt
+from glassgpt.training.init_weights import vocab_size_matches
+from glassgpt.training.job import TrainingProgress
+from glassgpt.training.weight_source import from_nanogpt_ckpt
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
-_ROUNDED = 6e-5  # a loss in a log has four decimals
+_LOGGED_LOSS_TOLERANCE = 6e-5  # a loss in a log has four decimals
 
 
 @dataclass(frozen=True)
-class Imported:
-    told: Told
-    updates: int  # in the log
-    evaluations: int
+class ImportResult:
+    run: NanogptRun
+    update_count: int  # in the log
+    evaluation_count: int
 
 
-def import_run(out_dir: str, options: ImportOptions) -> Imported:
+def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
     path = _find_ckpt(out_dir)
-    ckpt = read_ckpt(path)
+    ckpt = read_nanogpt_ckpt(path)
     problems: list[str] = []
     history = _read_log(options.log, ckpt, problems)
     dataset = _find_dataset(ckpt, options.data_dir, problems)
-    out = user_path(options.out) if options.out else first_free(RUNS / path.absolute().parent.name)
+    out = (
+        expand_user_path(options.out)
+        if options.out
+        else first_free_run_dir(RUNS_DIR / path.absolute().parent.name)
+    )
     problems += _place_problems(out)
     if problems:
         raise UserError(problems)
-    told = _told(ckpt, out, history, dataset, options.log)
-    with staging(out, "--out") as work:
-        _write(work, told, ckpt)
-        move_into_place(work, out)
+    told = _describe_run(ckpt, out, history, dataset, options.log)
+    with atomic_folder(out, "--out") as work:
+        _write_run(work, told, ckpt)
+        commit_folder(work, out)
     if history is None:
-        return Imported(told, 0, 0)
-    return Imported(told, len(history.steps), len(history.evals))
+        return ImportResult(told, 0, 0)
+    return ImportResult(told, len(history.steps), len(history.evals))
 
 
 # --- what there is ---
 
 
 def _find_ckpt(out_dir: str) -> Path:
-    path = user_path(out_dir)
+    path = expand_user_path(out_dir)
     if path.is_dir():
-        path = path / CKPT
+        path = path / NANOGPT_CKPT_FILE
     if not path.is_file():
-        raise UserError(f"{out_dir} is no out_dir of nanoGPT's: there is no {CKPT} in it")
+        raise UserError(f"{out_dir} is no out_dir of nanoGPT's: there is no {NANOGPT_CKPT_FILE} in it")
     return path
 
 
-def _read_log(name: str, ckpt: Ckpt, problems: list[str]) -> History | None:
+def _read_log(name: str, ckpt: NanoGPTCheckpoint, problems: list[str]) -> RunLog | None:
     if not name:
         return None
     try:
-        history = read_history(str(user_path(name)) if name != "-" else name)
+        history = read_run_log(str(expand_user_path(name)) if name != "-" else name)
     except UserError as error:
         problems += error.problems
         return None
-    if history.trainer.id != SOURCE:
+    if history.trainer.id != IMPORT_SOURCE:
         problems.append(f"--log={name} is a log of {history.trainer.name}, not of nanoGPT")
         return None
-    problem = _mismatch(name, history, ckpt)
+    problem = _log_mismatch(name, history, ckpt)
     problems += [problem] if problem else []
     return history
 
 
-def _mismatch(name: str, history: History, ckpt: Ckpt) -> str | None:
+def _log_mismatch(name: str, history: RunLog, ckpt: NanoGPTCheckpoint) -> str | None:
     """A log of another run would tell another story of these weights."""
     here = [
         done.val_loss for done in history.evals if done.iteration == ckpt.iter and done.val_loss is not None
@@ -103,7 +114,7 @@ def _mismatch(name: str, history: History, ckpt: Ckpt) -> str | None:
         said
         and best is not None
         and math.isfinite(best)
-        and all(abs(loss - best) > _ROUNDED for loss in said)
+        and all(abs(loss - best) > _LOGGED_LOSS_TOLERANCE for loss in said)
     ):
         return (
             f"--log={name} is of another run: after {ckpt.iter} updates it has a validation loss of "
@@ -112,12 +123,12 @@ def _mismatch(name: str, history: History, ckpt: Ckpt) -> str | None:
     return None
 
 
-def _find_dataset(ckpt: Ckpt, data_dir: str, problems: list[str]) -> Dataset | None:
+def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -> Dataset | None:
     """The run's data, where there is any: by flag, beside nanoGPT's folder, or here."""
     name = str(ckpt.settings.get("dataset", ""))
     folders = [ckpt.path.absolute().parent.parent / "data" / name, Path("data") / name] if name else []
-    for folder in [user_path(data_dir)] if data_dir else folders:
-        if data_dir or any((folder / file).exists() for file in (MANIFEST, "train.bin")):
+    for folder in [expand_user_path(data_dir)] if data_dir else folders:
+        if data_dir or any((folder / file).exists() for file in (MANIFEST_FILE, "train.bin")):
             try:
                 return _fitting(open_dataset(folder), ckpt)
             except UserError as error:
@@ -126,11 +137,11 @@ def _find_dataset(ckpt: Ckpt, data_dir: str, problems: list[str]) -> Dataset | N
     return None
 
 
-def _fitting(dataset: Dataset, ckpt: Ckpt) -> Dataset:
+def _fitting(dataset: Dataset, ckpt: NanoGPTCheckpoint) -> Dataset:
     vocabulary = dataset.manifest.vocab_size
-    if not knows_tokens(of_ckpt(ckpt.path), vocabulary):
+    if not vocab_size_matches(from_nanogpt_ckpt(ckpt.path), vocabulary):
         raise UserError(
-            f"{dataset.directory} has a vocabulary of {vocabulary}, {ckpt.path} of {ckpt.shape.vocab_size}: "
+            f"{dataset.directory} has a vocabulary of {vocabulary}, {ckpt.path} of {ckpt.model_config.vocab_size}: "
             "give the folder it was trained on by --data_dir=FOLDER"
         )
     return dataset
@@ -138,7 +149,7 @@ def _fitting(dataset: Dataset, ckpt: Ckpt) -> Dataset:
 
 def _place_problems(out: Path) -> list[str]:
     try:
-        check_new(str(out))
+        check_out_dir_is_free(str(out))
     except UserError as error:
         return [problem.replace("--out_dir", "--out") for problem in error.problems]
     if out.is_dir() and any(out.iterdir()):
@@ -150,14 +161,16 @@ def _place_problems(out: Path) -> list[str]:
 # --- what becomes of it ---
 
 
-def _told(ckpt: Ckpt, out: Path, history: History | None, dataset: Dataset | None, log: str) -> Told:
+def _describe_run(
+    ckpt: NanoGPTCheckpoint, out: Path, history: RunLog | None, dataset: Dataset | None, log: str
+) -> NanogptRun:
     config = _config(ckpt, dataset)
     plan, _ = plan_batch(config, "cpu", None)
-    written = ckpt.path if log in ("", "-") else user_path(log)
-    return Told(
+    written = ckpt.path if log in ("", "-") else expand_user_path(log)
+    return NanogptRun(
         run_dir=out,
         config=config,
-        shape=ckpt.shape,
+        shape=ckpt.model_config,
         plan=plan,
         dataset=dataset,
         history=history,
@@ -168,16 +181,18 @@ def _told(ckpt: Ckpt, out: Path, history: History | None, dataset: Dataset | Non
     )
 
 
-def _config(ckpt: Ckpt, dataset: Dataset | None) -> TrainConfig:
+def _config(ckpt: NanoGPTCheckpoint, dataset: Dataset | None) -> TrainConfig:
     """nanoGPT's settings, and the model as its weights have it."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias")
-    settings: dict[str, Any] = dict(ckpt.settings) | {name: getattr(ckpt.shape, name) for name in names}
+    settings: dict[str, Any] = dict(ckpt.settings) | {
+        name: getattr(ckpt.model_config, name) for name in names
+    }
     if dataset is not None and dataset.directory != Path("data") / str(settings.get("dataset")):
         settings["data_dir"] = str(dataset.directory)
-    return combine(Recipe(ckpt.path.parent.name, "", settings), {})
+    return build_config(Recipe(ckpt.path.parent.name, "", settings), {})
 
 
-def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None) -> list[Choice]:
+def _choices(ckpt: NanoGPTCheckpoint, history: RunLog | None, dataset: Dataset | None) -> list[Choice]:
     where = "its log" if history is not None else "its checkpoint alone: give its output by --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {where}")]
     if not ckpt.settings:
@@ -192,14 +207,14 @@ def _choices(ckpt: Ckpt, history: History | None, dataset: Dataset | None) -> li
     return choices
 
 
-def _write(work: Path, told: Told, ckpt: Ckpt) -> None:
-    place = Place(work)
+def _write_run(work: Path, told: NanogptRun, ckpt: NanoGPTCheckpoint) -> None:
+    place = LockedRunDir(work)
     try:
         place.write_config(told.config)
     finally:
         place.close()
     if told.dataset is not None:
-        write_tokenizer(work / TOKENIZER, told.dataset)
+        write_tokenizer(work / TOKENIZER_DIR, told.dataset)
     saver = Saver(work, keep=1)
     try:
         head = {"lm_head.weight"}  # which is the embedding, and is saved once
@@ -208,18 +223,18 @@ def _write(work: Path, told: Told, ckpt: Ckpt) -> None:
         saver.poll(wait=True)
     finally:
         saver.close()
-    record = Journal(work / journal.NAME)
+    record = Journal(work / journal.FILE_NAME)
     try:
-        for line in records_of(told):
-            record.write(journal.shareable(line))
+        for line in journal_records(told):
+            record.write(journal.abbreviate_home_paths(line))
     finally:
         record.close()
 
 
-def _state(told: Told) -> dict[str, Any]:
+def _state(told: NanogptRun) -> dict[str, Any]:
     done, data = told.saved_iter, told.dataset
     loss = told.val_loss if told.val_loss is not None and math.isfinite(told.val_loss) else None
-    progress = Progress(iter=done, sequences=done * told.plan.sequences, val_loss=loss)
+    progress = TrainingProgress(iter=done, sequences=done * told.plan.sequences, val_loss=loss)
     if loss is not None:
         progress.best_val_loss, progress.best_iter = loss, done
     return {
@@ -231,5 +246,5 @@ def _state(told: Told) -> dict[str, Any]:
         "config": dataclasses.asdict(told.config),
         "data_hash": "" if data is None else data.hash,
         "measured_on": _MEASURED_ON,
-        "tokenizer": "" if data is None else tokenizer_identity(data),
+        "tokenizer": "" if data is None else dataset_tokenizer_digest(data),
     }

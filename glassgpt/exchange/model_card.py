@@ -15,16 +15,16 @@ from typing import Any
 from glassgpt import format
 from glassgpt.data.tokenizers import CharTokenizer, Tokenizer
 from glassgpt.estimate import flops
-from glassgpt.exchange.exportable import Parcel
+from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.version import VERSION
 
-TRAINING = "training.toml"
+TRAINING_FILE = "training.toml"
 _UNKNOWN = "not recorded"
-_NEW_TOKENS = 100  # that the example writes, if the context holds them
+_EXAMPLE_NEW_TOKENS = 100  # that the example writes, if the context holds them
 
-_USE = {
+_LOADING_EXAMPLES = {
     "hf": """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -53,19 +53,19 @@ docs/export.md.""",
 }
 
 
-def write_card(parcel: Parcel, to: str) -> str:
+def render_model_card(parcel: ExportableModel, to: str) -> str:
     whole = _journal(parcel)
-    records = until_checkpoint(whole, parcel.origin.iter)
+    records = records_until_checkpoint(whole, parcel.origin.iter)
     run = next((record for record in reversed(records) if record["kind"] == "run"), {})
     sections = [
         _front(parcel, to),
         f"# {parcel.name}\n\nA small GPT{_trained_by(run)}, exported by GlassGPT {VERSION}.",
-        _table("Model", _model(parcel, to)),
+        _table("Model", _model_rows(parcel, to)),
         _table("Data", _data(run, parcel)),
-        _table("Training", _training(parcel, run, records)),
-        _table("Loss", _losses(parcel, records)),
-        _table("Where the time went", _times(whole)),
-        _table("Hardware", _hardware(run)),
+        _table("Training", _training_rows(parcel, run, records)),
+        _table("Loss", _loss_rows(parcel, records)),
+        _table("Where the time went", _time_rows(whole)),
+        _table("Hardware", _hardware_rows(run)),
         _command(parcel),
         f"## How to load it\n\n{_use(parcel, to)}",
         "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
@@ -73,13 +73,13 @@ def write_card(parcel: Parcel, to: str) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _journal(parcel: Parcel) -> list[Record]:
+def _journal(parcel: ExportableModel) -> list[Record]:
     """Every record there is, also of after the checkpoint; empty if there is no journal."""
-    path = parcel.origin.folder / journal.NAME
+    path = parcel.origin.folder / journal.FILE_NAME
     return list(journal.read(path)) if parcel.origin.kind == "run" and path.is_file() else []
 
 
-def until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
+def records_until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
     """What the journal says up to the checkpoint that is exported, as far as it holds.
 
     Later processes do not count: one that went on from an older checkpoint would take back what led to this.
@@ -91,29 +91,31 @@ def until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
     ]
     places = [place for place, record in enumerate(whole) if savers and record.get("process") == savers[-1]]
     told = whole[: places[-1] + 1] if places else whole
-    return [record for record in journal.current(told) if update is None or record["iter"] <= update]
+    return [
+        record for record in journal.effective_records(told) if update is None or record["iter"] <= update
+    ]
 
 
-def _front(parcel: Parcel, to: str) -> str:
+def _front(parcel: ExportableModel, to: str) -> str:
     library = "transformers" if to == "hf" else "glassgpt"
     kind = "gpt2" if parcel.shape.arch == "gpt2" else "nanochat"
     return f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- {kind}\n---"
 
 
 def _trained_by(run: Record) -> str:
-    version = _part(run, "machine").get("glassgpt")
+    version = _dict_field(run, "machine").get("glassgpt")
     return f" trained with GlassGPT {version}" if version else ""
 
 
-def _part(record: Record, name: str) -> dict[str, Any]:
+def _dict_field(record: Record, name: str) -> dict[str, Any]:
     value = record.get(name)
     return value if isinstance(value, dict) else {}
 
 
-Rows = list[tuple[str, object]]
+TableRows = list[tuple[str, object]]
 
 
-def _table(title: str, rows: Rows) -> str:
+def _table(title: str, rows: TableRows) -> str:
     if not rows:
         return f"## {title}\n\n{_UNKNOWN.capitalize()}."
     lines = [f"| {name} | {_plain(_UNKNOWN if value is None else value)} |" for name, value in rows]
@@ -125,29 +127,33 @@ def _plain(value: object) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
 
 
-def _model(parcel: Parcel, to: str) -> Rows:
+def _model_rows(parcel: ExportableModel, to: str) -> TableRows:
     shape = parcel.shape
-    padding = f"; {format.plural(parcel.padding, 'row')} of padding were left out" if parcel.padding else ""
+    padding = (
+        f"; {format.pluralize(parcel.padding_rows, 'row')} of padding were left out"
+        if parcel.padding_rows
+        else ""
+    )
     biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
     layout = "; NanoChat in transformers" if to == "hf" and shape.arch == "modern" else ""
     return [
         ("architecture", f"{shape.arch}{layout}"),
-        ("parameters", f"{flops.parameters_of(shape, shape.vocab_size):,}"),
+        ("parameters", f"{flops.model_parameters(shape, shape.vocab_size):,}"),
         ("layers, heads, channels", f"{shape.n_layer}, {shape.n_head}, {shape.n_embd}"),
-        ("context", format.plural(shape.block_size, "token")),
-        ("vocabulary", f"{format.plural(shape.vocab_size, 'token')} ({parcel.tokenizer.name}){padding}"),
+        ("context", format.pluralize(shape.block_size, "token")),
+        ("vocabulary", f"{format.pluralize(shape.vocab_size, 'token')} ({parcel.tokenizer.name}){padding}"),
         ("biases", biases),
         ("activation", shape.activation),
         ("one matrix reads and predicts tokens", shape.tie_embeddings),
     ]
 
 
-def _data(run: Record, parcel: Parcel) -> Rows:
-    data = _part(run, "data")
+def _data(run: Record, parcel: ExportableModel) -> TableRows:
+    data = _dict_field(run, "data")
     if not data:
         return [("dataset", _name(parcel.origin.settings.get("dataset")))]
-    tokens = _part(data, "tokens")
-    rows: Rows = [("dataset", _name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
+    tokens = _dict_field(data, "tokens")
+    rows: TableRows = [("dataset", _name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
     for split, what in (("train", "tokens to learn from"), ("val", "tokens held out")):
         count = tokens.get(split)
         rows.append((what, f"{count:,}" if isinstance(count, int) else None))
@@ -158,7 +164,7 @@ def _name(value: object) -> str | None:
     return Path(str(value)).name if value else None
 
 
-def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
+def _training_rows(parcel: ExportableModel, run: Record, records: list[Record]) -> TableRows:
     updates, seen = parcel.origin.iter, _tokens_seen(parcel)
     epochs = None if updates is None or seen is None else _epochs(run, updates, seen)
     speeds = [
@@ -167,7 +173,7 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
     settings = parcel.origin.settings
     began = settings.get("init_from")
     return [
-        ("checkpoint", _name(parcel.origin.what)),
+        ("checkpoint", _name(parcel.origin.description)),
         ("updates", None if updates is None else f"{updates:,}"),
         ("tokens per update", ", then ".join(f"{tokens:,}" for tokens in _batches(records)) or None),
         ("tokens seen", None if seen is None else f"{seen:,}"),
@@ -175,36 +181,36 @@ def _training(parcel: Parcel, run: Record, records: list[Record]) -> Rows:
         ("optimizer", settings.get("optimizer")),
         ("learning rate", settings.get("learning_rate")),
         ("began from", "random weights" if began == "scratch" else _name(began)),
-        ("tokens/s of the last updates", format.count(speeds[-1]) if speeds else None),
+        ("tokens/s of the last updates", format.format_count(speeds[-1]) if speeds else None),
     ]
 
 
 def _epochs(run: Record, updates: int, seen: int) -> float | None:
     """The share, up to here, of those that the whole run was to make."""
-    batch, of_run = _part(run, "batch").get("tokens"), _part(run, "data").get("epochs")
-    planned = _part(run, "config").get("max_iters")
+    batch, of_run = _dict_field(run, "batch").get("tokens"), _dict_field(run, "data").get("epochs")
+    planned = _dict_field(run, "config").get("max_iters")
     if of_run is None or not planned or not batch:
         return None
     in_all = seen + max(0, planned - updates) * batch
     return float(of_run * seen / in_all) if in_all else None
 
 
-def _tokens_seen(parcel: Parcel) -> int | None:
+def _tokens_seen(parcel: ExportableModel) -> int | None:
     """As the checkpoint counts them: each process adds its own updates, whose size may differ."""
-    sequences = _part(dict(parcel.origin.state), "progress").get("sequences")
+    sequences = _dict_field(dict(parcel.origin.state), "progress").get("sequences")
     return sequences * parcel.shape.block_size if isinstance(sequences, int) else None
 
 
 def _batches(records: list[Record]) -> list[int]:
     """Tokens per update of the processes that led here, in order; what stayed the same is there once."""
-    sizes = [_part(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
+    sizes = [_dict_field(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
     return [size for size, _ in itertools.groupby(size for size in sizes if isinstance(size, int))]
 
 
-def _losses(parcel: Parcel, records: list[Record]) -> Rows:
+def _loss_rows(parcel: ExportableModel, records: list[Record]) -> TableRows:
     evals = [record for record in records if record["kind"] == "eval"]
     here = [record for record in evals if record["iter"] == parcel.origin.iter]
-    rows: Rows = []
+    rows: TableRows = []
     for record in here:
         what = f"{record['split']}, {'the whole split' if record['whole_split'] else 'sampled'}"
         rows.append((f"{what}: nats per token", f"{record['loss']:.4f}"))
@@ -215,7 +221,7 @@ def _losses(parcel: Parcel, records: list[Record]) -> Rows:
     return list(dict.fromkeys(rows))
 
 
-def _times(whole: list[Record]) -> Rows:
+def _time_rows(whole: list[Record]) -> TableRows:
     """Over all processes of the run, up to its end: the checkpoint may be of before.
 
     One that was killed left no ledger, only the times of its records.
@@ -223,7 +229,7 @@ def _times(whole: list[Record]) -> Rows:
     total: dict[str, float] = {}
     spans = []
     for mine in _by_process(whole):
-        ledgers = [_part(record, "ledger") for record in mine if record["kind"] == "end"]
+        ledgers = [_dict_field(record, "ledger") for record in mine if record["kind"] == "end"]
         if not any(ledgers):
             spans.append(max(0.0, mine[-1]["time"] - mine[0]["time"]))
         for phase, seconds in (item for ledger in ledgers for item in ledger.items()):
@@ -231,15 +237,15 @@ def _times(whole: list[Record]) -> Rows:
     took = sum(total.values()) + sum(spans)
     if not took:
         return []
-    rows: Rows = [(phase, f"{format.duration(s)} ({s / took:.1%})") for phase, s in total.items()]
+    rows: TableRows = [(phase, f"{format.format_duration(s)} ({s / took:.1%})") for phase, s in total.items()]
     if not spans:
-        return [*rows, ("the whole run", format.duration(took))]
+        return [*rows, ("the whole run", format.format_duration(took))]
     those = "1 process" if len(spans) == 1 else f"{len(spans)} processes"
-    known = f"{format.duration(sum(spans))} ({sum(spans) / took:.1%}), from first to last record"
+    known = f"{format.format_duration(sum(spans))} ({sum(spans) / took:.1%}), from first to last record"
     return [
         *rows,
         (f"{those} that left no ledger", known),
-        ("the whole run", f"at least {format.duration(took)}"),
+        ("the whole run", f"at least {format.format_duration(took)}"),
     ]
 
 
@@ -251,12 +257,12 @@ def _by_process(records: list[Record]) -> list[list[Record]]:
     return list(processes.values())
 
 
-def _hardware(run: Record) -> Rows:
-    machine = _part(run, "machine")
+def _hardware_rows(run: Record) -> TableRows:
+    machine = _dict_field(run, "machine")
     if not machine:
         return []
-    device, processor = _part(machine, "device"), _part(machine, "cpu")
-    rows: Rows = [("device", device.get("name"))]
+    device, processor = _dict_field(machine, "device"), _dict_field(machine, "cpu")
+    rows: TableRows = [("device", device.get("name"))]
     if device.get("type") == "cuda":
         rows += [("CUDA, driver", f"{device.get('cuda')}, {device.get('driver')}")]
         rows += [("processor", processor.get("model"))]
@@ -267,12 +273,16 @@ def _hardware(run: Record) -> Rows:
     ]
 
 
-def _use(parcel: Parcel, to: str) -> str:
+def _use(parcel: ExportableModel, to: str) -> str:
     """With a text to begin from that this tokenizer knows, and as much more as the context holds."""
     start = _start(parcel.tokenizer)
     room = parcel.shape.block_size - len(parcel.tokenizer.encode(start))
     literal = json.dumps(start, ensure_ascii=False)
-    return _USE[to].replace("START", literal).replace("ROOM", str(max(1, min(_NEW_TOKENS, room))))
+    return (
+        _LOADING_EXAMPLES[to]
+        .replace("START", literal)
+        .replace("ROOM", str(max(1, min(_EXAMPLE_NEW_TOKENS, room))))
+    )
 
 
 def _start(tokenizer: Tokenizer) -> str:
@@ -284,8 +294,8 @@ def _start(tokenizer: Tokenizer) -> str:
     return "\n"
 
 
-def _command(parcel: Parcel) -> str:
+def _command(parcel: ExportableModel) -> str:
     if not parcel.origin.settings:
         return ""
-    where = f"with `{TRAINING}` beside this file, which has every setting of the run."
-    return f"## Command\n\n    glass train {TRAINING}\n\n{where}"
+    where = f"with `{TRAINING_FILE}` beside this file, which has every setting of the run."
+    return f"## Command\n\n    glass train {TRAINING_FILE}\n\n{where}"

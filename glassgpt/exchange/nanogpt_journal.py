@@ -17,23 +17,23 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.peak import Peak
+from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import Record
-from glassgpt.runs.exit_status import how_it_ended
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.schedule import learning_rate
 
-SOURCE = "nanogpt"
-_REASONS = {"finished": "finished", "interrupted": "interrupted", "crashed": "crashed", "oom": "crashed"}
+IMPORT_SOURCE = "nanogpt"
+_END_REASONS = {"finished": "finished", "interrupted": "interrupted", "crashed": "crashed", "oom": "crashed"}
 NOT_FINISHED = "not finished"  # and nobody wrote down why
-_NO_CARD = Peak(measured_how="unknown: nanoGPT does not say which card it ran on")
+_UNKNOWN_PEAK = PeakFlops(measured_how="unknown: nanoGPT does not say which card it ran on")
 
 
 @dataclass(frozen=True)
-class Told:
+class NanogptRun:
     """What is known about a run of nanoGPT's."""
 
     run_dir: Path  # where it will be
@@ -41,23 +41,23 @@ class Told:
     shape: GPTConfig
     plan: BatchPlan
     dataset: Dataset | None
-    history: History | None  # of its log
+    history: RunLog | None  # of its log
     choices: list[Choice]
     saved_iter: int  # of its checkpoint
     val_loss: float | None  # there
     ended_at: float  # s since the epoch: when its log, or its checkpoint, was last written to
 
 
-def records_of(told: Told) -> list[Record]:
+def journal_records(told: NanogptRun) -> list[Record]:
     """In the order of events, with `time` and `process`."""
-    lines = list(_lines(told))
+    lines = list(_event_records(told))
     spent_s = sum(sum(line.get("phases", {}).values()) for line in lines) / 1000
     now = told.ended_at - spent_s
     process, done = 0, []
     for line in [_run_record(told), *lines, _end_record(told, lines)]:
         process += line["kind"] == "resume"
         now += sum(line.get("phases", {}).values()) / 1000
-        done.append({"kind": line["kind"], "time": now, "process": process, "imported": SOURCE} | line)
+        done.append({"kind": line["kind"], "time": now, "process": process, "imported": IMPORT_SOURCE} | line)
         if line["kind"] == "resume":  # whose process introduces itself first
             done.insert(-1, done[0] | {"process": process, "time": now, "iter": line["iter"]})
     return done
@@ -66,17 +66,17 @@ def records_of(told: Told) -> list[Record]:
 # --- the beginning and the end ---
 
 
-def _run_record(told: Told) -> Record:
+def _run_record(told: NanogptRun) -> Record:
     shape, data = told.shape, told.dataset
     vocabulary = shape.vocab_size
-    multiplied = flops.parameters_of(shape, vocabulary, lookups=False)
+    multiplied = flops.model_parameters(shape, vocabulary, lookups=False)
     model = {
-        "parameters": flops.parameters_of(shape, vocabulary),
-        "parameters_without_positions": flops.parameters_of(shape, vocabulary, positions=False),
+        "parameters": flops.model_parameters(shape, vocabulary),
+        "parameters_without_positions": flops.model_parameters(shape, vocabulary, positions=False),
         "parameters_multiplied": multiplied,
-        "flops_per_token": flops.flops_of(shape, vocabulary),
-        "flops_convention": flops.CONVENTION,
-        "plain_flops_per_token": flops.plain_flops_per_token(multiplied),
+        "flops_per_token": flops.model_flops_per_token(shape, vocabulary),
+        "flops_convention": flops.FLOPS_CONVENTION,
+        "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
     }
     return {
         "kind": "run",
@@ -86,13 +86,13 @@ def _run_record(told: Told) -> Record:
         "choices": [dataclasses.asdict(choice) for choice in told.choices],
         "model": dataclasses.asdict(shape) | model,
         "batch": dataclasses.asdict(told.plan),
-        "peak": dataclasses.asdict(_NO_CARD) | {"value": None, "source": _NO_CARD.source},
+        "peak": dataclasses.asdict(_UNKNOWN_PEAK) | {"value": None, "source": _UNKNOWN_PEAK.source},
         "data": _data(told) if data is not None else {"name": told.config.dataset},
         "machine": {},
     }
 
 
-def _data(told: Told) -> Record:
+def _data(told: NanogptRun) -> Record:
     assert told.dataset is not None
     manifest = told.dataset.manifest
     per_token = {split: told.dataset.bytes_per_token(split) for split in manifest.tokens}
@@ -107,7 +107,7 @@ def _data(told: Told) -> Record:
     }
 
 
-def _end_record(told: Told, lines: list[Record]) -> Record:
+def _end_record(told: NanogptRun, lines: list[Record]) -> Record:
     ledger = dict.fromkeys(PHASES, 0.0)
     for line in lines:
         for phase, ms in line.get("phases", {}).items():
@@ -133,17 +133,17 @@ def _or_infinite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _reason(told: Told) -> str:
+def _reason(told: NanogptRun) -> str:
     if told.saved_iter >= told.config.max_iters:
         return "finished"
-    ended = None if told.history is None else how_it_ended(told.history)
-    return _REASONS.get(str(ended), NOT_FINISHED)
+    ended = None if told.history is None else infer_exit_status(told.history)
+    return _END_REASONS.get(str(ended), NOT_FINISHED)
 
 
 # --- what happened in between ---
 
 
-def _lines(told: Told) -> Iterator[Record]:
+def _event_records(told: NanogptRun) -> Iterator[Record]:
     """nanoGPT's iteration 250 evaluates and saves after 250 updates, and then does its 251st."""
     if told.history is None:
         if told.val_loss is not None:
@@ -167,19 +167,19 @@ def _lines(told: Told) -> Iterator[Record]:
         yield line
 
 
-Placed = tuple[int, int, int, Record]  # process, iteration of nanoGPT's, order within it, record
+PlacedRecord = tuple[int, int, int, Record]  # process, iteration of nanoGPT's, order within it, record
 
 
-def _steps(told: Told, history: History) -> Iterator[Placed]:
-    steps, facts = history.steps, facts_of(history)
-    first, holds, steady = history.first_of_process(), history.holds_eval(), history.steady()
+def _steps(told: NanogptRun, history: RunLog) -> Iterator[PlacedRecord]:
+    steps, facts = history.steps, compute_facts(history)
+    first, holds, steady = history.is_first_of_process(), history.includes_eval(), history.is_steady()
     usual, evaluation = facts.steady_ms, facts.eval_overhead_ms or 0.0
     for at in range(len(steps)):
         number, ms = int(steps.iteration[at]), float(steps.ms[at])
         segment = int(steps.segment[at])
         new = at == 0 or segment != int(steps.segment[at - 1])
         unseen = 0 if new or usual is None else number - int(steps.iteration[at - 1]) - 1
-        phases = _split(ms, usual, bool(holds[at]), bool(first[at]), evaluation)
+        phases = _split_into_phases(ms, usual, bool(holds[at]), bool(first[at]), evaluation)
         phases["train"] += unseen * (usual or 0.0)
         speed = told.plan.tokens / ms * 1000 if steady[at] and ms > 0 else None
         yield segment, number, 2, {
@@ -196,14 +196,16 @@ def _steps(told: Told, history: History) -> Iterator[Placed]:
             "first_update_ms": phases["compile"] + phases["train"] if first[at] else None,
             "phases": phases,
             "tokens_per_s": speed,
-            "flops_per_s": speed and speed * flops.flops_of(told.shape, told.shape.vocab_size),
+            "flops_per_s": speed and speed * flops.model_flops_per_token(told.shape, told.shape.vocab_size),
             "mfu": None,
             "memory": {},
             "eta_s": None,
         }  # fmt: skip
 
 
-def _split(ms: float, usual: float | None, holds: bool, first: bool, evaluation: float) -> dict[str, float]:
+def _split_into_phases(
+    ms: float, usual: float | None, holds: bool, first: bool, evaluation: float
+) -> dict[str, float]:
     """An iteration's time by phase: beyond a usual one it is evaluation, and in the first one start-up."""
     phases = dict.fromkeys(PHASES, 0.0)
     if not math.isfinite(ms):
@@ -216,7 +218,7 @@ def _split(ms: float, usual: float | None, holds: bool, first: bool, evaluation:
     return phases
 
 
-def _evals(told: Told, history: History) -> Iterator[Placed]:
+def _evals(told: NanogptRun, history: RunLog) -> Iterator[PlacedRecord]:
     spent = {(segment, number): line["phases"]["eval"] for segment, number, _, line in _steps(told, history)}
     lowest = math.inf
     for done in history.evals:
@@ -224,10 +226,12 @@ def _evals(told: Told, history: History) -> Iterator[Placed]:
             continue
         best, lowest = done.val_loss < lowest, min(lowest, _or_infinite(done.val_loss))
         ms = spent.get((done.segment, done.iteration))
-        yield from _both_splits(told, done, ms, best)
+        yield from _eval_records(told, done, ms, best)
 
 
-def _both_splits(told: Told, done: Evaluation, ms: float | None, best: bool) -> Iterator[Placed]:
+def _eval_records(
+    told: NanogptRun, done: LoggedEvaluation, ms: float | None, best: bool
+) -> Iterator[PlacedRecord]:
     """The time of both is said once, with the validation split."""
     number, val_loss = done.iteration, done.val_loss
     assert number is not None
@@ -237,7 +241,7 @@ def _both_splits(told: Told, done: Evaluation, ms: float | None, best: bool) -> 
     yield done.segment, number, 0, _eval(told, number, "val", val_loss, ms, best)
 
 
-def _eval(told: Told, number: int, split: str, loss: float, ms: float | None, best: bool) -> Record:
+def _eval(told: NanogptRun, number: int, split: str, loss: float, ms: float | None, best: bool) -> Record:
     per_token = None if told.dataset is None else told.dataset.bytes_per_token(split)
     known = per_token is not None and not math.isnan(per_token)
     tokens = (told.config.eval_iters or 200) * told.plan.batch_size * told.config.block_size

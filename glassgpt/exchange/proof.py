@@ -16,48 +16,48 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokens
-from glassgpt.data.tokenizers import TOKENIZER_JSON, NumberedTokenizer, Tokenizer
+from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokenizer
+from glassgpt.data.tokenizers import TOKENIZER_JSON, HuggingFaceBpeTokenizer, Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import to_nanogpt
-from glassgpt.exchange.exportable import Parcel
-from glassgpt.format import plural
+from glassgpt.exchange.exportable import ExportableModel
+from glassgpt.format import pluralize
 from glassgpt.model.pretrained import read_pretrained
-from glassgpt.model.weights import model_of
-from glassgpt.record.run_dir import CKPT
-from glassgpt.training.checkpoint.nanogpt_ckpt import read_ckpt
+from glassgpt.model.weights import build_model
+from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
-TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: float32 has seven digits
-_MOST_TOKENS = 1024
-_MOST_IDS = 5000
-_ANOTHER = "export an earlier checkpoint, RUN@UPDATE, or train it again with a lower --learning_rate"
+RELATIVE_TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: float32 has seven digits
+_MAX_COMPARED_TOKENS = 1024
+_MAX_CHECKED_IDS = 5000
+_RETRAIN_HINT = "export an earlier checkpoint, RUN@UPDATE, or train it again with a lower --learning_rate"
 
 
 @dataclass(frozen=True)
-class Proof:
-    reader: str  # who read the files back
-    tokens: int  # compared at so many positions, each over the whole vocabulary
-    difference: float  # the largest between two logits
-    largest: float  # logit
-    ids: int  # that were turned into text and back by the exported tokenizer
+class LogitCheck:
+    loaded_by: str  # who read the files back
+    compared_positions: int  # compared at so many positions, each over the whole vocabulary
+    max_difference: float  # the largest between two logits
+    max_logit: float  # logit
+    round_trip_ids: int  # that were turned into text and back by the exported tokenizer
 
     @property
-    def allowed(self) -> float:
-        return TOLERANCE * max(1.0, self.largest)
+    def tolerance(self) -> float:
+        return RELATIVE_TOLERANCE * max(1.0, self.max_logit)
 
 
-def not_finite(parcel: Parcel) -> list[str]:
+def non_finite_problems(parcel: ExportableModel) -> list[str]:
     """What is wrong with weights that are NaN or infinite: such a model computes nothing that compares."""
     bad = [name for name, tensor in parcel.weights.items() if not torch.isfinite(tensor).all()]
     if not bad:
         return []
     return [
-        f"the weights of {parcel.origin.what} are not finite (NaN or infinity in "
-        f"{plural(len(bad), 'tensor')}, the first is {bad[0]}): {_ANOTHER}"
+        f"the weights of {parcel.origin.description} are not finite (NaN or infinity in "
+        f"{pluralize(len(bad), 'tensor')}, the first is {bad[0]}): {_RETRAIN_HINT}"
     ]
 
 
-def check_hf(folder: Path, parcel: Parcel) -> Proof:
+def check_hf(folder: Path, parcel: ExportableModel) -> LogitCheck:
     if importlib.util.find_spec("transformers") is None:
         return check_own_format(folder, parcel)
     import transformers
@@ -68,13 +68,13 @@ def check_hf(folder: Path, parcel: Parcel) -> Proof:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         reader = f"transformers {transformers.__version__}"
-        ids = _check_text(
+        ids = _check_tokenizer(
             parcel.tokenizer,
             lambda text: tokenizer(text)["input_ids"],
             lambda ids: str(tokenizer.decode(ids)),
             reader,
         )
-        return _compared(parcel, lambda tokens: model.train(False)(tokens).logits, reader, ids)
+        return _compare_logits(parcel, lambda tokens: model.train(False)(tokens).logits, reader, ids)
 
 
 @contextlib.contextmanager
@@ -91,64 +91,68 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def check_own_format(folder: Path, parcel: Parcel) -> Proof:
+def check_own_format(folder: Path, parcel: ExportableModel) -> LogitCheck:
     """Of a folder with config.json and model.safetensors, of any kind."""
     shape, weights = read_pretrained(folder)
-    model = model_of(shape, weights, str(folder)).eval()
+    model = build_model(shape, weights, str(folder)).eval()
     reader = "GlassGPT, from the files"
     content = (folder / TOKENIZER_JSON).read_bytes()
-    if not same_tokens(parse_tokenizer(content), parcel.tokenizer):
+    if not same_tokenizer(parse_tokenizer(content), parcel.tokenizer):
         raise UserError(
-            f"the export is wrong: its {TOKENIZER_JSON} has other tokens than {parcel.origin.what}"
+            f"the export is wrong: its {TOKENIZER_JSON} has other tokens than {parcel.origin.description}"
         )
     from tokenizers import Tokenizer as Library
 
     library = Library.from_str(content.decode())
-    ids = _check_text(
+    ids = _check_tokenizer(
         parcel.tokenizer, lambda text: library.encode(text).ids, library.decode, "the library tokenizers"
     )
-    return _compared(parcel, model, reader, ids)
+    return _compare_logits(parcel, model, reader, ids)
 
 
-def check_nanogpt(folder: Path, parcel: Parcel) -> Proof:
+def check_nanogpt(folder: Path, parcel: ExportableModel) -> LogitCheck:
     """With the exact GELU, as nanoGPT's model.py has it."""
-    ckpt = read_ckpt(folder / CKPT)
-    model = model_of(ckpt.shape, ckpt.weights, str(folder / CKPT)).eval()
-    return _compared(to_nanogpt.exact_gelu(parcel), model, "GlassGPT, from the file", 0)
+    ckpt = read_nanogpt_ckpt(folder / NANOGPT_CKPT_FILE)
+    model = build_model(ckpt.model_config, ckpt.weights, str(folder / NANOGPT_CKPT_FILE)).eval()
+    return _compare_logits(to_nanogpt.with_exact_gelu(parcel), model, "GlassGPT, from the file", 0)
 
 
 @torch.no_grad()
-def _compared(parcel: Parcel, theirs: Callable[[Tensor], Tensor], reader: str, ids: int) -> Proof:
+def _compare_logits(
+    parcel: ExportableModel, theirs: Callable[[Tensor], Tensor], reader: str, ids: int
+) -> LogitCheck:
     shape = parcel.shape
-    length = min(shape.block_size, _MOST_TOKENS)
+    length = min(shape.block_size, _MAX_COMPARED_TOKENS)
     tokens = torch.randint(shape.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     expected, found = parcel.model()(tokens), theirs(tokens)
     if not torch.isfinite(expected).all():
-        raise UserError(f"the logits of {parcel.origin.what} are not finite, nothing was written: {_ANOTHER}")
+        raise UserError(
+            f"the logits of {parcel.origin.description} are not finite, nothing was written: {_RETRAIN_HINT}"
+        )
     if found.shape != expected.shape:
         raise UserError(
             f"the export is wrong: read by {reader} its logits are {tuple(found.shape)}, not "
             f"{tuple(expected.shape)}; nothing was written"
         )
     difference = (found.float() - expected).abs().max().item()
-    proof = Proof(reader, length, difference, expected.abs().max().item(), ids)
-    if not difference <= proof.allowed:  # also NaN
+    proof = LogitCheck(reader, length, difference, expected.abs().max().item(), ids)
+    if not difference <= proof.tolerance:  # also NaN
         raise UserError(
             f"the export is wrong: read by {reader} its logits differ by up to {difference:.3g}, and "
-            f"{proof.allowed:.3g} would be rounding; nothing was written"
+            f"{proof.tolerance:.3g} would be rounding; nothing was written"
         )
     return proof
 
 
-def _check_text(
+def _check_tokenizer(
     tokenizer: Tokenizer,
     encode: Callable[[str], Sequence[int]],
     decode: Callable[[list[int]], str],
     reader: str,
 ) -> int:
     """That a text of every token, or of the first thousands, gets the same ids and comes back as it was."""
-    special = tokenizer.added if isinstance(tokenizer, NumberedTokenizer) else (tokenizer.eot,)
-    ids = [id for id in range(min(tokenizer.vocab_size, _MOST_IDS)) if id not in special]
+    special = tokenizer.added_tokens if isinstance(tokenizer, HuggingFaceBpeTokenizer) else (tokenizer.eot,)
+    ids = [id for id in range(min(tokenizer.vocab_size, _MAX_CHECKED_IDS)) if id not in special]
     text = tokenizer.decode(ids).rstrip(" " if tokenizer.name == "ids" else "")
     expected = tokenizer.encode(text).tolist()
     if list(encode(text)) != expected or decode(expected) != text:
@@ -159,14 +163,14 @@ def _check_text(
     return len(expected)
 
 
-def gelu_difference(parcel: Parcel) -> float:
+def gelu_difference(parcel: ExportableModel) -> float:
     """How much nanoGPT's GELU changes a logit of a model that was trained with GPT-2's."""
     shape = parcel.shape
     tokens = torch.randint(
         shape.vocab_size,
-        (1, min(shape.block_size, _MOST_TOKENS)),
+        (1, min(shape.block_size, _MAX_COMPARED_TOKENS)),
         generator=torch.Generator().manual_seed(0),
     )
     with torch.no_grad():
-        exact = to_nanogpt.exact_gelu(parcel).model()(tokens)
+        exact = to_nanogpt.with_exact_gelu(parcel).model()(tokens)
         return float((parcel.model()(tokens) - exact).abs().max())

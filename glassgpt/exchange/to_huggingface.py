@@ -20,22 +20,22 @@ from safetensors.torch import save_file
 from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.exchange.exportable import Parcel
-from glassgpt.exchange.free_space import written_to_disk
-from glassgpt.model.fused import EPSILON
-from glassgpt.model.gpt import ROTARY_BASE, GPTConfig
-from glassgpt.model.pretrained import CONFIG, WEIGHTS
+from glassgpt.exchange.exportable import ExportableModel
+from glassgpt.exchange.free_space import disk_errors_as_os_error
+from glassgpt.model.fused import NORM_EPSILON
+from glassgpt.model.gpt import ROPE_THETA, GPTConfig
+from glassgpt.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
 from glassgpt.model.weights import to_nanochat, to_transformers
 
 
-def write(folder: Path, parcel: Parcel) -> None:
+def write(folder: Path, parcel: ExportableModel) -> None:
     convert, config = (to_transformers, _gpt2) if parcel.shape.arch == "gpt2" else (to_nanochat, _nanochat)
     weights = convert(parcel.weights, parcel.shape)
-    with written_to_disk():
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with disk_errors_as_os_error():
+        save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     ends = {"bos_token_id": parcel.tokenizer.eot, "eos_token_id": parcel.tokenizer.eot}
     tied = {"tie_word_embeddings": "lm_head.weight" not in weights}
-    write_json(folder / CONFIG, config(parcel.shape) | _COMMON | tied | ends)
+    write_json(folder / CONFIG_FILE, config(parcel.shape) | _COMMON_CONFIG | tied | ends)
     write_json(folder / "generation_config.json", ends)
     (folder / TOKENIZER_JSON).write_bytes(dump_tokenizer(parcel.tokenizer))
     write_json(folder / "tokenizer_config.json", _tokenizer_config(parcel))
@@ -45,7 +45,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-_COMMON = {"initializer_range": 0.02, "torch_dtype": "float32", "use_cache": True}
+_COMMON_CONFIG = {"initializer_range": 0.02, "torch_dtype": "float32", "use_cache": True}
 
 
 def _gpt2(shape: GPTConfig) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _gpt2(shape: GPTConfig) -> dict[str, Any]:
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
-        "layer_norm_epsilon": EPSILON["layer"],
+        "layer_norm_epsilon": NORM_EPSILON["layer"],
     }
 
 
@@ -82,14 +82,14 @@ def _nanochat(shape: GPTConfig) -> dict[str, Any]:
         "hidden_act": shape.activation,
         "attention_dropout": shape.dropout,  # it has no dropout elsewhere
         "attention_bias": False,
-        "rms_norm_eps": EPSILON["rms"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "rms_norm_eps": NORM_EPSILON["rms"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "final_logit_softcapping": None,
         "pad_token_id": None,  # by default token 1, whose embedding would then never learn
     }
 
 
-def _tokenizer_config(parcel: Parcel) -> dict[str, Any]:
+def _tokenizer_config(parcel: ExportableModel) -> dict[str, Any]:
     """The plain class that does what tokenizer.json says, and nothing to the text before or after."""
     names = ("bos_token", "eos_token", "unk_token") if parcel.tokenizer.eot is not None else ()
     return {

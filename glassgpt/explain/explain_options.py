@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import Card, named_card
+from glassgpt.estimate.cards import Card, resolve_card_name
 from glassgpt.i18n import LANGUAGES
 
 
@@ -57,11 +57,11 @@ class ReportOptions:
     lang: str = ""
 
 
-def card_named(name: str, problems: list[str]) -> Card | None:
+def parse_card(name: str, problems: list[str]) -> Card | None:
     if not name:
         return None
     try:
-        return named_card(name).card
+        return resolve_card_name(name).card
     except UserError as error:
         problems += error.problems
         return None

@@ -8,25 +8,25 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.rule import Case, Finding
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules import crash_rules, learning_rules, mfu, resumes, timing_rules
-from glassgpt.explain.summary import verdict_on
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.run_log import History
+from glassgpt.explain.summary import compose_verdict
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.run_log import RunLog
 
-_FINDERS = (
-    *crash_rules.FINDERS,
-    *learning_rules.FINDERS,
-    *resumes.FINDERS,
-    *timing_rules.FINDERS,
-    *mfu.FINDERS,
+_RULES = (
+    *crash_rules.RULES,
+    *learning_rules.RULES,
+    *resumes.RULES,
+    *timing_rules.RULES,
+    *mfu.RULES,
 )
-_WEIGHT = {"problem": 0, "warning": 1, "advice": 2, "info": 3}
+_SEVERITY_ORDER = {"problem": 0, "warning": 1, "advice": 2, "info": 3}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    history: History
+    log: RunLog
     facts: Facts
     findings: list[Finding]
     verdict: list[str]  # sentences, the most important first
@@ -34,7 +34,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         told: dict[str, object] = {
-            "format": self.history.trainer.id,
+            "format": self.log.trainer.id,
             "facts": self.facts.as_dict(),
             "findings": [asdict(finding) for finding in self.findings],
             "verdict": self.verdict,
@@ -42,16 +42,16 @@ class Explanation:
         return told | ({"earlier": [one.as_dict() for one in self.earlier]} if self.earlier else {})
 
 
-def explain(history: History, card: Card | None = None) -> Explanation:
+def explain(history: RunLog, card: Card | None = None) -> Explanation:
     """`card`: the one it ran on, where the reader says so."""
     with np.errstate(over="ignore", invalid="ignore"):  # a log may say anything; what comes of it is checked
-        facts = facts_of(history)
-        case = Case(history, facts, card)
-        found = [finding for finder in _FINDERS if (finding := finder(case)) is not None]
-    found += [_recorded(record) for record in history.recorded]
-    findings = sorted(found, key=lambda finding: _WEIGHT[finding.severity])
+        facts = compute_facts(history)
+        case = RunAnalysis(history, facts, card)
+        found = [finding for finder in _RULES if (finding := finder(case)) is not None]
+    found += [_recorded(record) for record in history.journal_findings]
+    findings = sorted(found, key=lambda finding: _SEVERITY_ORDER[finding.severity])
     earlier = tuple(explain(one, card) for one in history.earlier)
-    return Explanation(history, facts, findings, verdict_on(history, facts, findings), earlier)
+    return Explanation(history, facts, findings, compose_verdict(history, facts, findings), earlier)
 
 
 def _recorded(record: Mapping[str, object]) -> Finding:
@@ -59,7 +59,7 @@ def _recorded(record: Mapping[str, object]) -> Finding:
     severity = str(record.get("severity"))
     return Finding(
         id=str(record.get("id", "")),
-        severity=severity if severity in _WEIGHT else "info",  # type: ignore[arg-type]
+        severity=severity if severity in _SEVERITY_ORDER else "info",  # type: ignore[arg-type]
         title=str(record.get("title", "")),
         evidence=str(record.get("evidence", "")),
         explanation=str(record.get("explanation", "")),

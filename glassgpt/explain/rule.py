@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Literal
 
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.loss_rise import Rise, rise_of
-from glassgpt.explain.step_flops import Work, work_of
+from glassgpt.explain.loss_rise import LossRise, find_loss_rise
+from glassgpt.explain.step_flops import DeviceThroughput, infer_device_throughput
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.noise import Noise, evaluation_noise
-from glassgpt.runs.run_log import History
-from glassgpt.runs.trajectory import Course, course_of
+from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import Trajectory, trajectory_of
 
 Severity = Literal["info", "advice", "warning", "problem"]
 
@@ -29,29 +29,31 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Case:
+class RunAnalysis:
     """What a finding may look at. What several of them ask for is worked out once."""
 
-    history: History
+    log: RunLog
     facts: Facts
     card: Card | None = None  # --gpu
 
     @cached_property
-    def course(self) -> Course:
-        return course_of(self.history)
+    def trajectory(self) -> Trajectory:
+        return trajectory_of(self.log)
 
     @cached_property
-    def noise(self) -> Noise | None:
+    def eval_noise(self) -> EvalNoise | None:
         """Of one evaluation."""
-        return evaluation_noise(self.history, self.course.evals, self.course.losses()[1], of_one_course=True)
+        return estimate_eval_noise(
+            self.log, self.trajectory.evals, self.trajectory.finite_losses()[1], of_one_course=True
+        )
 
     @cached_property
-    def rise(self) -> Rise | None:
-        return rise_of(self.course)
+    def loss_rise(self) -> LossRise | None:
+        return find_loss_rise(self.trajectory)
 
     @cached_property
-    def work(self) -> Work | None:
-        return work_of(self.history, self.facts)
+    def throughput(self) -> DeviceThroughput | None:
+        return infer_device_throughput(self.log, self.facts)
 
 
-Finder = Callable[[Case], Finding | None]
+Rule = Callable[[RunAnalysis], Finding | None]

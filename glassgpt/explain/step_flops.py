@@ -6,23 +6,23 @@ import math
 from dataclasses import dataclass
 
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.inference import MAX_ERROR, devices, stated_peak, work_per_iteration
-from glassgpt.runs.run_log import History
+from glassgpt.runs.inference import MAX_FLOPS_ERROR, device_count, flops_per_iteration, stated_peak_flops
+from glassgpt.runs.run_log import RunLog
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceThroughput:
     """Of one iteration on one device, as the MFU has it."""
 
     flops: float
-    error: float  # relative
-    mfu: float  # percent, of a steady iteration
-    rate: float  # FLOP/s
+    relative_error: float  # relative
+    mfu_percent: float  # percent, of a steady iteration
+    flops_per_s: float  # FLOP/s
 
 
-def work_of(history: History, facts: Facts) -> Work | None:
+def infer_device_throughput(history: RunLog, facts: Facts) -> DeviceThroughput | None:
     """None where the log does not tell, or rounds too much."""
-    peak, steady_ms = stated_peak(history), facts.steady_ms
+    peak, steady_ms = stated_peak_flops(history), facts.steady_ms
     if (
         not peak
         or not steady_ms
@@ -30,9 +30,13 @@ def work_of(history: History, facts: Facts) -> Work | None:
         or not history.trainer.mfu_is_running_average
     ):
         return None
-    whole = work_per_iteration(history)
-    if whole is None or not whole.error <= MAX_ERROR:
+    whole = flops_per_iteration(history)
+    if whole is None or not whole.relative_error <= MAX_FLOPS_ERROR:
         return None
-    one_device = whole.flops / devices(history)
+    one_device = whole.flops / device_count(history)
     rate = one_device / (steady_ms / 1000)
-    return Work(one_device, whole.error, 100 * rate / peak, rate) if math.isfinite(rate) else None
+    return (
+        DeviceThroughput(one_device, whole.relative_error, 100 * rate / peak, rate)
+        if math.isfinite(rate)
+        else None
+    )

@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 
 from glassgpt.explain.rule import Finding
-from glassgpt.format import loss, milliseconds, percent
+from glassgpt.format import format_loss, format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
-from glassgpt.runs.trajectory import continues
+from glassgpt.runs.trajectory import continues_previous
 
 
-def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    far = _with_article(_how_far(history, facts), history.trainer)
-    sentences = [_who_else(history), _how_many(history), far, _how_good(facts), _how_fast(facts)]
+def compose_verdict(history: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    far = _with_article(_progress_sentence(history, facts), history.trainer)
+    sentences = [_who_else(history), _how_many(history), far, _loss_sentence(facts), _how_fast(facts)]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
     if serious:
@@ -26,7 +26,7 @@ def verdict_on(history: History, facts: Facts, findings: Sequence[Finding]) -> l
     return [sentence for sentence in sentences if sentence]
 
 
-def _who_else(history: History) -> str:
+def _who_else(history: RunLog) -> str:
     if not history.earlier:
         return ""
     return say(
@@ -35,9 +35,9 @@ def _who_else(history: History) -> str:
     )
 
 
-def _how_many(history: History) -> str:
+def _how_many(history: RunLog) -> str:
     """A resume goes on with a run; what begins at the first iteration again is another."""
-    others = [index for index in range(1, len(history.segments)) if not continues(history, index)]
+    others = [index for index in range(1, len(history.segments)) if not continues_previous(history, index)]
     if not others or history.trainer.one_run_per_log:
         return ""
     return say(
@@ -47,7 +47,7 @@ def _how_many(history: History) -> str:
     )
 
 
-def _how_far(history: History, facts: Facts) -> str:
+def _progress_sentence(history: RunLog, facts: Facts) -> str:
     trainer = say("training") if history.trainer.reads_any_log else history.trainer.name
     last = facts.last_iteration
     if not facts.iterations_logged:
@@ -81,38 +81,40 @@ def _with_article(sentence: str, trainer: Trainer) -> str:
     return sentence.replace("A", trainer.article, 1) if sentence.startswith(begins) else sentence
 
 
-def _how_good(facts: Facts) -> str:
+def _loss_sentence(facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
         if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
             return ""
-        first, last = loss(facts.loss_first), loss(facts.loss_last)
+        first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
         if facts.iterations_logged == 1:
             return say("The only training loss in this log is {last}.", last=last)
         return say("Its training loss went from {first} to {last}.", first=first, last=last)
-    shown = loss(best)
+    shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return say("Its best validation was {best} bits per byte.", best=shown)
     if best == final:
         return say("Its last validation loss, {best}, is its best.", best=shown)
     if step is None:
-        return say("Its best validation loss was {best}; the last is {final}.", best=shown, final=loss(final))
+        return say(
+            "Its best validation loss was {best}; the last is {final}.", best=shown, final=format_loss(final)
+        )
     return say(
         "Its best validation loss was {best} at iteration {step}; the last is {final}.",
         best=shown,
         step=f"{step:,}",
-        final=loss(final),
+        final=format_loss(final),
     )
 
 
 def _how_fast(facts: Facts) -> str:
     if facts.steady_ms is None:
         return ""
-    ms = milliseconds(facts.steady_ms)
+    ms = format_ms(facts.steady_ms)
     if facts.overhead_share is None:
         return say("An iteration takes {ms}.", ms=ms)
     return say(
         "An iteration takes {ms}; {share} of the time went into start-up, evaluation and checkpoints.",
         ms=ms,
-        share=percent(facts.overhead_share),
+        share=format_percent(facts.overhead_share),
     )

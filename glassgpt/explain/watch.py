@@ -23,25 +23,25 @@ from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.explain.rule import Finding
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.runs.from_journal import history_of
-from glassgpt.runs.lines import Line, read_lines
+from glassgpt.runs.from_journal import run_log_from_records
+from glassgpt.runs.lines import LogLine, read_lines
 from glassgpt.runs.open import looks_like_journal
-from glassgpt.runs.overrides import Given, with_given
-from glassgpt.runs.recognise import Recognizer
-from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.runs.overrides import RunOverrides, apply_overrides
+from glassgpt.runs.recognise import LogRecognizer
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 
 _POLL_S = 0.25
-_LOOK_EVERY_S = 1.0
-_SHARE_OF_TIME = 0.1  # that looks may take
-_RANK = {"info": 0, "advice": 1, "warning": 2, "problem": 3}
+_MIN_REFRESH_S = 1.0
+_MAX_TIME_SHARE = 0.1  # that looks may take
+_SEVERITY_RANK = {"info": 0, "advice": 1, "warning": 2, "problem": 3}
 
 
 @dataclass(frozen=True)
-class News:
+class WatchUpdate:
     """What a look found that the one before had not."""
 
     iteration: int | None
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[LoggedEvaluation, ...]
     findings: tuple[Finding, ...]
     explanation: Explanation
 
@@ -90,93 +90,97 @@ class GrowingFile:
 
 
 @dataclass
-class Watch:
+class LogWatcher:
     """Takes lines, and tells at each look what is new."""
 
     name: str
     card: Card | None = None
-    given: Given = field(default_factory=Given)
+    overrides: RunOverrides = field(default_factory=RunOverrides)
     clock: Callable[[], float] = time.monotonic
-    has_news: bool = False  # lines that no look has seen
-    _log: Recognizer = field(default_factory=Recognizer)
+    has_unread_lines: bool = False  # lines that no look has seen
+    _log: LogRecognizer = field(default_factory=LogRecognizer)
     _records: list[Record] | None = None  # of a journal; None: it is a log
-    _told: dict[str, str] = field(default_factory=dict)  # finding -> the severity it was told with
-    _evaluations_told: set[tuple[int, int | None]] = field(default_factory=set)
-    _next_look: float = 0.0
-    _began: bool = False
+    _reported_severities: dict[str, str] = field(
+        default_factory=dict
+    )  # finding -> the severity it was told with
+    _reported_evals: set[tuple[int, int | None]] = field(default_factory=set)
+    _next_refresh_at: float = 0.0
+    _has_started: bool = False
 
-    def feed(self, line: Line) -> None:
-        if not self._began and line.text.strip():
-            self._began = True
+    def feed(self, line: LogLine) -> None:
+        if not self._has_started and line.text.strip():
+            self._has_started = True
             self._records = [] if looks_like_journal(line.text.encode()) else None
         if self._records is None:
             self._log.feed(line)
         else:
-            self._records += journal.read_stream([line.text.encode()])
-        self.has_news = True
+            self._records += journal.parse_records([line.text.encode()])
+        self.has_unread_lines = True
 
     def is_due(self) -> bool:
-        return self.has_news and self.clock() >= self._next_look
+        return self.has_unread_lines and self.clock() >= self._next_refresh_at
 
-    def look(self, live: bool = True) -> News | None:
+    def refresh(self, live: bool = True) -> WatchUpdate | None:
         """None where there is nothing to look at yet."""
         begin = self.clock()
-        self.has_news = False
-        history = self._history(live)
+        self.has_unread_lines = False
+        history = self._build_log(live)
         if history is None:
             return None
-        explanation = explain(with_given(history, self.given), self.card)
+        explanation = explain(apply_overrides(history, self.overrides), self.card)
         cost = self.clock() - begin
-        self._next_look = begin + cost + max(_LOOK_EVERY_S, cost / _SHARE_OF_TIME)
+        self._next_refresh_at = begin + cost + max(_MIN_REFRESH_S, cost / _MAX_TIME_SHARE)
         findings = tuple(finding for finding in explanation.findings if self._is_new(finding))
-        self._told |= {_key(finding): finding.severity for finding in findings}
+        self._reported_severities |= {_finding_key(finding): finding.severity for finding in findings}
         moments = {(done.segment, done.iteration): done for done in history.evals}
-        new = tuple(done for moment, done in moments.items() if moment not in self._evaluations_told)
-        self._evaluations_told |= moments.keys()
-        return News(explanation.facts.last_iteration, new, findings, explanation)
+        new = tuple(done for moment, done in moments.items() if moment not in self._reported_evals)
+        self._reported_evals |= moments.keys()
+        return WatchUpdate(explanation.facts.last_iteration, new, findings, explanation)
 
-    def _history(self, live: bool) -> History | None:
+    def _build_log(self, live: bool) -> RunLog | None:
         if self._records is not None:
-            return history_of(self._records, self.name, live) if self._records else None
-        history = self._log.history(self.name, final=not live)
+            return run_log_from_records(self._records, self.name, live) if self._records else None
+        history = self._log.build(self.name, final=not live)
         return None if history is None else replace(history, live=live)
 
     def _is_new(self, finding: Finding) -> bool:
-        told = self._told.get(_key(finding))
-        return told is None or _RANK[finding.severity] > _RANK[told]
+        told = self._reported_severities.get(_finding_key(finding))
+        return told is None or _SEVERITY_RANK[finding.severity] > _SEVERITY_RANK[told]
 
 
 @dataclass(frozen=True)
-class _Over:
+class _EndOfStream:
     """The end of a stream, and what ended it."""
 
     error: Exception | None
 
 
-def _key(finding: Finding) -> str:
+def _finding_key(finding: Finding) -> str:
     return finding.id or finding.title
 
 
-def follow(file: BinaryIO, watch: Watch, echo: Callable[[str], None] | None = None) -> Iterator[News]:
+def follow(
+    file: BinaryIO, watch: LogWatcher, echo: Callable[[str], None] | None = None
+) -> Iterator[WatchUpdate]:
     """News until the stream ends. A look is also made when nothing comes any more: what a run says before it
     hangs or dies is what one watches for."""
-    for line in _or_silence(read_lines(file)):
+    for line in _lines_or_timeouts(read_lines(file)):
         if line is not None:
             if echo is not None:
                 echo(line.text)
             watch.feed(line)
-        if watch.is_due() and (news := watch.look()):
+        if watch.is_due() and (news := watch.refresh()):
             yield news
-    if news := watch.look(live=False):
+    if news := watch.refresh(live=False):
         yield news
 
 
-def _or_silence(lines: Iterator[Line]) -> Iterator[Line | None]:
+def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
     """The lines as they come, and None whenever none has come for a while."""
-    waiting: queue.Queue[Line | _Over] = queue.Queue(maxsize=10_000)
+    waiting: queue.Queue[LogLine | _EndOfStream] = queue.Queue(maxsize=10_000)
     nobody_asks = threading.Event()
 
-    def put(item: Line | _Over) -> None:
+    def put(item: LogLine | _EndOfStream) -> None:
         while not nobody_asks.is_set():
             with contextlib.suppress(queue.Full):
                 return waiting.put(item, timeout=_POLL_S)
@@ -189,7 +193,7 @@ def _or_silence(lines: Iterator[Line]) -> Iterator[Line | None]:
         except (OSError, ValueError, UserError) as why:  # raised again below, where it is seen
             error = why
         finally:
-            put(_Over(error))
+            put(_EndOfStream(error))
 
     threading.Thread(target=read, daemon=True).start()
     try:
@@ -199,7 +203,7 @@ def _or_silence(lines: Iterator[Line]) -> Iterator[Line | None]:
             except queue.Empty:
                 yield None
                 continue
-            if not isinstance(item, _Over):
+            if not isinstance(item, _EndOfStream):
                 yield item
             elif item.error is None:
                 return

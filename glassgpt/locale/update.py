@@ -17,18 +17,18 @@ from babel.messages.extract import extract_from_dir
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
-FOLDER = Path(__file__).resolve().parent
-BEGINNING = datetime(2026, 11, 15, tzinfo=UTC)
+LOCALE_DIR = Path(__file__).resolve().parent
+CATALOG_DATE = datetime(2026, 11, 15, tzinfo=UTC)
 LANGUAGES = {"ar": "Arabic", "hi": "Hindi"}
 
 
-def sentences() -> list[str]:
+def extract_messages() -> list[str]:
     """What `say` is given, in the order of the files."""
-    found = extract_from_dir(str(FOLDER.parent), keywords={"say": None}, comment_tags=())
+    found = extract_from_dir(str(LOCALE_DIR.parent), keywords={"say": None}, comment_tags=())
     return list(dict.fromkeys(str(message) for _, _, message, *_ in found))
 
 
-def updated(language: str, wanted: list[str], known: Catalog) -> Catalog:
+def update_catalog(language: str, wanted: list[str], known: Catalog) -> Catalog:
     header = f"# GlassGPT in {LANGUAGES[language]}; `make words` keeps the keys up to date."
     catalog = Catalog(
         language,
@@ -38,8 +38,8 @@ def updated(language: str, wanted: list[str], known: Catalog) -> Catalog:
         msgid_bugs_address="none",
         last_translator="GlassGPT",
         language_team="GlassGPT",
-        creation_date=BEGINNING,  # a date of today would change the file whenever it is written
-        revision_date=BEGINNING,
+        creation_date=CATALOG_DATE,  # a date of today would change the file whenever it is written
+        revision_date=CATALOG_DATE,
         fuzzy=False,
     )
     for sentence in wanted:
@@ -49,11 +49,11 @@ def updated(language: str, wanted: list[str], known: Catalog) -> Catalog:
 
 
 def main() -> None:
-    wanted = sentences()
+    wanted = extract_messages()
     for language in LANGUAGES:
-        folder = FOLDER / language / "LC_MESSAGES"
+        folder = LOCALE_DIR / language / "LC_MESSAGES"
         with (folder / "glassgpt.po").open("rb") as file:
-            catalog = updated(language, wanted, read_po(file, language))
+            catalog = update_catalog(language, wanted, read_po(file, language))
         text, compiled = io.BytesIO(), io.BytesIO()
         write_po(text, catalog, width=100)
         write_mo(compiled, catalog)

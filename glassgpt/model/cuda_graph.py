@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Recording:
+class CudaGraphRunner:
     """Calls `work` with tensors: `warm_up` times as usual, for libraries to set themselves up and optimizers
     to make their state; from then on by replaying a recorded call.
 
@@ -26,18 +26,20 @@ class Recording:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
-        self.failure: Exception | None = None  # why there is no recording; the work is then done as usual
+        self.capture_error: Exception | None = (
+            None  # why there is no recording; the work is then done as usual
+        )
         # What comes before a recording must not be on the default stream either.
         self._stream = torch.cuda.Stream()
 
     @property
-    def is_due(self) -> bool:
+    def will_capture_next(self) -> bool:
         """Whether the next call would record."""
-        return self._calls >= self._warm_up and self._graph is None and self.failure is None
+        return self._calls >= self._warm_up and self._graph is None and self.capture_error is None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.is_due:
-            self.record(*inputs)
+        if self.will_capture_next:
+            self.capture(*inputs)
         if self._graph is None:
             self._calls += 1
             return self._on_side_stream(inputs)
@@ -46,7 +48,7 @@ class Recording:
         self._graph.replay()
         return self._outputs
 
-    def record(self, *inputs: Tensor) -> None:
+    def capture(self, *inputs: Tensor) -> None:
         """Notes the kernels down; none of them is run. It takes as much memory as a call, for good."""
         self._inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
@@ -58,8 +60,8 @@ class Recording:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.failure = error
-            _replace_generator(random)
+            self.capture_error = error
+            _reset_cuda_generator(random)
         else:
             self._graph = graph
 
@@ -71,7 +73,7 @@ class Recording:
         return outputs
 
 
-def _replace_generator(state: Tensor) -> None:
+def _reset_cuda_generator(state: Tensor) -> None:
     """A recording that failed leaves the card's random generator believing that it is still recorded."""
     fresh = torch.Generator(device="cuda")
     fresh.set_state(state)

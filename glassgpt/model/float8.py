@@ -21,9 +21,9 @@ from glassgpt.data.batches import IGNORED_TARGET
 if TYPE_CHECKING:
     from types import ModuleType
 
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-_ACTIVATIONS = 1 / 8  # in these units they fill e4m3's range of 0.002 to 448
-_GRADIENTS = 1 / 1024  # of a token's, before they are averaged
+FORWARD_DTYPE, BACKWARD_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
+_ACTIVATION_SCALE = 1 / 8  # in these units they fill e4m3's range of 0.002 to 448
+_GRADIENT_SCALE = 1 / 1024  # of a token's, before they are averaged
 
 
 def _kernels() -> ModuleType:
@@ -32,7 +32,7 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-class Low:
+class Float8Matrix:
     """Matrices side by side in 8 bits, by rows and by columns, and the unit that their entries are in.
 
     With `relu2` or `grad`: their activation, or the gradient to them, as kernels.to_float8 has it.
@@ -48,12 +48,14 @@ class Low:
     ) -> None:
         rows, widths = len(matrices[0]), [matrix.shape[1] for matrix in matrices]
         device = matrices[0].device
-        self.unit = unit if isinstance(unit, Tensor) else _constant(unit, device)
-        self.rows = torch.empty(rows, sum(widths), dtype=dtype, device=device)
-        self.columns = torch.empty(sum(widths), rows, dtype=dtype, device=device)
-        places = zip(torch.split(self.rows, widths, 1), torch.split(self.columns, widths), strict=True)
+        self.scale = unit if isinstance(unit, Tensor) else _constant(unit, device)
+        self.row_major = torch.empty(rows, sum(widths), dtype=dtype, device=device)
+        self.column_major = torch.empty(sum(widths), rows, dtype=dtype, device=device)
+        places = zip(
+            torch.split(self.row_major, widths, 1), torch.split(self.column_major, widths), strict=True
+        )
         for matrix, place in zip(matrices, places, strict=True):
-            _kernels().to_float8(matrix, self.unit, *place, relu2, grad)
+            _kernels().to_float8(matrix, self.scale, *place, relu2, grad)
 
 
 @cache
@@ -62,33 +64,33 @@ def _constant(value: float, device: torch.device) -> Tensor:
     return torch.full((), value, device=device)
 
 
-def low_weight(weight: Tensor) -> Low:
+def quantize_weight(weight: Tensor) -> Float8Matrix:
     largest = torch.linalg.vector_norm(weight, float("inf")).clamp_(min=1e-12)
-    return Low((weight,), largest.div_(torch.finfo(FORWARD).max), FORWARD)
+    return Float8Matrix((weight,), largest.div_(torch.finfo(FORWARD_DTYPE).max), FORWARD_DTYPE)
 
 
-def low_activations(x: Tensor) -> Low:
-    return Low((x,), _ACTIVATIONS, FORWARD)
+def quantize_activations(x: Tensor) -> Float8Matrix:
+    return Float8Matrix((x,), _ACTIVATION_SCALE, FORWARD_DTYPE)
 
 
-def is_sound(device: torch.device) -> bool:
+def is_float8_kernel_correct(device: torch.device) -> bool:
     """Whether the kernel does here what it must: versions of Triton got the transposed copy wrong."""
     x, grad = torch.randn(2, 192, 128, device=device, dtype=torch.bfloat16)
-    for dtype in (FORWARD, BACKWARD):
+    for dtype in (FORWARD_DTYPE, BACKWARD_DTYPE):
         exact = x.float().requires_grad_()
         active = F.gelu(exact)
         (slope,) = torch.autograd.grad(active, exact, grad.float())
         forms: tuple[tuple[Any, ...], ...] = ((), (False,), (False, grad))
         for form, wanted in zip(forms, (exact, active, slope), strict=True):
-            low = Low((x,), 1 / 16, dtype, *form)
-            same = torch.equal(low.rows.float().t(), low.columns.float())
-            near = torch.allclose(low.rows.float() * low.unit, wanted, rtol=0.13, atol=2e-3)
+            low = Float8Matrix((x,), 1 / 16, dtype, *form)
+            same = torch.equal(low.row_major.float().t(), low.column_major.float())
+            near = torch.allclose(low.row_major.float() * low.scale, wanted, rtol=0.13, atol=2e-3)
             if not (same and near):
                 return False
     return True
 
 
-def product(
+def float8_matmul(
     a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """a (M, K) times b (N, K) transposed.
@@ -99,36 +101,36 @@ def product(
     return torch._scaled_mm(a, b.t(), scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=False)
 
 
-def gradients(
-    low: Low, x_columns: Tensor, x_unit: Tensor, w_columns: Tensor, w_unit: Tensor
+def float8_matmul_backward(
+    low: Float8Matrix, x_columns: Tensor, x_unit: Tensor, w_columns: Tensor, w_unit: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Those to x and to the weight of their product, `low` being the one to it."""
-    grad_x = product(low.rows, w_columns, low.unit, w_unit)
-    return grad_x, product(low.columns, x_columns, low.unit, x_unit, torch.float32)
+    grad_x = float8_matmul(low.row_major, w_columns, low.scale, w_unit)
+    return grad_x, float8_matmul(low.column_major, x_columns, low.scale, x_unit, torch.float32)
 
 
-class Linear8(torch.autograd.Function):
+class Float8Linear(torch.autograd.Function):
     """x (N, C) by a weight (M, C), all three products in 8 bits; in so many equal parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:
-        x8, w8 = low_activations(x), low_weight(weight)
-        ctx.save_for_backward(x8.columns, x8.unit, w8.columns, w8.unit)
-        return product(x8.rows, w8.rows, x8.unit, w8.unit).chunk(parts, 1)
+        x8, w8 = quantize_activations(x), quantize_weight(weight)
+        ctx.save_for_backward(x8.column_major, x8.scale, w8.column_major, w8.scale)
+        return float8_matmul(x8.row_major, w8.row_major, x8.scale, w8.scale).chunk(parts, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         # Put together on the way to 8 bits, not before: that would be one more reading and writing of all.
-        low = Low(grads, _GRADIENTS / len(grads[0]), BACKWARD)
-        return *gradients(low, *ctx.saved_tensors), None
+        low = Float8Matrix(grads, _GRADIENT_SCALE / len(grads[0]), BACKWARD_DTYPE)
+        return *float8_matmul_backward(low, *ctx.saved_tensors), None
 
 
 def linear(x: Tensor, weight: Tensor, parts: int = 1) -> tuple[Tensor, ...]:
-    found = Linear8.apply(x.reshape(-1, x.shape[-1]), weight, parts)  # type: ignore[no-untyped-call]
+    found = Float8Linear.apply(x.reshape(-1, x.shape[-1]), weight, parts)  # type: ignore[no-untyped-call]
     return tuple(part.view(*x.shape[:-1], -1) for part in found)
 
 
-class MLP8(torch.autograd.Function):
+class Float8MLP(torch.autograd.Function):
     """x (N, C) by a weight (M, C), activated, by another (C, M): six products in 8 bits.
 
     Between them lie the largest matrices of a block. Activating and rounding them in one go, each way, is one
@@ -137,34 +139,38 @@ class MLP8(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
-        x8, in8, out8 = low_activations(x), low_weight(weight_in), low_weight(weight_out)
-        between = product(x8.rows, in8.rows, x8.unit, in8.unit)
-        active8 = Low((between,), _ACTIVATIONS, FORWARD, relu2)
+        x8, in8, out8 = quantize_activations(x), quantize_weight(weight_in), quantize_weight(weight_out)
+        between = float8_matmul(x8.row_major, in8.row_major, x8.scale, in8.scale)
+        active8 = Float8Matrix((between,), _ACTIVATION_SCALE, FORWARD_DTYPE, relu2)
         ctx.save_for_backward(
             between,
-            *(x8.columns, x8.unit, in8.columns, in8.unit),
-            *(active8.columns, active8.unit, out8.columns, out8.unit),
+            *(x8.column_major, x8.scale, in8.column_major, in8.scale),
+            *(active8.column_major, active8.scale, out8.column_major, out8.scale),
         )
         ctx.relu2 = relu2
-        return product(active8.rows, out8.rows, active8.unit, out8.unit)
+        return float8_matmul(active8.row_major, out8.row_major, active8.scale, out8.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,), (between, *saved) = grads, ctx.saved_tensors
-        unit = _GRADIENTS / len(grad)
-        grad_active, grad_out = gradients(Low((grad,), unit, BACKWARD), *saved[4:])
-        grad_x, grad_in = gradients(Low((between,), unit, BACKWARD, ctx.relu2, grad_active), *saved[:4])
+        unit = _GRADIENT_SCALE / len(grad)
+        grad_active, grad_out = float8_matmul_backward(
+            Float8Matrix((grad,), unit, BACKWARD_DTYPE), *saved[4:]
+        )
+        grad_x, grad_in = float8_matmul_backward(
+            Float8Matrix((between,), unit, BACKWARD_DTYPE, ctx.relu2, grad_active), *saved[:4]
+        )
         return grad_x, grad_in, grad_out, None
 
 
 def mlp(x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
-    y = MLP8.apply(x.reshape(-1, x.shape[-1]), weight_in, weight_out, relu2)  # type: ignore[no-untyped-call]
+    y = Float8MLP.apply(x.reshape(-1, x.shape[-1]), weight_in, weight_out, relu2)  # type: ignore[no-untyped-call]
     return y.view_as(x)  # type: ignore[no-any-return]
 
 
 def loss_gradient(logits: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
     """Losses; `factor` times their gradient to the logits, by rows; and by columns."""
     found: tuple[Tensor, Tensor, Tensor] = _kernels().float8_gradient(
-        logits, targets, factor, BACKWARD, IGNORED_TARGET
+        logits, targets, factor, BACKWARD_DTYPE, IGNORED_TARGET
     )
     return found

@@ -18,7 +18,7 @@ from glassgpt.model import float8
 if TYPE_CHECKING:
     from types import ModuleType
 
-EPSILON = {"layer": 1e-5, "rms": 1.2e-7}  # GPT-2's; float32's own
+NORM_EPSILON = {"layer": 1e-5, "rms": 1.2e-7}  # GPT-2's; float32's own
 
 
 def _kernels() -> ModuleType:
@@ -31,7 +31,7 @@ def add_norm(
     x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, rms: bool, kernel: bool
 ) -> tuple[Tensor, Tensor]:
     """x + y and its norm; without y, x and its norm."""
-    eps = EPSILON["rms" if rms else "layer"]
+    eps = NORM_EPSILON["rms" if rms else "layer"]
     if kernel:
         return _kernels().AddNorm.apply(x, y, weight, bias, eps, rms)  # type: ignore[no-any-return]
     total = x if y is None else x + y
@@ -48,19 +48,21 @@ def linear(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
-def linear_in_parts(layer: nn.Linear, x: Tensor, parts: int, low: bool) -> tuple[Tensor, ...]:
+def linear_chunked(layer: nn.Linear, x: Tensor, parts: int, low: bool) -> tuple[Tensor, ...]:
     """The same, its channels in so many equal parts."""
     if low and layer.bias is None and torch.is_grad_enabled():
         return float8.linear(x, layer.weight, parts)
     return linear(layer, x, low).view(*x.shape[:-1], parts, -1).unbind(-2)
 
 
-def rotate_norm(qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
+def rotary_qk_norm(
+    qkv: Tensor, rotation: tuple[Tensor, Tensor], kernel: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, T, H, D) of qkv (B, T, 3, H, D): q and k turned by their positions, then normed."""
     if kernel and qkv.is_contiguous() and _is_power_of_two(qkv.shape[-1]):
-        return _kernels().RotateNorm.apply(qkv, *rotation, EPSILON["rms"])  # type: ignore[no-any-return]
+        return _kernels().RotaryQKNorm.apply(qkv, *rotation, NORM_EPSILON["rms"])  # type: ignore[no-any-return]
     turned = _rotate(qkv[:, :, :2], rotation)
-    q, k = F.rms_norm(turned, turned.shape[-1:], eps=EPSILON["rms"]).unbind(2)
+    q, k = F.rms_norm(turned, turned.shape[-1:], eps=NORM_EPSILON["rms"]).unbind(2)
     return q, k, qkv[:, :, 2]
 
 
@@ -91,10 +93,10 @@ def mlp(first: nn.Linear, second: nn.Linear, x: Tensor, activation: str, kernel:
     return linear(second, activate(linear(first, x, low), activation, kernel), low)
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, kernel: bool) -> Tensor:
+def cross_entropy_grad_inplace(logits: Tensor, targets: Tensor, kernel: bool) -> Tensor:
     """Overwrites logits (rows, V) by the gradient of their loss. Returns the losses (rows)."""
     if kernel:
-        return _kernels().turn_into_gradient(logits, targets, IGNORED_TARGET)  # type: ignore[no-any-return]
+        return _kernels().cross_entropy_grad_inplace(logits, targets, IGNORED_TARGET)  # type: ignore[no-any-return]
     log_probabilities = logits.float().log_softmax(-1)
     real = targets != IGNORED_TARGET
     rows = torch.arange(len(targets), device=targets.device)

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CacheReader, WindowReader, prepared
+from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import Draws
+from glassgpt.model.sampling import TokenSampler
 
 
 def generate(
     model: GPT,
     prompt: Sequence[int],
     count: int,
-    draws: Draws,
+    draws: TokenSampler,
     *,
     use_cache: bool = True,
     graph: bool = False,
@@ -30,7 +30,7 @@ def generate_samples(
     model: GPT,
     prompt: Sequence[int],
     count: int,
-    draws: Draws,
+    draws: TokenSampler,
     *,
     samples: Sequence[int],
     use_cache: bool = True,
@@ -44,7 +44,7 @@ def generate_samples(
     problems = [*_prompt_problems(model, prompt), *draws.problems()]
     if problems:
         raise UserError(problems)
-    return _write(model, list(prompt), count, draws, samples, use_cache, graph)
+    return _generate_steps(model, list(prompt), count, draws, samples, use_cache, graph)
 
 
 def _prompt_problems(model: GPT, prompt: Sequence[int]) -> list[str]:
@@ -60,32 +60,32 @@ def _prompt_problems(model: GPT, prompt: Sequence[int]) -> list[str]:
 
 
 @torch.no_grad()
-def _write(
+def _generate_steps(
     model: GPT,
     prompt: list[int],
     count: int,
-    draws: Draws,
+    draws: TokenSampler,
     samples: Sequence[int],
     use_cache: bool,
     graph: bool,
 ) -> Iterator[list[int]]:
-    generators = [draws.generator(number) for number in samples]
+    generators = [draws.sample_generator(number) for number in samples]
     was_training = model.training
     model.eval()
     start, end = len(prompt), len(prompt) + count
     texts = torch.zeros(len(samples), end, dtype=torch.long, device=model.lm_head.weight.device)
     texts[:, :start] = torch.tensor(prompt)
     try:
-        ready = prepared(model)
-        window = WindowReader(ready, graph)
-        reader = CacheReader(ready, end, len(samples), graph) if use_cache else window
+        ready = prepare_for_decoding(model)
+        window = WindowDecoder(ready, graph)
+        reader = CachedDecoder(ready, end, len(samples), graph) if use_cache else window
         for length in range(start, end):
             if length > model.config.block_size:
                 # Full. The oldest token drops out, and each that stays moves to another position and can no
                 # longer have seen the dropped one: none of their keys and values would be the same again.
                 reader = window
             known = texts[: 1 if length == start else len(samples), :length]  # the prompt is read once
-            texts[:, length] = draws.next_tokens(reader.read(known), generators)
+            texts[:, length] = draws.next_tokens(reader.next_logits(known), generators)
             yield _checked(texts[:, length].tolist())
     finally:
         model.train(was_training)

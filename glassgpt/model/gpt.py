@@ -22,17 +22,17 @@ from torch.utils.checkpoint import checkpoint
 
 from glassgpt.config import TrainConfig, activation
 from glassgpt.model import fused, loss
-from glassgpt.model.kv_cache import Cache, LayerCache
+from glassgpt.model.kv_cache import KVCache, LayerKVCache
 
 # Ways to compute attention. `sdpa`: PyTorch takes the first of its own that can; `manual`: the formula.
-ATTENTION = {
+ATTENTION_BACKENDS = {
     "sdpa": None,
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "manual": None,
 }
-ROTARY_BASE = 10_000.0  # RoPE's theta
+ROPE_THETA = 10_000.0  # RoPE's theta
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GPTConfig:
     tie_embeddings: bool = True
 
 
-def shape_of(config: TrainConfig, vocab_size: int) -> GPTConfig:
+def make_gpt_config(config: TrainConfig, vocab_size: int) -> GPTConfig:
     """The model that settings ask for, with so many rows in the matrix that predicts."""
     return GPTConfig(
         vocab_size=vocab_size,
@@ -113,16 +113,16 @@ class Attention(nn.Module):
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=bias)
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: LayerKVCache | None = None
     ) -> Tensor:
         B, T, C = x.shape
         heads = (self.n_head, C // self.n_head)
         parts: tuple[Tensor, ...]
         if rotation is not None:
             qkv = fused.linear(self.c_attn, x, self.float8).view(B, T, 3, *heads)
-            parts = fused.rotate_norm(qkv, rotation, self.kernels)
+            parts = fused.rotary_qk_norm(qkv, rotation, self.kernels)
         else:
-            parts = fused.linear_in_parts(self.c_attn, x, 3, self.float8)
+            parts = fused.linear_chunked(self.c_attn, x, 3, self.float8)
         q, k, v = (part.view(B, T, *heads).transpose(1, 2) for part in parts)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
@@ -139,7 +139,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
         return _textbook_attention(q, k, v, dropout)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         return _attention_on_a_cpu(q, k, v, dropout, how)
-    backend = ATTENTION[how]
+    backend = ATTENTION_BACKENDS[how]
     with nullcontext() if backend is None else sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
@@ -160,9 +160,9 @@ def _textbook_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tens
         return F.dropout(weights, dropout).to(v.dtype) @ v
 
 
-def _rotary(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
+def _rope_tables(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angle by which pair i of a head at position t is turned."""
-    speeds = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    speeds = ROPE_THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds)
     return angles.cos(), angles.sin()
 
@@ -195,7 +195,7 @@ class Block(nn.Module):
         x: Tensor,
         added: Tensor | None,
         rotation: tuple[Tensor, Tensor] | None,
-        cache: LayerCache | None = None,
+        cache: LayerKVCache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream, and what this block's MLP will add to it."""
         x, normed = self.ln_1(x, added)
@@ -232,7 +232,7 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.transformer.wte.weight  # one matrix reads and writes tokens
         if config.arch == "modern":
-            cos, sin = _rotary(config.block_size, config.n_embd // config.n_head)
+            cos, sin = _rope_tables(config.block_size, config.n_embd // config.n_head)
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
         if not empty:
@@ -293,19 +293,19 @@ class GPT(nn.Module):
             if isinstance(module, Attention | MLP):
                 module.float8 = on
 
-    def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """The last layer's output (B, T, C), normed: what the head reads.
 
         With a cache, `tokens` are those after the ones it has read; it takes them in.
         """
         T = tokens.shape[1]
-        places = slice(T) if cache is None else cache.places(T)
+        places = slice(T) if cache is None else cache.next_positions(T)
         x: Tensor = self.transformer.wte(tokens)
         rotation = None
         if self.transformer.wpe is not None:
             x = x + self.transformer.wpe.weight[places]
         else:
-            x = F.rms_norm(x, x.shape[-1:], eps=fused.EPSILON["rms"])
+            x = F.rms_norm(x, x.shape[-1:], eps=fused.NORM_EPSILON["rms"])
             rotation = (self.rotary_cos[places], self.rotary_sin[places])
         x = F.dropout(x, self.config.dropout, self.training)
         if self.training and x.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -335,13 +335,13 @@ class GPT(nn.Module):
         flat, wanted = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)
         if reduction == "mean":
             return loss.cross_entropy(flat, self.lm_head.weight, wanted, self.kernels, self.float8)
-        return loss.losses(flat, self.lm_head.weight, wanted).view(targets.shape)
+        return loss.token_losses(flat, self.lm_head.weight, wanted).view(targets.shape)
 
-    def new_cache(self, tokens: int) -> Cache:
+    def new_cache(self, tokens: int) -> KVCache:
         """With room for so many tokens, as far as the context goes."""
-        return Cache(self.config.n_layer, min(tokens, self.config.block_size))
+        return KVCache(self.config.n_layer, min(tokens, self.config.block_size))
 
-    def next_logits(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def next_logits(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Logits (B, V) of the one token that follows; the head is not computed for the others."""
         return self.lm_head(self.hidden(tokens, cache)[:, -1])  # type: ignore[no-any-return]
 

@@ -20,12 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 # How much a program takes on, and how many warps it has, as measured on an H200 (bench/LOG.md).
-_ELEMENTS = 4096
-_ELEMENTS_BACKWARD = 1024
-_ROWS = 4  # of a norm
-_HEAD_ELEMENTS = 4096  # of queries and keys
-_LOGITS = 8192  # of a row of logits at a time
-_TILE = 64  # rows and columns, where a transposed copy is made along
+_FORWARD_BLOCK = 4096
+_BACKWARD_BLOCK = 1024
+_NORM_ROWS = 4  # of a norm
+_QK_BLOCK = 4096  # of queries and keys
+_LOGITS_BLOCK = 8192  # of a row of logits at a time
+_TRANSPOSE_TILE = 64  # rows and columns, where a transposed copy is made along
 
 _LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardware has
 
@@ -34,7 +34,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardwar
 
 
 @triton.jit
-def _normed(v, ok, C, eps, RMS: tl.constexpr):
+def _normalize(v, ok, C, eps, RMS: tl.constexpr):
     """Rows v over their root mean square (about their mean, unless RMS), and one over that."""
     if RMS:
         centred = v
@@ -59,7 +59,7 @@ def _add_norm(
         kept = v.to(total.dtype.element_ty)
         tl.store(total + at, kept, ok)
         v = kept.to(tl.float32)  # the backward pass will see it so
-    n, _ = _normed(v, ok, C, eps, RMS)
+    n, _ = _normalize(v, ok, C, eps, RMS)
     n *= tl.load(weight + c, c < C, 0.0)[None, :]
     if BIAS:
         n += tl.load(bias + c, c < C, 0.0)[None, :]
@@ -80,7 +80,7 @@ def _add_norm_backward(
         r = row + tl.arange(0, 1)
         ok = (r < rows)[:, None] & (c < C)[None, :]
         at = r[:, None].to(tl.int64) * C + c[None, :]
-        n, scale = _normed(tl.load(x + at, ok, 0.0).to(tl.float32), ok, C, eps, RMS)
+        n, scale = _normalize(tl.load(x + at, ok, 0.0).to(tl.float32), ok, C, eps, RMS)
         grad = tl.load(grad_out + at, ok, 0.0).to(tl.float32)
         weight_sum += tl.sum(grad * n, 0)
         if BIAS:
@@ -109,9 +109,9 @@ class AddNorm(torch.autograd.Function):
         x = x.contiguous()
         total = x if y is None else torch.empty_like(x)
         out = torch.empty_like(x)
-        sizes = {"ROWS": _ROWS, "BLOCK": block}
+        sizes = {"ROWS": _NORM_ROWS, "BLOCK": block}
         flags = {"RMS": rms, "ADDS": y is not None, "BIAS": bias is not None}
-        grid = (triton.cdiv(rows, _ROWS),)
+        grid = (triton.cdiv(rows, _NORM_ROWS),)
         y = x if y is None else y.contiguous()
         _add_norm[grid](x, y, weight, bias, total, out, rows, C, eps, **flags, **sizes, num_warps=4)
         ctx.save_for_backward(total, weight)
@@ -156,7 +156,7 @@ def _head_rows(cos, sin, n, T, H, HALF: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _rotate_norm(qkv, cos, sin, out, n, T, H, eps, HALF: tl.constexpr, ROWS: tl.constexpr):
+def _rotary_qk_norm(qkv, cos, sin, out, n, T, H, eps, HALF: tl.constexpr, ROWS: tl.constexpr):
     at, ok, c, s = _head_rows(cos, sin, n, T, H, HALF, ROWS)
     a = tl.load(qkv + at, ok, 0.0).to(tl.float32)
     b = tl.load(qkv + at + HALF, ok, 0.0).to(tl.float32)
@@ -168,7 +168,7 @@ def _rotate_norm(qkv, cos, sin, out, n, T, H, eps, HALF: tl.constexpr, ROWS: tl.
 
 
 @triton.jit
-def _rotate_norm_backward(
+def _rotary_qk_norm_backward(
     qkv, cos, sin, grad_q, grad_k, grad_v, grad_qkv, n, T, H, eps,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -198,15 +198,15 @@ def _rotate_norm_backward(
     tl.store(grad_qkv + to_v + HALF, tl.load(grad_v + from_v + HALF, of_k, 0.0), of_k)
 
 
-class RotateNorm(torch.autograd.Function):
+class RotaryQKNorm(torch.autograd.Function):
     """Queries and keys turned by their positions and normed; qkv is (B, T, 3, H, D), q, k, v (B, T, H, D)."""
 
     @staticmethod
     def forward(ctx, qkv: Tensor, cos: Tensor, sin: Tensor, eps: float):
         B, T, _, H, D = qkv.shape
         out = qkv.new_empty(B, T, 2, H, D)
-        n, rows = B * T * 2 * H, _HEAD_ELEMENTS // D
-        _rotate_norm[(triton.cdiv(n, rows),)](qkv, cos, sin, out, n, T, H, eps, D // 2, rows)
+        n, rows = B * T * 2 * H, _QK_BLOCK // D
+        _rotary_qk_norm[(triton.cdiv(n, rows),)](qkv, cos, sin, out, n, T, H, eps, D // 2, rows)
         ctx.save_for_backward(qkv, cos, sin)
         ctx.eps = eps
         return out[:, :, 0], out[:, :, 1], qkv[:, :, 2]
@@ -218,8 +218,8 @@ class RotateNorm(torch.autograd.Function):
         grads = [grad if grad.stride(-1) == 1 else grad.contiguous() for grad in grads]
         strides = [stride for grad in grads for stride in grad.stride()[:3]]
         grad_qkv = torch.empty_like(qkv)
-        n, rows = B * T * 2 * H, _HEAD_ELEMENTS // D
-        _rotate_norm_backward[(triton.cdiv(n, rows),)](
+        n, rows = B * T * 2 * H, _QK_BLOCK // D
+        _rotary_qk_norm_backward[(triton.cdiv(n, rows),)](
             qkv, cos, sin, *grads, grad_qkv, n, T, H, ctx.eps, *strides, D // 2, rows
         )
         return grad_qkv, None, None, None
@@ -229,7 +229,7 @@ class RotateNorm(torch.autograd.Function):
 
 
 @triton.jit
-def _normal(x):
+def _normal_cdf_pdf(x):
     """The share of a normal distribution below x, and its density there.
 
     The share by Hastings' polynomial (Abramowitz and Stegun, 7.1.26), right to 1e-7: half the cost of an erf.
@@ -242,7 +242,7 @@ def _normal(x):
 
 
 @triton.jit
-def _positive(x):
+def _relu(x):
     """x, or 0 if it is negative. The hardware's maximum would make 0 of what is not a number, and hide it."""
     return tl.where(x < 0, 0.0, x)
 
@@ -250,16 +250,16 @@ def _positive(x):
 @triton.jit
 def _activation(x, RELU2: tl.constexpr):
     if RELU2:
-        return _positive(x) * _positive(x)
-    below, _ = _normal(x)
+        return _relu(x) * _relu(x)
+    below, _ = _normal_cdf_pdf(x)
     return x * below
 
 
 @triton.jit
-def _slope(x, RELU2: tl.constexpr):
+def _activation_grad(x, RELU2: tl.constexpr):
     if RELU2:
-        return 2 * _positive(x)
-    below, density = _normal(x)
+        return 2 * _relu(x)
+    below, density = _normal_cdf_pdf(x)
     return below + x * density
 
 
@@ -273,7 +273,7 @@ def _activate(x, out, n, RELU2: tl.constexpr, BLOCK: tl.constexpr):
 def _activate_backward(x, grad_out, grad_x, n, RELU2: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     grad = tl.load(grad_out + at, at < n, 0.0).to(tl.float32)
-    tl.store(grad_x + at, grad * _slope(tl.load(x + at, at < n, 0.0).to(tl.float32), RELU2), at < n)
+    tl.store(grad_x + at, grad * _activation_grad(tl.load(x + at, at < n, 0.0).to(tl.float32), RELU2), at < n)
 
 
 class Activate(torch.autograd.Function):
@@ -285,15 +285,17 @@ class Activate(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.relu2 = relu2
         out = torch.empty_like(x)
-        _activate[(triton.cdiv(x.numel(), _ELEMENTS),)](x, out, x.numel(), relu2, _ELEMENTS, num_warps=4)
+        _activate[(triton.cdiv(x.numel(), _FORWARD_BLOCK),)](
+            x, out, x.numel(), relu2, _FORWARD_BLOCK, num_warps=4
+        )
         return out
 
     @staticmethod
     def backward(ctx, grad_out: Tensor):
         (x,) = ctx.saved_tensors
         grad_x, n = torch.empty_like(x), x.numel()
-        _activate_backward[(triton.cdiv(n, _ELEMENTS_BACKWARD),)](
-            x, grad_out.contiguous(), grad_x, n, ctx.relu2, _ELEMENTS_BACKWARD, num_warps=4
+        _activate_backward[(triton.cdiv(n, _BACKWARD_BLOCK),)](
+            x, grad_out.contiguous(), grad_x, n, ctx.relu2, _BACKWARD_BLOCK, num_warps=4
         )
         return grad_x, None
 
@@ -318,7 +320,7 @@ def _row_loss(here, target, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+def _cross_entropy_grad_inplace(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * V
     target = tl.load(targets + row)
@@ -333,11 +335,13 @@ def _turn(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr
         tl.store(here + c, gradient * factor, c < V)
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+def cross_entropy_grad_inplace(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
     """Overwrites logits (rows, V) by their loss's gradient. Returns the losses (rows)."""
     assert logits.is_contiguous()
     losses = torch.empty(len(logits), device=logits.device)
-    _turn[(len(logits),)](logits, targets, losses, logits.shape[1], ignored, _LOGITS, num_warps=16)
+    _cross_entropy_grad_inplace[(len(logits),)](
+        logits, targets, losses, logits.shape[1], ignored, _LOGITS_BLOCK, num_warps=16
+    )
     return losses
 
 
@@ -345,7 +349,7 @@ def turn_into_gradient(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 @triton.jit
-def _store_both_ways(v, out, out_t, r, c, R, C, S):
+def _store_with_transpose(v, out, out_t, r, c, R, C, S):
     """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed.
 
     From one row of `out` to the next it is S entries.
@@ -370,11 +374,11 @@ def _to_float8(
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, ok, 0.0).to(tl.float32)
     if grad is not None:
-        v = tl.load(grad + at, ok, 0.0).to(tl.float32) * _slope(v, RELU2)
+        v = tl.load(grad + at, ok, 0.0).to(tl.float32) * _activation_grad(v, RELU2)
     elif RELU2 is not None:
         v = _activation(v, RELU2)
     within = tl.clamp(v * (1 / tl.load(unit)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    _store_both_ways(within, out, out_t, r, c, R, C, S)
+    _store_with_transpose(within, out, out_t, r, c, R, C, S)
 
 
 def to_float8(
@@ -386,14 +390,28 @@ def to_float8(
     that to x. What is not a number stays none: at the limit, a run that went wrong would look sound.
     """
     R, C = x.shape
-    grid = (triton.cdiv(C, _TILE), triton.cdiv(R, _TILE))
+    grid = (triton.cdiv(C, _TRANSPOSE_TILE), triton.cdiv(R, _TRANSPOSE_TILE))
     grad = None if grad is None else grad.contiguous()
     S, limit = out.stride(0), torch.finfo(out.dtype).max
-    _to_float8[grid](x.contiguous(), grad, unit, out, out_t, R, C, S, relu2, limit, _TILE, _TILE, num_warps=8)
+    _to_float8[grid](
+        x.contiguous(),
+        grad,
+        unit,
+        out,
+        out_t,
+        R,
+        C,
+        S,
+        relu2,
+        limit,
+        _TRANSPOSE_TILE,
+        _TRANSPOSE_TILE,
+        num_warps=8,
+    )
 
 
 @triton.jit
-def _log_totals(logits, targets, losses, totals, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+def _log_sum_exp(logits, targets, losses, totals, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     loss, log_total = _row_loss(logits + row * V, tl.load(targets + row), V, IGNORED, BLOCK)
     tl.store(losses + row, loss)
@@ -412,7 +430,7 @@ def _float8_gradient(
     target = tl.load(targets + r, r < R, IGNORED)[:, None]
     x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * _LOG2_E
     gradient = tl.exp2(x - tl.load(totals + r, r < R, 0.0)[:, None]) - (c[None, :] == target).to(tl.float32)
-    _store_both_ways(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V, V)
+    _store_with_transpose(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V, V)
 
 
 def float8_gradient(
@@ -423,9 +441,20 @@ def float8_gradient(
     losses, totals = (torch.empty(R, device=logits.device) for _ in range(2))
     out = torch.empty(R, V, dtype=dtype, device=logits.device)
     out_t = torch.empty(V, R, dtype=dtype, device=logits.device)
-    _log_totals[(R,)](logits, targets, losses, totals, V, ignored, _LOGITS, num_warps=16)
-    grid = (triton.cdiv(V, _TILE), triton.cdiv(R, _TILE))
+    _log_sum_exp[(R,)](logits, targets, losses, totals, V, ignored, _LOGITS_BLOCK, num_warps=16)
+    grid = (triton.cdiv(V, _TRANSPOSE_TILE), triton.cdiv(R, _TRANSPOSE_TILE))
     _float8_gradient[grid](
-        logits, targets, totals, out, out_t, R, V, factor, ignored, _TILE, _TILE, num_warps=4
+        logits,
+        targets,
+        totals,
+        out,
+        out_t,
+        R,
+        V,
+        factor,
+        ignored,
+        _TRANSPOSE_TILE,
+        _TRANSPOSE_TILE,
+        num_warps=4,
     )
     return losses, out, out_t

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_STRIDE = 64  # there is room for a multiple of so many tokens: masks of other lengths make kernels slow
+_CAPACITY_MULTIPLE = (
+    64  # there is room for a multiple of so many tokens: masks of other lengths make kernels slow
+)
 
 
-class LayerCache:
+class LayerKVCache:
     """Keys and values (B, H, T, D) of one layer, with room for `capacity` tokens."""
 
     keys: Tensor  # made when the first tokens come, which say how many rows and which dtype
@@ -51,18 +53,18 @@ class LayerCache:
             self.values = self.values.repeat(rows, 1, 1, 1)
 
 
-class Cache:
+class KVCache:
     """One LayerCache per layer; all have read the same tokens."""
 
     def __init__(self, n_layer: int, capacity: int) -> None:
-        room = -(-capacity // _STRIDE) * _STRIDE
-        self.layers = [LayerCache(room) for _ in range(n_layer)]
+        room = -(-capacity // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+        self.layers = [LayerKVCache(room) for _ in range(n_layer)]
 
     @property
     def length(self) -> int:
         return self.layers[0].length
 
-    def places(self, count: int) -> slice | Tensor:
+    def next_positions(self, count: int) -> slice | Tensor:
         """The positions of the `count` tokens that come next."""
         return slice(self.length, self.length + count)
 
@@ -71,10 +73,10 @@ class Cache:
             layer.repeat(rows)
 
 
-class FixedLayerCache(LayerCache):
+class StaticLayerKVCache(LayerKVCache):
     """One layer of a FixedCache, which owns `place` and `mask`."""
 
-    def __init__(self, start: LayerCache, place: Tensor, mask: Tensor) -> None:
+    def __init__(self, start: LayerKVCache, place: Tensor, mask: Tensor) -> None:
         super().__init__(start.capacity)
         self.keys, self.values = start.keys, start.values
         self._place, self._mask = place, mask
@@ -85,7 +87,7 @@ class FixedLayerCache(LayerCache):
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._mask)
 
 
-class FixedCache(Cache):
+class StaticKVCache(KVCache):
     """Goes on where another cache has come to, one token at a time, always by the same kernels on the same
     memory: Python decides nothing between the steps, so one recorded step serves for all.
 
@@ -93,14 +95,14 @@ class FixedCache(Cache):
     mask that opens by one token at each step.
     """
 
-    def __init__(self, start: Cache) -> None:
+    def __init__(self, start: KVCache) -> None:
         keys = start.layers[0].keys
         self._place = torch.tensor([start.length - 1], device=keys.device)
         self._mask = keys.new_full((1, 1, 1, keys.shape[2]), float("-inf"))
         self._mask[..., : start.length] = 0.0
-        self.layers = [FixedLayerCache(layer, self._place, self._mask) for layer in start.layers]
+        self.layers = [StaticLayerKVCache(layer, self._place, self._mask) for layer in start.layers]
 
-    def places(self, count: int) -> Tensor:
+    def next_positions(self, count: int) -> Tensor:
         """Moves on to the next token's."""
         assert count == 1
         self._place.add_(1)

@@ -18,41 +18,43 @@ from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import float8, fused, loss_chunks
 
 
-def losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Of each of the targets (N), from `hidden` (N, C) by a head of `weight` (V, C)."""
-    rows = loss_chunks.rows_to_score(len(targets), len(weight), hidden.device.type)
+    rows = loss_chunks.eval_rows_per_chunk(len(targets), len(weight), hidden.device.type)
     parts = (slice(start, start + rows) for start in range(0, len(targets), rows))
-    return torch.cat([_at_once(hidden[part], weight, targets[part], "none") for part in parts])
+    return torch.cat(
+        [_unchunked_cross_entropy(hidden[part], weight, targets[part], "none") for part in parts]
+    )
 
 
 def cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False, low: bool = False
 ) -> Tensor:
     """Their mean. `low`: by products in 8-bit floats."""
-    if loss_chunks.are_few(len(targets), len(weight)):
-        return _at_once(hidden, weight, targets, "mean")
-    rows = loss_chunks.rows_at_a_time(len(targets), len(weight), hidden.device.type, kernel)
-    return _InPieces.apply(hidden, weight, targets, rows, kernel, low)  # type: ignore[no-any-return,no-untyped-call]
+    if loss_chunks.fits_unchunked(len(targets), len(weight)):
+        return _unchunked_cross_entropy(hidden, weight, targets, "mean")
+    rows = loss_chunks.rows_per_chunk(len(targets), len(weight), hidden.device.type, kernel)
+    return _ChunkedCrossEntropy.apply(hidden, weight, targets, rows, kernel, low)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _at_once(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
+def _unchunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
     logits = F.linear(hidden, weight).float()
     return F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction=reduction)
 
 
-class _InPieces(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     """Does the backward pass along with the forward one; `backward` only hands out what is there."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: bool, low: bool
     ) -> Tensor:
-        low = low and loss_chunks.fits_8_bits(len(weight))
-        head = _Head8(hidden, weight) if low else _Head(hidden, weight, kernel)
+        low = low and loss_chunks.is_float8_aligned(len(weight))
+        head = _Float8LMHeadLoss(hidden, weight) if low else _LMHeadLoss(hidden, weight, kernel)
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(targets), rows):
             piece = slice(start, start + rows)
-            total += head.losses(piece, targets[piece]).sum()
+            total += head.losses_with_grads(piece, targets[piece]).sum()
         # The share of the mean comes later, with a loss scaler's factor: float16 would lose what is so small.
         share = 1 / (targets != IGNORED_TARGET).sum()
         ctx.save_for_backward(head.hidden_grad.to(hidden.dtype), head.weight_grad.to(weight.dtype), share)
@@ -65,7 +67,7 @@ class _InPieces(torch.autograd.Function):
         return hidden_grad * factor, weight_grad * factor, None, None, None, None
 
 
-class _Head:
+class _LMHeadLoss:
     """The head's three products, in autocast's dtype. The weight's gradient adds up in float32."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, kernel: bool) -> None:
@@ -79,10 +81,10 @@ class _Head:
         self.hidden_grad = torch.empty_like(self._hidden)
         self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
 
-    def losses(self, piece: slice, targets: Tensor) -> Tensor:
+    def losses_with_grads(self, piece: slice, targets: Tensor) -> Tensor:
         """Of a piece of the tokens; takes their gradients along."""
         logits = self._hidden[piece] @ self._weight.t()
-        losses = fused.turn_into_gradient(logits, targets, self._kernel)
+        losses = fused.cross_entropy_grad_inplace(logits, targets, self._kernel)
         self.hidden_grad[piece] = logits @ self._weight
         self._add_to_weight(logits.t(), self._hidden[piece])
         return losses
@@ -96,22 +98,24 @@ class _Head:
             self.weight_grad += gradient @ hidden
 
 
-class _Head8:
+class _Float8LMHeadLoss:
     """The same in 8-bit floats. A gradient to logits is between -1 and 1: its factor is known beforehand."""
 
-    _FACTOR = 2.0**14
+    _GRAD_FACTOR = 2.0**14
 
     def __init__(self, hidden: Tensor, weight: Tensor) -> None:
-        self._hidden = float8.low_activations(hidden.detach())
-        self._weight = float8.low_weight(weight.detach())
-        self._unit = torch.full((), 1 / self._FACTOR, device=hidden.device)
+        self._hidden = float8.quantize_activations(hidden.detach())
+        self._weight = float8.quantize_weight(weight.detach())
+        self._unit = torch.full((), 1 / self._GRAD_FACTOR, device=hidden.device)
         self.hidden_grad = torch.empty(hidden.shape, dtype=torch.bfloat16, device=hidden.device)
         self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
 
-    def losses(self, piece: slice, targets: Tensor) -> Tensor:
+    def losses_with_grads(self, piece: slice, targets: Tensor) -> Tensor:
         x, w = self._hidden, self._weight
-        logits = float8.product(x.rows[piece], w.rows, x.unit, w.unit)
-        losses, rows, columns = float8.loss_gradient(logits, targets, self._FACTOR)
-        self.hidden_grad[piece] = float8.product(rows, w.columns, self._unit, w.unit)
-        self.weight_grad += float8.product(columns, x.columns[:, piece], self._unit, x.unit, torch.float32)
+        logits = float8.float8_matmul(x.row_major[piece], w.row_major, x.scale, w.scale)
+        losses, rows, columns = float8.loss_gradient(logits, targets, self._GRAD_FACTOR)
+        self.hidden_grad[piece] = float8.float8_matmul(rows, w.column_major, self._unit, w.scale)
+        self.weight_grad += float8.float8_matmul(
+            columns, x.column_major[:, piece], self._unit, x.scale, torch.float32
+        )
         return losses

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_COLDEST = 1e-30  # below, dividing by the temperature leaves float32's range
+_MIN_TEMPERATURE = 1e-30  # below, dividing by the temperature leaves float32's range
 
 
 @dataclass(frozen=True)
-class Draws:
+class TokenSampler:
     """How tokens are drawn. By generators of their own, never by training's."""
 
     vocab_size: int  # the tokenizer's: ids above it exist only as padding of the model's matrices
@@ -40,7 +40,7 @@ class Draws:
             problems.append(f"--top_p={self.top_p} must be above 0 and at most 1")
         return problems
 
-    def generator(self, number: int) -> torch.Generator:
+    def sample_generator(self, number: int) -> torch.Generator:
         """Of the sample with this number. On the CPU, so that every device draws the same."""
         seed = self.seed
         if number > 0:  # mixed, so that sample 1 of a seed is not sample 0 of the next seed
@@ -52,7 +52,7 @@ class Draws:
         the logits are no numbers, -1: to ask them here would make a GPU wait.
         """
         logits = logits[:, : self.vocab_size].float().expand(len(generators), -1)
-        if self.temperature < _COLDEST:
+        if self.temperature < _MIN_TEMPERATURE:
             most, likeliest = logits.max(-1)  # of what is no number, that is the most
             return likeliest.where(most.isfinite(), -1)
         ids = None

@@ -18,21 +18,21 @@ from torch import Tensor
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 
-_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old files carry along
+_CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers that old files carry along
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A GPT2LMHeadModel (or GPT2Model) state dict under our names and in our layout."""
     ours = {}
     for name, tensor in state.items():
-        if name.endswith(CAUSAL_MASKS):
+        if name.endswith(CAUSAL_MASK_SUFFIXES):
             continue
         name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         # One of another number of dimensions is left for `load_weights` to refuse.
-        transposed = name.endswith(_TRANSPOSED) and tensor.dim() == 2
+        transposed = name.endswith(_CONV1D_WEIGHTS) and tensor.dim() == 2
         ours[name] = tensor.t().contiguous() if transposed else tensor
-    return with_head(ours)
+    return with_tied_head(ours)
 
 
 def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
     for name, tensor in state.items():
         if name == "lm_head.weight" and config.tie_embeddings:
             continue
-        theirs[name] = tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor.contiguous()
+        theirs[name] = tensor.t().contiguous() if name.endswith(_CONV1D_WEIGHTS) else tensor.contiguous()
     if not config.bias:
         for name, tensor in state.items():
             if name.startswith(("transformer.h.", "transformer.ln_f.")):
@@ -50,7 +50,7 @@ def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
     return theirs
 
 
-_NANOCHAT = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+_NANOCHAT_LAYER_NAMES = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
 
 
 def to_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def to_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
         parts = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v.clone())
         for part, tensor in zip("qkv", parts, strict=True):
             theirs[f"{there}.self_attn.{part}_proj.weight"] = tensor
-        for name, their_name in _NANOCHAT.items():
+        for name, their_name in _NANOCHAT_LAYER_NAMES.items():
             theirs[f"{there}.{their_name}.weight"] = state[f"{block}.{name}.weight"].contiguous()
         theirs[f"{there}.mlp.fc1.weight"] = state[f"{block}.mlp.c_fc.weight"] * state[f"{block}.ln_2.weight"]
     gain = state["transformer.ln_f.weight"]
@@ -87,10 +87,10 @@ def from_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, T
                 q, k, v = (theirs.pop(name) for name in names)
                 qkv = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v)
                 ours[f"{block}.attn.c_attn.weight"] = torch.cat(qkv)
-            for name, their_name in _NANOCHAT.items():
+            for name, their_name in _NANOCHAT_LAYER_NAMES.items():
                 if f"{there}.{their_name}.weight" in theirs:
                     ours[f"{block}.{name}.weight"] = theirs.pop(f"{there}.{their_name}.weight")
-    return with_head(ours | theirs)
+    return with_tied_head(ours | theirs)
 
 
 def _swap_halves(matrix: Tensor, heads: int) -> Tensor:
@@ -98,7 +98,7 @@ def _swap_halves(matrix: Tensor, heads: int) -> Tensor:
     return matrix.view(heads, 2, -1, matrix.shape[1]).flip(1).reshape(matrix.shape)
 
 
-def with_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_tied_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The head and the embedding are one matrix, and files may name it once."""
     whole = dict(weights)
     if "transformer.wte.weight" in whole:
@@ -121,7 +121,7 @@ def crop_block_size(
     return dataclasses.replace(config, block_size=block_size), cropped
 
 
-def model_of(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT:
+def build_model(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT:
     """A model with these weights."""
     model = GPT(config, empty=True)
     load_weights(model, state, origin)
@@ -130,11 +130,11 @@ def model_of(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT
 
 def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
     """Copies `state` into the model."""
-    check_fit(model, state, origin)
+    check_state_dict(model, state, origin)
     model.load_state_dict(dict(state))
 
 
-def check_fit(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
+def check_state_dict(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
     """Every difference in names or shapes is reported at once."""
     own = model.state_dict()
     problems = [f"{origin} lacks {name}" for name in own if name not in state]

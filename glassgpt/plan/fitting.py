@@ -10,23 +10,27 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.estimate.batching import plan_batch
-from glassgpt.plan.dataset_size import Text
-from glassgpt.plan.run_spec import GPT2_SHAPES, Decided, can_shard, decide, without_luxury
-from glassgpt.plan.target import Target
-from glassgpt.validate import find_problems
+from glassgpt.plan.dataset_size import DatasetInfo
+from glassgpt.plan.run_spec import GPT2_SHAPES, RunSpec, can_shard, decide, without_optional_memory
+from glassgpt.plan.target import PlanTarget
+from glassgpt.validate import find_config_problems
 
-Changes = Mapping[str, Any]
+SettingChanges = Mapping[str, Any]
 
 
-def flags(changes: Changes) -> str:
+def changes_as_flags(changes: SettingChanges) -> str:
     return " ".join(f"--{name}={value}" for name, value in changes.items())
 
 
-def in_pieces(decided: Decided, target: Target) -> Changes | None:
+def split_into_micro_batches(decided: RunSpec, target: PlanTarget) -> SettingChanges | None:
     """The same run with as many sequences at a time as there is room for and use; None: not even one fits."""
-    config, ranks = decided.config, decided.work.ranks
-    work = replace(without_luxury(decided.work), micro_steps=2)  # in pieces, gradients have to add up
-    largest = memory.largest_batch(work, target.room) or memory.largest_batch(work, target.limit)
+    config, ranks = decided.config, decided.workload.ranks
+    work = replace(
+        without_optional_memory(decided.workload), micro_steps=2
+    )  # in pieces, gradients have to add up
+    largest = memory.largest_fitting_batch(work, target.comfortable_bytes) or memory.largest_fitting_batch(
+        work, target.max_bytes
+    )
     if largest is None:
         return None
     is_open = replace(
@@ -39,12 +43,13 @@ def in_pieces(decided: Decided, target: Target) -> Changes | None:
     return pieces
 
 
-def remedies(decided: Decided, target: Target, text: Text, room: int) -> list[str]:
+def memory_fixes(decided: RunSpec, target: PlanTarget, text: DatasetInfo, room: int) -> list[str]:
     """Flags that make it need no more than `room`, each line enough by itself."""
 
-    def first(several: Iterator[Changes]) -> str:
+    def first(several: Iterator[SettingChanges]) -> str:
         return next(
-            (flags for changes in several if (flags := enough(decided, changes, target, text, room))), ""
+            (flags for changes in several if (flags := fitting_flags(decided, changes, target, text, room))),
+            "",
         )
 
     config = decided.config
@@ -52,32 +57,36 @@ def remedies(decided: Decided, target: Target, text: Text, room: int) -> list[st
     return [line for line in (*lines, first(_shorter(config)), first(_smaller(config))) if line]
 
 
-def enough(decided: Decided, changes: Changes, target: Target, text: Text, room: int) -> str:
+def fitting_flags(
+    decided: RunSpec, changes: SettingChanges, target: PlanTarget, text: DatasetInfo, room: int
+) -> str:
     """These changes as flags, with smaller micro-batches where it takes them; empty: they are not enough."""
     try:
-        changed = _decide(decided.config, changes, target, text)
-        if memory.needed(changed.work).total <= room:
-            return flags(changes)
-        pieces = in_pieces(changed, target)
+        changed = _decide_with_changes(decided.config, changes, target, text)
+        if memory.estimate_memory(changed.workload).total_bytes <= room:
+            return changes_as_flags(changes)
+        pieces = split_into_micro_batches(changed, target)
         if pieces is None:
             return ""
         changes = {**changes, **pieces}
-        changed = _decide(decided.config, changes, target, text)
+        changed = _decide_with_changes(decided.config, changes, target, text)
     except UserError:  # the trainer would refuse it
         return ""
-    return flags(changes) if memory.needed(changed.work).total <= room else ""
+    return changes_as_flags(changes) if memory.estimate_memory(changed.workload).total_bytes <= room else ""
 
 
-def _decide(config: TrainConfig, changes: Changes, target: Target, text: Text) -> Decided:
+def _decide_with_changes(
+    config: TrainConfig, changes: SettingChanges, target: PlanTarget, text: DatasetInfo
+) -> RunSpec:
     config = replace(config, **changes)
-    if problems := find_problems(config):
+    if problems := find_config_problems(config):
         raise UserError(problems)
     return decide(config, target, text)
 
 
-def _kinds(decided: Decided) -> Iterator[Changes]:
+def _kinds(decided: RunSpec) -> Iterator[SettingChanges]:
     """The same model, trained in another way."""
-    work = decided.work
+    work = decided.workload
     if not work.config.activation_checkpointing:
         yield {"activation_checkpointing": True}
     if not work.compiled and work.device_type != "mps" and not work.config.fp8:
@@ -88,17 +97,17 @@ def _kinds(decided: Decided) -> Iterator[Changes]:
         yield {"shard": True}
 
 
-_SHORTEST = 64  # tokens of context that are worth a run
+_MIN_CONTEXT = 64  # tokens of context that are worth a run
 
 
-def _shorter(config: TrainConfig) -> Iterator[Changes]:
+def _shorter(config: TrainConfig) -> Iterator[SettingChanges]:
     length = config.block_size // 2
-    while length >= _SHORTEST:
+    while length >= _MIN_CONTEXT:
         yield {"block_size": length}
         length //= 2
 
 
-def _smaller(config: TrainConfig) -> Iterator[Changes]:
+def _smaller(config: TrainConfig) -> Iterator[SettingChanges]:
     """Fewer layers; or, as weights bring theirs along, the largest of GPT-2's."""
     if config.init_from != "scratch":
         yield from ({"init_from": name} for name in reversed(GPT2_SHAPES))

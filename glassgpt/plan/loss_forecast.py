@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt import schedule
-from glassgpt.config import TrainConfig, first_save
+from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.estimate import memory
-from glassgpt.estimate.loss_law import Expectation, expect
-from glassgpt.estimate.loss_law_inputs import setup_of
-from glassgpt.plan.dataset_size import Text
-from glassgpt.plan.run_spec import Decided
+from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
+from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.plan.dataset_size import DatasetInfo
+from glassgpt.plan.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Prospect:
+class TrainingEstimate:
     """Iterations count updates; losses are of validation text, in nats a token, as (low, mid, high)."""
 
     epochs: float
@@ -33,22 +33,22 @@ class Prospect:
         return asdict(self)
 
 
-def prospect(decided: Decided, text: Text) -> Prospect:
+def estimate_training(decided: RunSpec, text: DatasetInfo) -> TrainingEstimate:
     config = decided.config
-    saved = memory.checkpoint_bytes(decided.work)
+    saved = memory.checkpoint_bytes(decided.workload)
     about = {
         "epochs": decided.total_tokens / text.train_tokens,
         "tokens_per_parameter": decided.total_tokens / decided.parameters,
-        "first_checkpoint": first_save(config),
+        "first_checkpoint": first_checkpoint_iter(config),
         "checkpoint_bytes": saved,
         "disk_bytes": saved * (config.keep_checkpoints + 2),  # the latest, the best, the one being written
-        "schedule": schedule.describe(config),
+        "schedule": schedule.describe_schedule(config),
     }
     if config.init_from != "scratch":
         unknown = "unknown: it begins with weights that learned before"
-        return Prospect(**about, loss=None, loss_reason=unknown, course=(), overfits_at=None)  # type: ignore[arg-type]
-    ahead = expectation(config, decided.work.vocab_size, decided.batch.tokens, text)
-    return Prospect(
+        return TrainingEstimate(**about, loss=None, loss_reason=unknown, course=(), overfits_at=None)  # type: ignore[arg-type]
+    ahead = expected_loss_curve(config, decided.workload.vocab_size, decided.batch.tokens, text)
+    return TrainingEstimate(
         **about,  # type: ignore[arg-type]
         loss=(ahead.final.low, ahead.final.mid, ahead.final.high),
         loss_reason="; ".join(ahead.basis),
@@ -57,8 +57,10 @@ def prospect(decided: Decided, text: Text) -> Prospect:
     )
 
 
-def expectation(config: TrainConfig, vocab_size: int, batch_tokens: int, text: Text) -> Expectation:
-    setup = setup_of(
+def expected_loss_curve(
+    config: TrainConfig, vocab_size: int, batch_tokens: int, text: DatasetInfo
+) -> ExpectedLossCurve:
+    setup = loss_law_inputs(
         config,
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
@@ -67,14 +69,14 @@ def expectation(config: TrainConfig, vocab_size: int, batch_tokens: int, text: T
         tokenizer=text.tokenizer,
         bytes_per_token=text.bytes_per_token,
     )
-    return expect(setup)
+    return predict_loss_curve(setup)
 
 
-_SHOWN = 8
+_MAX_POINTS_SHOWN = 8
 
 
-def _some(ahead: Expectation) -> list[Any]:
+def _some(ahead: ExpectedLossCurve) -> list[Any]:
     """Of the points where people look, a few, and always the last."""
     points = list(ahead.points)
-    step = -(-len(points) // _SHOWN)
+    step = -(-len(points) // _MAX_POINTS_SHOWN)
     return points[::-step][::-1] if points else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.estimate.cluster import NETWORK_GB_S
+from glassgpt.estimate.cluster import DEFAULT_NETWORK_GB_S
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class PlanOptions:
     nodes: int = 1
     # With --nodes: GB/s from each machine to the others, e.g. 1.25 for Ethernet with 10 Gbit/s, 400 for eight
     # ports of InfiniBand NDR.
-    network: float = NETWORK_GB_S
+    network: float = DEFAULT_NETWORK_GB_S
     # Propose the model, batch and length with the best expected loss in so many hours instead.
     hours: float | None = None
     # With --hours: also write the proposal to this file, ready for `glass train FILE`.
@@ -32,26 +32,26 @@ class PlanOptions:
     json: bool = False
 
 
-_LONGEST_HOURS = 10 * 365 * 24
-_MOST = {"gpus": 1024, "nodes": 65_536, "network": 1e6, "price": 1e9}
-_LEAST_NETWORK = 1e-6  # GB/s
+_MAX_HOURS = 10 * 365 * 24
+_MAX_VALUES = {"gpus": 1024, "nodes": 65_536, "network": 1e6, "price": 1e9}
+_MIN_NETWORK_GB_S = 1e-6  # GB/s
 
 
-def check_options(options: PlanOptions) -> list[str]:
+def check_plan_options(options: PlanOptions) -> list[str]:
     problems = []
-    for name, most in _MOST.items():
+    for name, most in _MAX_VALUES.items():
         value = getattr(options, name)
         if value is not None and value > most:
             problems.append(f"--{name}={value:g} is more than anybody has: at most {most:,.0f}")
-    if 0 < options.network < _LEAST_NETWORK:
+    if 0 < options.network < _MIN_NETWORK_GB_S:
         problems.append(f"--network={options.network:g} is less than a telephone's; it is in GB/s")
-    if options.network != NETWORK_GB_S and options.nodes == 1:
+    if options.network != DEFAULT_NETWORK_GB_S and options.nodes == 1:
         problems.append(f"--network={options.network:g} is between machines: it goes with --nodes")
     for name in ("hours", "price", "gpus", "nodes", "network"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             problems.append(f"--{name}={value:g} must be greater than 0")
-    if options.hours is not None and options.hours > _LONGEST_HOURS:
+    if options.hours is not None and options.hours > _MAX_HOURS:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
     if options.out and not options.out.endswith(".toml"):
         problems.append(f"--out={options.out} is for `glass train`, which takes files called .toml")

@@ -7,20 +7,20 @@ from typing import Any
 
 from glassgpt.estimate import overheads
 from glassgpt.estimate.batching import tokens_to_evaluate
-from glassgpt.estimate.forecast import Forecast, Hardware, Portions, Range, forecast
-from glassgpt.estimate.speed import Pace
-from glassgpt.plan.dataset_size import Text
-from glassgpt.plan.run_spec import Decided
-from glassgpt.plan.target import Target
+from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.plan.dataset_size import DatasetInfo
+from glassgpt.plan.run_spec import RunSpec
+from glassgpt.plan.target import PlanTarget
 
 
 @dataclass(frozen=True)
-class Times:
+class TimeEstimate:
     """Seconds, as ranges (low, mid, high) where the pace is in them."""
 
-    pace: Pace
-    total_s: Range
-    updates_s: Range
+    pace: ThroughputEstimate
+    total_s: LowMidHigh
+    updates_s: LowMidHigh
     evaluation_s: float
     evaluations: int
     evaluation_share: float
@@ -35,25 +35,29 @@ class Times:
         return asdict(self)
 
 
-def forecast_of(decided: Decided, target: Target, text: Text) -> Forecast:
-    work, batch = decided.work, decided.batch
+def forecast_spec(decided: RunSpec, target: PlanTarget, text: DatasetInfo) -> RunForecast:
+    work, batch = decided.workload, decided.batch
     evaluated = tokens_to_evaluate(decided.config, batch, text.val_tokens)
-    on = Hardware(target.peak(work.dtype), target.card, target.cluster)
-    return forecast(work, decided.flops_per_token, on, Portions(batch.tokens, evaluated, text.val_tokens))
+    on = Hardware(target.peak_flops_per_s(work.dtype), target.card, target.cluster)
+    return forecast_workload(
+        work, decided.flops_per_token, on, TokenCounts(batch.tokens, evaluated, text.val_tokens)
+    )
 
 
-def times(decided: Decided, target: Target, ahead: Forecast, price: float | None) -> Times | None:
+def estimate_times(
+    decided: RunSpec, target: PlanTarget, ahead: RunForecast, price: float | None
+) -> TimeEstimate | None:
     """None where the machine's speed is unknown. `price`: of an hour of one machine."""
     total = ahead.total_s
-    if ahead.pace is None or total is None or ahead.updates_s is None or ahead.evaluation_s is None:
+    if ahead.throughput is None or total is None or ahead.updates_s is None or ahead.evaluation_s is None:
         return None
     hours = total[1] / 3600
     watts = None
     if target.card is not None and target.card.watts is not None:
         watts = target.card.watts * target.cluster.ranks
     compiling = overheads.compile_cost_s(target.device_type, decided.config.n_layer)
-    return Times(
-        pace=ahead.pace,
+    return TimeEstimate(
+        pace=ahead.throughput,
         total_s=total,
         updates_s=ahead.updates_s,
         evaluation_s=ahead.evaluation_s,
@@ -68,20 +72,20 @@ def times(decided: Decided, target: Target, ahead: Forecast, price: float | None
     )
 
 
-def _break_even(decided: Decided, target: Target, cost: float) -> int | None:
+def _break_even(decided: RunSpec, target: PlanTarget, cost: float) -> int | None:
     """Our kernels make compiling needless; without them it pays after so many updates."""
-    peak = target.peak(decided.work.dtype)
+    peak = target.peak_flops_per_s(decided.workload.dtype)
     if (
         decided.config.eval_only
-        or decided.work.kernels
-        or decided.work.compiled
+        or decided.workload.kernels
+        or decided.workload.compiled
         or target.device_type == "mps"
         or peak is None
     ):
         return None
     batch = decided.batch
     step = overheads.eager_step_s(
-        target.device_type, batch.tokens // decided.work.ranks, batch.micro_steps, decided.flops_per_token,
+        target.device_type, batch.tokens // decided.workload.ranks, batch.micro_steps, decided.flops_per_token,
         decided.config.n_layer, peak,
     )  # fmt: skip
     return round(cost / overheads.compile_saving_s(target.device_type, step))

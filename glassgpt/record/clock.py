@@ -35,7 +35,7 @@ class Ledger:
         """The phase it is in."""
         return self._stack[-1]
 
-    def move(self, source: str, target: str, seconds: float) -> None:
+    def reassign(self, source: str, target: str, seconds: float) -> None:
         """Reassigns time whose true phase is known only afterwards; the sum stays what it was."""
         seconds = max(0.0, min(seconds, self._seconds[source]))
         self._seconds[source] -= seconds
@@ -83,6 +83,6 @@ class _Phase:
         self.seconds += self._ledger._since
 
 
-def since(earlier: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+def phase_seconds_between(earlier: dict[str, float], now: dict[str, float]) -> dict[str, float]:
     """Seconds per phase between two readings of a ledger."""
     return {name: now[name] - earlier[name] for name in now}

@@ -20,11 +20,18 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.cgroup import ROOT, memory_limit, memory_room, own_groups, read_text, usable_cores
+from glassgpt.cgroup import (
+    CGROUP_ROOT,
+    memory_limit_and_free_bytes,
+    memory_limit_bytes,
+    read_own_cgroups,
+    read_text_or_empty,
+    usable_cores,
+)
 
 
 def describe_cpu() -> dict[str, object]:
-    info = read_text(Path("/proc/cpuinfo"))
+    info = read_text_or_empty(Path("/proc/cpuinfo"))
     flags = re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)
     known = flags[1].split() if flags else None  # None: this system does not say
     return {
@@ -42,12 +49,12 @@ def cpu_model(cpuinfo: str) -> str:
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if named:
         return named[1].strip()
-    if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string")):
+    if sys.platform == "darwin" and (brand := command_output("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
 
 
-def load() -> float:
+def load_average() -> float:
     """Processes that wanted to compute over the last minute, this one's among them; 0 if nobody says."""
     try:
         return float(psutil.getloadavg()[0])
@@ -59,13 +66,13 @@ def load() -> float:
 class CpuTimes:
     """Seconds up to now: of the clock, of all work on the cores this process may use, of its own work."""
 
-    clock: float
-    busy: float
-    own: float
+    wall_s: float
+    busy_s: float
+    own_s: float
     cores: int = 0  # so many are those; a container's quota may be smaller
 
 
-def cpu_times() -> CpuTimes:
+def read_cpu_times() -> CpuTimes:
     cores = psutil.cpu_times(percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     waiting = ("idle", "iowait", "guest", "guest_nice")  # guests are in `user` and `nice` already
@@ -79,45 +86,47 @@ def cpu_times() -> CpuTimes:
     return CpuTimes(time.monotonic(), busy, time.process_time(), len(allowed))
 
 
-def others_cores(before: CpuTimes, now: CpuTimes) -> float:
+def cores_used_by_others(before: CpuTimes, now: CpuTimes) -> float:
     """Cores that other programs kept busy between two readings, of those that this process could use. With a
     container's quota of 4 on a host of 64, the first 60 that are busy take nothing away."""
-    others = ((now.busy - before.busy) - (now.own - before.own)) / max(1e-9, now.clock - before.clock)
+    others = ((now.busy_s - before.busy_s) - (now.own_s - before.own_s)) / max(
+        1e-9, now.wall_s - before.wall_s
+    )
     return max(0.0, others - max(0.0, now.cores - usable_cores()))
 
 
-def busy_cores(seconds: float = 0.2) -> float:
+def measure_busy_cores(seconds: float = 0.2) -> float:
     """Cores that other programs keep busy just now. The load average would lag by a minute."""
-    before = cpu_times()
+    before = read_cpu_times()
     time.sleep(seconds)
-    return others_cores(before, cpu_times())
+    return cores_used_by_others(before, read_cpu_times())
 
 
 def usable_memory() -> tuple[int, bool]:
     """Bytes of main memory that this process may use, and whether a container limits them."""
     total = int(psutil.virtual_memory().total)
-    limit = memory_limit(own_groups(), ROOT)
+    limit = memory_limit_bytes(read_own_cgroups(), CGROUP_ROOT)
     return (total, False) if limit is None or limit >= total else (limit, True)
 
 
-def available_memory() -> int:
+def available_memory_bytes() -> int:
     """Bytes of main memory that this process could still use."""
     available = int(psutil.virtual_memory().available)
-    room = memory_room(own_groups(), ROOT)
+    room = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
     return available if room is None else min(available, room[1])
 
 
-def unified_memory() -> int:
+def unified_memory_bytes() -> int:
     """Bytes that an Apple chip's CPU and GPU share."""
-    told = output_of("sysctl", "-n", "hw.memsize") or ""
+    told = command_output("sysctl", "-n", "hw.memsize") or ""
     return int(told) if told.isdecimal() else int(psutil.virtual_memory().total)
 
 
 def nvidia_driver() -> str | None:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text(Path("/proc/driver/nvidia/version")))
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text_or_empty(Path("/proc/driver/nvidia/version")))
     if found:
         return found[0]
-    answer = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    answer = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return answer.splitlines()[0] if answer else None
 
 
@@ -126,7 +135,7 @@ def apple_gpu_name() -> str:
     """`Apple M2 Pro 19-core GPU`, as in the card table: chips of one name differ in GPU cores."""
     chip = cpu_model("")
     cores = re.search(
-        r"Total Number of Cores: (\d+)", output_of("system_profiler", "SPDisplaysDataType") or ""
+        r"Total Number of Cores: (\d+)", command_output("system_profiler", "SPDisplaysDataType") or ""
     )
     return f"{chip} {cores[1]}-core GPU" if cores else chip
 
@@ -137,13 +146,13 @@ def source_commit(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    return output_of("git", "--no-optional-locks", "-C", str(root), *describe)
+    return command_output("git", "--no-optional-locks", "-C", str(root), *describe)
 
 
 def process_age_s() -> float:
     """Seconds since the operating system created this process: imports and interpreter included."""
     if sys.platform == "linux":
-        stat = read_text(Path("/proc/self/stat"))
+        stat = read_text_or_empty(Path("/proc/self/stat"))
         if stat:
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             return max(0.0, now - start_since_boot_s(stat, os.sysconf("SC_CLK_TCK")))
@@ -167,17 +176,17 @@ def resident_bytes() -> int:
 
 
 # As torch and Triton look for them: a variable, then the usual names.
-COMPILERS = {"C": ("CC", "cc", "gcc", "clang"), "C++": ("CXX", "c++", "g++", "clang++")}
+COMPILER_COMMANDS = {"C": ("CC", "cc", "gcc", "clang"), "C++": ("CXX", "c++", "g++", "clang++")}
 
 
 def find_compiler(
     language: str, environment: Mapping[str, str], which: Callable[[str], str | None]
 ) -> str | None:
-    variable, *usual = COMPILERS[language]
+    variable, *usual = COMPILER_COMMANDS[language]
     return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
 
 
-def output_of(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """What a command prints, or None if it is missing, fails, hangs or says nothing."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=10, check=True)

@@ -7,7 +7,7 @@ import math
 from glassgpt.record.journal import Record
 
 
-def is_sound(record: Record) -> bool:
+def is_valid_profile(record: Record) -> bool:
     """Whether all that is shown of it is there, and of the right kind."""
     pieces = record.get("top")
     return (

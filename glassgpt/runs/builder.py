@@ -9,102 +9,114 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from glassgpt.config import Value
-from glassgpt.runs.run_log import Evaluation, Event, EventKind, History, Metric, Save, Segment, Setup, Steps
+from glassgpt.config import ConfigValue
+from glassgpt.runs.run_log import (
+    EventKind,
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+    ValMetric,
+)
 from glassgpt.runs.trainer import Trainer
 
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
-_LONGEST_EVENT = 2000
-_MOST_EVENTS = 200  # of a kind
-LARGEST = 10**15  # no iteration has a larger number, or takes more milliseconds
-LARGEST_LOSS = 1e100  # more is as good as infinite, and squares of it are
+_MAX_EVENT_CHARS = 2000
+_MAX_EVENTS_PER_KIND = 200  # of a kind
+MAX_ITERATION = 10**15  # no iteration has a larger number, or takes more milliseconds
+MAX_LOSS = 1e100  # more is as good as infinite, and squares of it are
 
 
 @dataclass
-class Notes:
+class SetupBuilder:
     """What the log says about the run, gathered line by line; the last word counts."""
 
-    settings: dict[str, Value] = field(default_factory=dict)
-    said: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of Setup
-    decayed: int | None = None  # parameters in the optimizer's groups, which are printed apart
-    undecayed: int | None = None
-    trainable: int = 0
-    frozen: int = 0
+    settings: dict[str, ConfigValue] = field(default_factory=dict)
+    values: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of Setup
+    decayed_parameters: int | None = None  # parameters in the optimizer's groups, which are printed apart
+    undecayed_parameters: int | None = None
+    trainable_parameters: int = 0
+    frozen_parameters: int = 0
 
-    def setup(self) -> Setup:
-        groups = (self.decayed or 0) + (self.undecayed or 0)
-        said = {"trained_parameters": groups or None} | self.said
-        return Setup(settings=dict(self.settings), **said)  # type: ignore[arg-type]
+    def build(self) -> LoggedSetup:
+        groups = (self.decayed_parameters or 0) + (self.undecayed_parameters or 0)
+        said = {"trained_parameters": groups or None} | self.values
+        return LoggedSetup(settings=dict(self.settings), **said)  # type: ignore[arg-type]
 
-    def over(self, later: Notes) -> Notes:
+    def merged_with(self, later: SetupBuilder) -> SetupBuilder:
         """These, and what only the later ones say: a script that runs afterwards introduces itself too."""
-        return Notes(
+        return SetupBuilder(
             later.settings | self.settings,
-            later.said | self.said,
-            self.decayed if self.decayed is not None else later.decayed,
-            self.undecayed if self.undecayed is not None else later.undecayed,
+            later.values | self.values,
+            self.decayed_parameters if self.decayed_parameters is not None else later.decayed_parameters,
+            self.undecayed_parameters
+            if self.undecayed_parameters is not None
+            else later.undecayed_parameters,
         )
 
-    def copy(self) -> Notes:
-        return replace(self, settings=dict(self.settings), said=dict(self.said))
+    def copy(self) -> SetupBuilder:
+        return replace(self, settings=dict(self.settings), values=dict(self.values))
 
 
-class Recording:
+class RunBuilder:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.notes = Notes()
-        self._notes_of_run: Notes | None = None  # as they were when its first iteration came
-        self.quoted = False  # lines are quoted in a text, maybe out of order
+        self.setup = SetupBuilder()
+        self._setup_at_first_step: SetupBuilder | None = None  # as they were when its first iteration came
+        self.has_quoted_lines = False  # lines are quoted in a text, maybe out of order
         self.line = 0
-        self.begun: int | None = None  # an iteration of whose line there is only a piece
-        self.block = 0  # of a text that quotes a log: odd inside a code block
+        self.partial_iteration: int | None = None  # an iteration of whose line there is only a piece
+        self.fence_count = 0  # of a text that quotes a log: odd inside a code block
         # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
-        self.numbers: dict[int, int] | None = None
+        self.iteration_by_count: dict[int, int] | None = None
         # Flat, a row after the other: a log may have millions.
-        self._places = array("q")  # iteration, segment
+        self._row_keys = array("q")  # iteration, segment
         self._rows = array("d")  # _COLUMNS
         self._has_loss = array("b")
         self._segments: list[Segment] = []
-        self._evals: list[Evaluation] = []
+        self._evals: list[LoggedEvaluation] = []
         self._counts: Counter[EventKind] = Counter()
-        self._saves: list[Save] = []
-        self._events: list[Event] = []
+        self._saves: list[LoggedCheckpoint] = []
+        self._events: list[LogEvent] = []
         self._batches: list[tuple[int, int]] = []
         self._in_traceback = False
-        self._announced = False  # a new process has introduced itself
+        self._process_announced = False  # a new process has introduced itself
         self._start_lines: list[int] = []
-        self._next_start_line: int | None = None  # where the first one since the last iteration did
-        self._resumes = False
-        self._steps_here = 0  # in the current segment
-        self._last: int | None = None  # iteration of the current segment
+        self._failed_start_line: int | None = None  # where the first one since the last iteration did
+        self._process_resumes = False
+        self._segment_steps = 0  # in the current segment
+        self._last_iteration: int | None = None  # iteration of the current segment
         self._last_step_line = 0
-        self._last_step_block = 0
-        self._blocks: set[int] = set()  # with lines about iterations in them
-        self._last_eval: int | None = None  # of the current segment
+        self._last_step_fence = 0
+        self._fences_with_steps: set[int] = set()  # with lines about iterations in them
+        self._last_eval_iteration: int | None = None  # of the current segment
         # For the next iteration to tell their number: what, an offset, the block of the text.
-        self._waiting: list[tuple[Evaluation | Save, int, int]] = []
+        self._unnumbered: list[tuple[LoggedEvaluation | LoggedCheckpoint, int, int]] = []
 
     # --- what lines say ---
 
-    def begins(self, resumed: bool = False, silently: bool = False) -> None:
+    def start_process(self, resumed: bool = False, silently: bool = False) -> None:
         """A process introduces itself; what follows belongs to it.
 
         One that does not go on with the last one's work has its own settings, unless it begins `silently`.
         """
-        if self._steps_here and not self._announced and not resumed and not silently:
-            self.notes = Notes()
+        if self._segment_steps and not self._process_announced and not resumed and not silently:
+            self.setup = SetupBuilder()
         if not silently:
             self._start_lines.append(self.line)
-            self.commanded()
-        self._announced = True
-        self._resumes = self._resumes or resumed
+            self.mark_process_start()
+        self._process_announced = True
+        self._process_resumes = self._process_resumes or resumed
 
-    def commanded(self) -> None:
+    def mark_process_start(self) -> None:
         """Another process was started: what befalls it from here on is not the last one's."""
-        if self._next_start_line is None and self.has_steps and not self.quoted:
-            self._next_start_line = self.line
+        if self._failed_start_line is None and self.has_steps and not self.has_quoted_lines:
+            self._failed_start_line = self.line
 
-    def step(
+    def add_step(
         self,
         iteration: int,
         loss: float | None = None,
@@ -117,135 +129,144 @@ class Recording:
         line: int | None = None,
     ) -> None:
         """`line`: where it was, if that is not the line being read."""
-        if iteration > LARGEST:
+        if iteration > MAX_ITERATION:
             return
-        if self._last is not None and not self._announced and iteration == self._last and self._steps_here:
+        if (
+            self._last_iteration is not None
+            and not self._process_announced
+            and iteration == self._last_iteration
+            and self._segment_steps
+        ):
             return  # another rank says it too
-        self._turn_to(iteration)
-        if self._waiting:
-            self._settle(iteration)
-        if not self._steps_here:
-            self._notes_of_run = self.notes.copy()
-            tokens = self.notes.setup().tokens_per_iteration
+        self._enter_segment(iteration)
+        if self._unnumbered:
+            self._assign_iteration(iteration)
+        if not self._segment_steps:
+            self._setup_at_first_step = self.setup.copy()
+            tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
-        self._places.extend((iteration, len(self._segments) - 1))
+        self._row_keys.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
-        if not 0 <= ms <= LARGEST:
+        if not 0 <= ms <= MAX_ITERATION:
             ms = math.nan  # nobody has waited that long; and a clock that was set back says nothing
-        if loss is not None and abs(loss) > LARGEST_LOSS:
+        if loss is not None and abs(loss) > MAX_LOSS:
             loss = math.copysign(math.inf, loss)
         self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
-        self._last = iteration
-        self._steps_here += 1
+        self._last_iteration = iteration
+        self._segment_steps += 1
         self._last_step_line = self.line if line is None else line
-        self._next_start_line = None
-        self._last_step_block = self.block
-        self._blocks.add(self.block)
+        self._failed_start_line = None
+        self._last_step_fence = self.fence_count
+        self._fences_with_steps.add(self.fence_count)
 
-    def evaluated(
+    def add_eval(
         self,
         iteration: int | None,
         val_loss: float | None = None,
         train_loss: float | None = None,
         ms: float | None = None,
-        metric: Metric = "loss",
+        metric: ValMetric = "loss",
     ) -> None:
-        if iteration is not None and iteration > LARGEST:
+        if iteration is not None and iteration > MAX_ITERATION:
             return
-        if ms is not None and not 0 <= ms <= LARGEST:
+        if ms is not None and not 0 <= ms <= MAX_ITERATION:
             ms = None  # nobody has waited that long
         if iteration is not None:
-            self._turn_to(iteration)
-            self._last_eval = iteration
+            self._enter_segment(iteration)
+            self._last_eval_iteration = iteration
         elif not self._segments:
-            self._open(self.trainer.first_iteration)
+            self._open_segment(self.trainer.first_iteration)
         segment = max(0, len(self._segments) - 1)
-        done = Evaluation(iteration, segment, val_loss, train_loss, ms, metric=metric)
+        done = LoggedEvaluation(iteration, segment, val_loss, train_loss, ms, metric=metric)
         if self._evals and _same_moment(self._evals[-1], done):
             done = _merged(self._evals.pop(), done)
         elif done in self._evals[-1:] and iteration is not None:
             return  # another rank says it too
         self._evals.append(done)
 
-    def batch(self, iteration: int, sequences: int) -> None:
+    def add_batch_size(self, iteration: int, sequences: int) -> None:
         """The global batch of that iteration."""
         if not self._batches or self._batches[-1][1] != sequences:
             self._batches.append((iteration, sequences))
 
-    def evaluated_before_next(self, val_loss: float | None, offset: int = 0) -> None:
+    def add_eval_before_next_step(self, val_loss: float | None, offset: int = 0) -> None:
         """The next iteration's line tells the number; `offset` is added to it."""
-        self._waiting.append((Evaluation(None, 0, val_loss), offset, self.block))
+        self._unnumbered.append((LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
 
-    def saved(self, iteration: int | None = None) -> None:
+    def add_save(self, iteration: int | None = None) -> None:
         """Without a number: at the evaluation just made, or else in the iteration whose line comes next."""
         evaluation = self._evals[-1] if self._evals else None
         if iteration is None and evaluation and not self._done_since(evaluation):
             iteration = evaluation.iteration
-        if iteration is not None and iteration > LARGEST:
+        if iteration is not None and iteration > MAX_ITERATION:
             return
         if iteration is None:
-            self._waiting.append((Save(None, 0), 0, self.block))
-        elif not self._saves or self._saves[-1].iteration != iteration or self._announced:
-            self._saves.append(Save(iteration, max(0, len(self._segments) - 1)))
+            self._unnumbered.append((LoggedCheckpoint(None, 0), 0, self.fence_count))
+        elif not self._saves or self._saves[-1].iteration != iteration or self._process_announced:
+            self._saves.append(LoggedCheckpoint(iteration, max(0, len(self._segments) - 1)))
 
-    def drop_waiting_saves(self) -> None:
+    def drop_unnumbered_saves(self) -> None:
         """They were another run's."""
-        self._waiting = [entry for entry in self._waiting if not isinstance(entry[0], Save)]
+        self._unnumbered = [entry for entry in self._unnumbered if not isinstance(entry[0], LoggedCheckpoint)]
 
-    def saved_after_last(self) -> None:
-        self.saved(self._last)
+    def add_save_at_last_step(self) -> None:
+        self.add_save(self._last_iteration)
 
-    def event(self, kind: EventKind, text: str) -> None:
-        if self.quoted and (self.block % 2 == 0 or self.block != self._last_step_block):
+    def add_event(self, kind: EventKind, text: str) -> None:
+        if self.has_quoted_lines and (self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence):
             return  # the text says so, about anything
         self._counts[kind] += 1
-        self._in_traceback = kind == "traceback" and self._counts[kind] <= _MOST_EVENTS
-        if self._counts[kind] <= _MOST_EVENTS:
-            self._events.append(Event(kind, text.strip()[:_LONGEST_EVENT], self.line, self._last))
+        self._in_traceback = kind == "traceback" and self._counts[kind] <= _MAX_EVENTS_PER_KIND
+        if self._counts[kind] <= _MAX_EVENTS_PER_KIND:
+            self._events.append(
+                LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
+            )
 
     @property
     def has_steps(self) -> bool:
         return bool(self._rows)
 
     @property
-    def happened(self) -> int:
+    def non_step_count(self) -> int:
         """How many evaluations, saves and events there are."""
-        return len(self._evals) + len(self._saves) + len(self._waiting) + self._counts.total()
+        return len(self._evals) + len(self._saves) + len(self._unnumbered) + self._counts.total()
 
     @property
     def in_traceback(self) -> bool:
         """One has begun, and its exception has not come yet."""
         return self._in_traceback
 
-    def name_exception(self, text: str) -> None:
+    def set_exception(self, text: str) -> None:
         """The last line of a traceback says what it is about."""
         at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
-        said = f"{self._events[at].text} {text.strip()}"[:_LONGEST_EVENT]
+        said = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
         self._events[at] = replace(self._events[at], text=said)
         self._in_traceback = False
 
     @property
-    def excerpts(self) -> bool:
+    def is_excerpt(self) -> bool:
         """The text quotes pieces; a whole log in one code block is none."""
-        return self.quoted and (len(self._blocks) > 1 or any(block % 2 == 0 for block in self._blocks))
+        return self.has_quoted_lines and (
+            len(self._fences_with_steps) > 1 or any(block % 2 == 0 for block in self._fences_with_steps)
+        )
 
     @property
-    def resuming(self) -> bool:
+    def is_resuming(self) -> bool:
         """A process has said that it resumes, and nothing more yet."""
-        return self._resumes
+        return self._process_resumes
 
     @property
-    def last(self) -> int | None:
+    def last_iteration(self) -> int | None:
         """The iteration of the latest line of this process."""
-        return self._last if self._steps_here and not self._announced else None
+        return self._last_iteration if self._segment_steps and not self._process_announced else None
 
     @property
-    def validated(self) -> float | None:
+    def last_val_loss(self) -> float | None:
         """The latest validation loss."""
         return self._evals[-1].val_loss if self._evals else None
 
     @property
-    def last_had(self) -> frozenset[str]:
+    def last_step_columns(self) -> frozenset[str]:
         """What the latest line said, of loss and ms."""
         if not self._rows:
             return frozenset()
@@ -254,73 +275,75 @@ class Recording:
 
     # --- segments ---
 
-    def _turn_to(self, iteration: int) -> None:
+    def _enter_segment(self, iteration: int) -> None:
         """A new segment where a process introduced itself, or where the numbers go back."""
-        known = self._last if self._steps_here else self._last_eval
+        known = self._last_iteration if self._segment_steps else self._last_eval_iteration
         goes_back = known is not None and iteration < known
-        if not self._segments or goes_back or (self._announced and self._steps_here):
-            if self._last is not None:  # what waited there for a next iteration, which never came
-                self._settle(self._last + 1, self._last_step_block)
-            self._open(iteration)
-        elif self._announced:  # it evaluated before; only the news that it is a resume may be late
-            self._segments[-1] = replace(self._segments[-1], starts=True, resumed=self._resumes)
-            self._announced = self._resumes = False
+        if not self._segments or goes_back or (self._process_announced and self._segment_steps):
+            if self._last_iteration is not None:  # what waited there for a next iteration, which never came
+                self._assign_iteration(self._last_iteration + 1, self._last_step_fence)
+            self._open_segment(iteration)
+        elif self._process_announced:  # it evaluated before; only the news that it is a resume may be late
+            self._segments[-1] = replace(self._segments[-1], has_startup=True, resumed=self._process_resumes)
+            self._process_announced = self._process_resumes = False
 
-    def _open(self, iteration: int) -> None:
-        starts = self._announced or bool(self._segments) or iteration <= self.trainer.first_iteration
-        self._segments.append(Segment(starts, self._resumes, iteration))
-        self._announced = self._resumes = False
-        self._steps_here, self._last, self._last_eval = 0, None, None
+    def _open_segment(self, iteration: int) -> None:
+        starts = self._process_announced or bool(self._segments) or iteration <= self.trainer.first_iteration
+        self._segments.append(Segment(starts, self._process_resumes, iteration))
+        self._process_announced = self._process_resumes = False
+        self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
 
-    def _settle(self, iteration: int, block: int | None = None) -> None:
+    def _assign_iteration(self, iteration: int, block: int | None = None) -> None:
         """Give what waits its number; `block`: only what stands in that one."""
-        settled = [entry for entry in self._waiting if block in (None, entry[2])]
-        self._waiting = [entry for entry in self._waiting if entry not in settled]
+        settled = [entry for entry in self._unnumbered if block in (None, entry[2])]
+        self._unnumbered = [entry for entry in self._unnumbered if entry not in settled]
         for item, offset, _ in settled:
             item = replace(item, iteration=iteration + offset, segment=len(self._segments) - 1)
-            if isinstance(item, Save):
+            if isinstance(item, LoggedCheckpoint):
                 self._saves.append(item)
             elif item not in self._evals[-1:]:  # else another rank said it too
                 self._evals.append(item)
 
-    def _done_since(self, evaluation: Evaluation) -> bool:
+    def _done_since(self, evaluation: LoggedEvaluation) -> bool:
         """Whether an iteration past this evaluation's was logged."""
         if evaluation.iteration is None or evaluation.segment != len(self._segments) - 1:
             return True
-        return self._last is not None and self._last > evaluation.iteration
+        return self._last_iteration is not None and self._last_iteration > evaluation.iteration
 
     # --- the whole ---
 
-    def history(self, name: str, torn: bool, final: bool = True) -> History:
+    def build(self, name: str, torn: bool, final: bool = True) -> RunLog:
         """`final`: nothing more comes, so what waits for a next iteration has to do without."""
         if final:
-            self._settle(self._last + 1 if self._last is not None else self.trainer.first_iteration)
+            self._assign_iteration(
+                self._last_iteration + 1 if self._last_iteration is not None else self.trainer.first_iteration
+            )
         evals, metric = _in_one_metric(self._numbered(self._evals))
-        return History(
+        return RunLog(
             trainer=self.trainer,
             name=name,
             steps=self._steps(),
             evals=tuple(evals),
             saves=tuple(self._saves),
-            segments=tuple(self._segments) or (Segment(starts=self._announced),),
+            segments=tuple(self._segments) or (Segment(has_startup=self._process_announced),),
             events=tuple(self._events),
-            counts=dict(self._counts),
-            setup=(self._notes_of_run or self.notes).over(self.notes).setup(),
+            event_counts=dict(self._counts),
+            setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
             val_metric=metric,
-            numbered=self.numbers is None or bool(self.numbers),
+            numbered=self.iteration_by_count is None or bool(self.iteration_by_count),
             last_step_line=self._last_step_line,
-            start_lines=tuple(self._start_lines),
-            next_start_line=self._next_start_line,
-            quoted=self.excerpts,
-            torn=torn,
-            begun=self.begun,
-            batches=tuple(self._batches),
+            process_start_lines=tuple(self._start_lines),
+            failed_start_line=self._failed_start_line,
+            is_excerpt=self.is_excerpt,
+            ends_mid_line=torn,
+            last_partial_iteration=self.partial_iteration,
+            batch_size_changes=tuple(self._batches),
         )
 
     def _steps(self) -> Steps:
-        numbers = self.numbers or {}
+        numbers = self.iteration_by_count or {}
         # Views, for copying the columns out; they must be gone before the arrays can grow again.
-        places = np.frombuffer(self._places, dtype=np.int64).reshape(-1, 2)
+        places = np.frombuffer(self._row_keys, dtype=np.int64).reshape(-1, 2)
         rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
         told = places[:, 0] if not numbers else [numbers.get(count, count) for count in places[:, 0].tolist()]
         return Steps(
@@ -330,14 +353,14 @@ class Recording:
             **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
         )
 
-    def _numbered(self, evals: list[Evaluation]) -> list[Evaluation]:
-        numbers = self.numbers
+    def _numbered(self, evals: list[LoggedEvaluation]) -> list[LoggedEvaluation]:
+        numbers = self.iteration_by_count
         if not numbers:
             return evals
         return [replace(done, iteration=numbers.get(done.iteration or 0, done.iteration)) for done in evals]
 
 
-def _in_one_metric(evals: list[Evaluation]) -> tuple[list[Evaluation], Metric]:
+def _in_one_metric(evals: list[LoggedEvaluation]) -> tuple[list[LoggedEvaluation], ValMetric]:
     """A log of several stages may have two. The one of most evaluations counts."""
     if not evals:
         return [], "loss"
@@ -345,7 +368,7 @@ def _in_one_metric(evals: list[Evaluation]) -> tuple[list[Evaluation], Metric]:
     return [done if done.metric == metric else replace(done, val_loss=None) for done in evals], metric
 
 
-def _same_moment(old: Evaluation, new: Evaluation) -> bool:
+def _same_moment(old: LoggedEvaluation, new: LoggedEvaluation) -> bool:
     """Two lines about one evaluation: each says what the other does not."""
     return (
         old.iteration is not None
@@ -355,7 +378,7 @@ def _same_moment(old: Evaluation, new: Evaluation) -> bool:
     )
 
 
-def _merged(old: Evaluation, new: Evaluation) -> Evaluation:
+def _merged(old: LoggedEvaluation, new: LoggedEvaluation) -> LoggedEvaluation:
     return replace(
         old,
         val_loss=old.val_loss if new.val_loss is None else new.val_loss,

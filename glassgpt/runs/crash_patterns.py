@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.run_log import EventKind
 
 # A needle that is looked for first, since most lines hold none, and the pattern that decides.
-_SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
+_EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
     ("Interrupt", re.compile(r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
     ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
@@ -44,27 +44,27 @@ _SIGNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
 )  # fmt: skip
 
-_REAL = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
+_WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)")
 
 
-def read_incident(line: str, into: Recording) -> bool:
+def read_event(line: str, into: RunBuilder) -> bool:
     """True where the line says that something happened to the process."""
     if into.in_traceback and _EXCEPTION.match(line):
-        into.name_exception(line)  # and it may be one of the signs below
-    for needle, pattern, kind in _SIGNS:
+        into.set_exception(line)  # and it may be one of the signs below
+    for needle, pattern, kind in _EVENT_PATTERNS:
         if needle in line and pattern.search(line):
-            into.event(kind, line)
+            into.add_event(kind, line)
             if kind == "finish":
                 _note_wall_time(line, into)
             return True
     return False
 
 
-def _note_wall_time(line: str, into: Recording) -> None:
-    if told := _REAL.match(line):
+def _note_wall_time(line: str, into: RunBuilder) -> None:
+    if told := _WALL_TIME.match(line):
         minutes, seconds, plain = told.groups()
         total = float(plain) if plain else int(minutes) * 60 + float(seconds)
-        into.notes.said["wall_s"] = total
+        into.setup.values["wall_s"] = total

@@ -16,13 +16,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from glassgpt.runs.run_log import Floats, Ints
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
-MEDIAN_ERROR = 1.2533  # the standard error of a median, over that of a mean
-_CHUNK = 65_536  # rows at a time, so that a million of them need no window matrix in memory
+MEDIAN_TO_MEAN_STDERR = 1.2533  # the standard error of a median, over that of a mean
+_CHUNK_ROWS = 65_536  # rows at a time, so that a million of them need no window matrix in memory
 _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # Of the predicted gain: a schedule that ends makes the last points steeper than more training would be, and
 # no spread of points shows that.
-LAW_DOUBT = 1 / 3
-_MOST_POINTS = 64  # more add nothing to a fit of three numbers
+EXTRAPOLATION_ERROR_SHARE = 1 / 3
+_MAX_FIT_POINTS = 64  # more add nothing to a fit of three numbers
 
 
 # --- noise and smoothing ---
@@ -35,45 +35,45 @@ def mad(values: Floats) -> float:
     return float(np.median(np.abs(values - np.median(values))))
 
 
-def sigma(values: Floats) -> float:
+def robust_std(values: Floats) -> float:
     """The standard deviation, from a spread that outliers do not move."""
     return SIGMA_PER_MAD * mad(values)
 
 
-def error_of_median(values: Floats) -> float:
+def median_stderr(values: Floats) -> float:
     """The standard error of a median, likewise; of nothing it is infinite."""
-    return MEDIAN_ERROR * sigma(values) / math.sqrt(len(values)) if len(values) else math.inf
+    return MEDIAN_TO_MEAN_STDERR * robust_std(values) / math.sqrt(len(values)) if len(values) else math.inf
 
 
-def scatter(values: Floats) -> float | None:
+def detrended_std(values: Floats) -> float | None:
     """The standard deviation around a smooth course: each value against the middle of its neighbours. Robust,
     and blind to slope and steady curvature."""
     if len(values) < 5:
         return None
     off = values[1:-1] - (values[:-2] + values[2:]) / 2
-    return sigma(off) / math.sqrt(1.5)
+    return robust_std(off) / math.sqrt(1.5)
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockMedians:
     """A series in equal parts: the median of each, where it lies, and its standard error."""
 
-    at: Floats
-    value: Floats
-    error: Floats
+    centers: Floats
+    medians: Floats
+    stderrs: Floats
 
     def __len__(self) -> int:
-        return len(self.value)
+        return len(self.medians)
 
 
-def blocks(at: Ints | Floats, values: Floats, parts: int) -> Blocks:
+def block_medians(at: Ints | Floats, values: Floats, parts: int) -> BlockMedians:
     """At most that many parts, none empty."""
     parts = max(1, min(parts, len(values)))
     pieces = [piece for piece in np.array_split(np.arange(len(values)), parts) if len(piece)]
     middles = np.array([float(np.mean(at[piece])) for piece in pieces])
     medians = np.array([float(np.median(values[piece])) for piece in pieces])
-    errors = np.array([error_of_median(values[piece]) for piece in pieces])
-    return Blocks(middles, medians, errors)
+    errors = np.array([median_stderr(values[piece]) for piece in pieces])
+    return BlockMedians(middles, medians, errors)
 
 
 def trailing_median(values: Floats, width: int) -> Floats:
@@ -82,15 +82,15 @@ def trailing_median(values: Floats, width: int) -> Floats:
     if len(values) <= width:
         return out
     windows = sliding_window_view(values[:-1], width)
-    for start in range(0, len(windows), _CHUNK):
-        part = windows[start : start + _CHUNK]
+    for start in range(0, len(windows), _CHUNK_ROWS):
+        part = windows[start : start + _CHUNK_ROWS]
         out[width + start : width + start + len(part)] = np.median(part, axis=1)
     return out
 
 
 # --- where it is heading ---
 
-_LEAST_T, _MOST_T = 1e-9, 1e18  # updates and tokens are between; powers of what is not overflow
+_MIN_T, _MAX_T = 1e-9, 1e18  # updates and tokens are between; powers of what is not overflow
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PowerLaw:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class LossForecast:
     t: float
     value: float
     error: float  # about one standard deviation
@@ -122,7 +122,7 @@ def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
     found = None
     for _ in range(3):  # Huber's weights, from the residuals of the fit before
         with np.errstate(all="ignore"):  # losses of 1e300 have been seen; they fit nothing
-            found = _best_exponent(t, values, weights)
+            found = _fit_exponent(t, values, weights)
         if found is None:
             return None
         left = np.abs(values - np.array([found.at(x) for x in t]))
@@ -134,11 +134,11 @@ def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
 
 
 def _usable(t: Floats, values: Floats) -> tuple[Floats, Floats]:
-    keep = np.isfinite(values) & (t > _LEAST_T) & (t < _MOST_T)
+    keep = np.isfinite(values) & (t > _MIN_T) & (t < _MAX_T)
     return t[keep], values[keep]
 
 
-def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | None:
+def _fit_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | None:
     """For a given exponent floor and scale are linear, so one line of exponents is all there is to search."""
     unit = t / t[-1]  # keeps the powers near 1
     powers = unit[None, :] ** -_EXPONENTS[:, None]
@@ -164,7 +164,9 @@ def _best_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | Non
     return PowerLaw(float(floor[best]), float(scale[best]) * float(t[-1]) ** exponent, exponent, residual)
 
 
-def forecast(t: Floats, values: Floats, targets: tuple[float, ...]) -> tuple[PowerLaw, list[Forecast]] | None:
+def forecast_loss(
+    t: Floats, values: Floats, targets: tuple[float, ...]
+) -> tuple[PowerLaw, list[LossForecast]] | None:
     """What the power law says of later times, with an error that holds the spread of the points, the choice
     of points, and the doubt whether one law covers the whole run."""
     t, values = (_thinned(numbers) for numbers in _usable(t, values))
@@ -180,19 +182,19 @@ def forecast(t: Floats, values: Floats, targets: tuple[float, ...]) -> tuple[Pow
 
 def _forecast_at(
     now: float, target: float, whole: PowerLaw, others: list[PowerLaw], late: PowerLaw | None
-) -> Forecast:
+) -> LossForecast:
     value = whole.at(target)
     count = len(others)
     moved = np.array([law.at(target) - value for law in others])
     by_points = math.sqrt((count - 1) / count * float(moved @ moved)) if count else math.inf
     by_part = abs(late.at(target) - value) / 2 if late else 0.0
-    by_law = LAW_DOUBT * (whole.at(now) - value)
-    return Forecast(target, value, math.hypot(by_points, by_part, by_law, whole.residual))
+    by_law = EXTRAPOLATION_ERROR_SHARE * (whole.at(now) - value)
+    return LossForecast(target, value, math.hypot(by_points, by_part, by_law, whole.residual))
 
 
 def _thinned(values: Floats) -> Floats:
     """Evenly picked, the last one always kept."""
-    if len(values) <= _MOST_POINTS:
+    if len(values) <= _MAX_FIT_POINTS:
         return values
-    picked: Floats = values[np.linspace(0, len(values) - 1, _MOST_POINTS).round().astype(int)]
+    picked: Floats = values[np.linspace(0, len(values) - 1, _MAX_FIT_POINTS).round().astype(int)]
     return picked

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.run_log import Bools, Evaluation, Floats, History, Save, Segment, Steps
+from glassgpt.runs.run_log import Bools, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog, Segment, Steps
 
-_NUMBERS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+_FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 
 
-def in_order(history: History) -> History:
+def merge_excerpts(history: RunLog) -> RunLog:
     steps = history.steps
     if len(history.segments) < 2 or not len(steps) or not history.numbered:
         return history
@@ -31,22 +31,22 @@ def in_order(history: History) -> History:
         segment=np.zeros(len(groups), dtype=np.int64),
         loss=loss,
         has_loss=has_loss,
-        **{name: _first_said(getattr(steps, name), groups) for name in _NUMBERS},
+        **{name: _first_said(getattr(steps, name), groups) for name in _FLOAT_COLUMNS},
     )
     first = int(merged.iteration[0])
     evals = _each_once([replace(done, segment=0) for done in history.evals])
-    saves = sorted({replace(done, segment=0) for done in history.saves}, key=_number)
+    saves = sorted({replace(done, segment=0) for done in history.saves}, key=_iteration_key)
     return replace(
         history,
         steps=merged,
         evals=tuple(evals),
         saves=tuple(saves),
-        segments=(Segment(starts=first <= history.trainer.first_iteration, first_iteration=first),),
+        segments=(Segment(has_startup=first <= history.trainer.first_iteration, first_iteration=first),),
     )
 
 
 def _agree(steps: Steps, group: np.ndarray) -> bool:
-    columns = [getattr(steps, name)[group] for name in _NUMBERS]
+    columns = [getattr(steps, name)[group] for name in _FLOAT_COLUMNS]
     columns.append(steps.loss[group][steps.has_loss[group]])
     said = [column[~np.isnan(column)] for column in columns]
     return all(len(column) == 0 or bool(np.all(column == column[0])) for column in said)
@@ -65,14 +65,14 @@ def _first_said_loss(steps: Steps, groups: list[np.ndarray]) -> tuple[Floats, Bo
     )
 
 
-def _each_once(evals: list[Evaluation]) -> list[Evaluation]:
-    best: dict[int | None, Evaluation] = {}
+def _each_once(evals: list[LoggedEvaluation]) -> list[LoggedEvaluation]:
+    best: dict[int | None, LoggedEvaluation] = {}
     for done in evals:
         known = best.get(done.iteration)
         if known is None or known.val_loss is None:
             best[done.iteration] = done
-    return sorted(best.values(), key=_number)
+    return sorted(best.values(), key=_iteration_key)
 
 
-def _number(done: Evaluation | Save) -> int:
+def _iteration_key(done: LoggedEvaluation | LoggedCheckpoint) -> int:
     return -1 if done.iteration is None else done.iteration

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from glassgpt.runs.run_log import Ended, History
+from glassgpt.runs.run_log import ExitStatus, RunLog
 
 
-def how_it_ended(history: History) -> Ended | None:
+def infer_exit_status(history: RunLog) -> ExitStatus | None:
     """None for a run that goes on. `cut`: the log stops, and nothing says why."""
     if history.live:
         return None
     if history.ended is not None:
         return history.ended
-    after = [event.kind for event in history.last_events()]
+    after = [event.kind for event in history.events_after_last_step()]
     # What a trainer's own end has closed stays closed, whatever comes after it in the same file.
     kinds = set(after[: after.index("finish")] if "finish" in after else after)
     if "oom" in kinds:
@@ -25,27 +25,27 @@ def how_it_ended(history: History) -> Ended | None:
     return "cut"
 
 
-def _reached_its_end(history: History) -> bool:
+def _reached_its_end(history: RunLog) -> bool:
     told = [done.iteration for done in history.evals[-1:] if done.iteration is not None]
     last = int(history.steps.iteration[-1]) if len(history.steps) else max(told, default=None)
     if last is None:
         return False
-    planned = planned_last_iteration(history)
+    planned = planned_last_logged_iteration(history)
     if planned is not None:
         return last >= planned
-    return _stops_at_evaluation(history, last)
+    return _ends_at_evaluation(history, last)
 
 
-def _stops_at_evaluation(history: History, last: int) -> bool:
+def _ends_at_evaluation(history: RunLog, last: int) -> bool:
     """Nothing says how far it should go, but these trainers evaluate at the end.
 
     Of some the last iteration is one of the usual evaluations. Of the others the last one is mostly off the
     grid, and one on the grid proves nothing.
     """
     evaluated = list(dict.fromkeys(done.iteration for done in history.evals if done.iteration is not None))
-    if last <= history.trainer.first_iteration or not evaluated or history.quoted:
+    if last <= history.trainer.first_iteration or not evaluated or history.is_excerpt:
         return False
-    if history.begun is not None and history.begun > last:
+    if history.last_partial_iteration is not None and history.last_partial_iteration > last:
         return False  # it went on
     if history.trainer.ends_on_regular_eval:
         return last in evaluated
@@ -56,7 +56,7 @@ def _stops_at_evaluation(history: History, last: int) -> bool:
     return evaluated[-1] in ends and evaluated[-1] % interval != 0
 
 
-def planned_last_iteration(history: History) -> int | None:
+def planned_last_logged_iteration(history: RunLog) -> int | None:
     """The number of the last line of a run that goes to its end."""
     if history.setup.planned_iterations is not None:
         return history.setup.planned_iterations

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.estimate import flops
-from glassgpt.runs.exit_status import how_it_ended
-from glassgpt.runs.run_log import Bools, Ended, Evaluation, Floats, History, Save
+from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.run_log import Bools, ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Facts:
     loss_last: float | None
     nan_step: int | None
     segments: int
-    ended: Ended | None
+    ended: ExitStatus | None
 
     def as_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a log may say anything: times of 1e308 have been seen
-def facts_of(history: History) -> Facts:
+def compute_facts(history: RunLog) -> Facts:
     steps, evals = history.steps, history.evals
-    steady = history.steady()
+    steady = history.is_steady()
     steady_ms = _median(steps.ms[steady])
     first_ms = history.first_update_ms or (_known(float(steps.ms[0])) if len(steps) else None)
     eval_overhead_ms = _eval_overhead(history, steady_ms)
-    tokens = tokens_per_iteration(history)
+    tokens = infer_tokens_per_iteration(history)
     tokens_per_s = tokens / steady_ms * 1000 if tokens and steady_ms else _printed_tokens_per_s(history)
     mfu = _median(steps.mfu[np.isfinite(steps.mfu)])
     flops_per_token = _flops_per_token(history, mfu, steady_ms, tokens)
@@ -71,7 +71,7 @@ def facts_of(history: History) -> Facts:
         if flops_per_token and tokens_per_s
         else _reported_flops_per_s(history, mfu)
     )
-    total_s = _total_s(history, steady_ms)
+    total_s = _estimate_total_s(history, steady_ms)
     losses = steps.loss[steps.has_loss]
     told = [done for done in evals if done.val_loss is not None]
     best = min((done for done in told if not math.isnan(_val(done))), key=_val, default=None)
@@ -104,29 +104,29 @@ def facts_of(history: History) -> Facts:
         loss_last=float(losses[-1]) if len(losses) else None,
         nan_step=_nan_step(history),
         segments=len(history.segments),
-        ended=how_it_ended(history),
+        ended=infer_exit_status(history),
     )
 
 
 # --- what was logged ---
 
 
-def _iteration(history: History, index: int) -> int | None:
+def _iteration(history: RunLog, index: int) -> int | None:
     return int(history.steps.iteration[index]) if len(history.steps) and history.numbered else None
 
 
-def _numbers(history: History, events: Sequence[Evaluation | Save]) -> list[int] | None:
+def _numbers(history: RunLog, events: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
     """Each once, in order. None where the log says that there were some, but not when."""
     said = {event.iteration for event in events if event.iteration is not None}
     return sorted(said) if history.numbered and (said or not events) else None
 
 
-def _nan_step(history: History) -> int | None:
+def _nan_step(history: RunLog) -> int | None:
     bad = np.flatnonzero(np.isnan(history.steps.loss) & history.steps.has_loss)
     return _iteration(history, int(bad[0])) if len(bad) else None
 
 
-def tokens_per_iteration(history: History) -> int | None:
+def infer_tokens_per_iteration(history: RunLog) -> int | None:
     """As the log says, or from its settings, or from its tokens per second."""
     setup, steps = history.setup, history.steps
     if setup.tokens_per_iteration:
@@ -138,43 +138,43 @@ def tokens_per_iteration(history: History) -> int | None:
         return math.prod(part for part in parts if isinstance(part, int))
     if history.trainer.tokens_per_s_is_of_step:
         tokens = _median(
-            (steps.tokens_per_s * steps.ms / 1000)[history.steady() & ~np.isnan(steps.tokens_per_s)]
+            (steps.tokens_per_s * steps.ms / 1000)[history.is_steady() & ~np.isnan(steps.tokens_per_s)]
         )
         return round(tokens) if tokens and math.isfinite(tokens) else None
     return None
 
 
-def _printed_tokens_per_s(history: History) -> float | None:
-    steady = history.steady()  # none where lines say no times
-    printed = history.steps.tokens_per_s[steady if steady.any() else ~history.first_of_process()]
+def _printed_tokens_per_s(history: RunLog) -> float | None:
+    steady = history.is_steady()  # none where lines say no times
+    printed = history.steps.tokens_per_s[steady if steady.any() else ~history.is_first_of_process()]
     return _median(printed[np.isfinite(printed)])
 
 
 # --- time ---
 
 
-def _eval_overhead(history: History, steady_ms: float | None) -> float | None:
-    holds = history.holds_eval() & ~history.first_of_process() & np.isfinite(history.steps.ms)
+def _eval_overhead(history: RunLog, steady_ms: float | None) -> float | None:
+    holds = history.includes_eval() & ~history.is_first_of_process() & np.isfinite(history.steps.ms)
     spent = _median(history.steps.ms[holds])
     return spent - steady_ms if spent is not None and steady_ms is not None else None
 
 
 def _startup_ms(
-    history: History, first_ms: float | None, steady_ms: float | None, eval_overhead_ms: float | None
+    history: RunLog, first_ms: float | None, steady_ms: float | None, eval_overhead_ms: float | None
 ) -> float | None:
     if first_ms is None or steady_ms is None:
         return None
     if history.first_update_ms is not None:
         return max(0.0, first_ms - steady_ms)
-    if not history.first_of_process()[0]:
+    if not history.is_first_of_process()[0]:
         return None
-    evaluates = bool(history.holds_eval()[0]) or history.trainer.evaluates_before_first_step
+    evaluates = bool(history.includes_eval()[0]) or history.trainer.evaluates_before_first_step
     if evaluates and eval_overhead_ms is None:
-        return None if history.holds_eval()[0] else max(0.0, first_ms - steady_ms)
+        return None if history.includes_eval()[0] else max(0.0, first_ms - steady_ms)
     return max(0.0, first_ms - steady_ms - (eval_overhead_ms if evaluates and eval_overhead_ms else 0.0))
 
 
-def _total_s(history: History, steady_ms: float | None) -> float | None:
+def _estimate_total_s(history: RunLog, steady_ms: float | None) -> float | None:
     """The logged times; iterations between two lines, and lines without a time, at the steady time."""
     if history.ledger is not None:
         return sum(history.ledger.values())
@@ -182,17 +182,17 @@ def _total_s(history: History, steady_ms: float | None) -> float | None:
     timed = ms[np.isfinite(ms)]
     if steady_ms is None:
         return None
-    if history.has_unlike_work:
+    if history.has_varying_batch_tokens:
         unlogged_ms = _unlogged_ms(history, steady_ms)
     else:
-        unlogged_ms = (history.iterations() - len(timed)) * steady_ms
+        unlogged_ms = (history.iteration_count() - len(timed)) * steady_ms
     return (float(timed.sum()) + unlogged_ms) / 1000
 
 
-def _unlogged_ms(history: History, steady_ms: float) -> float:
+def _unlogged_ms(history: RunLog, steady_ms: float) -> float:
     """Of the iterations without a time, each at the usual time of its own process."""
     steps, total = history.steps, 0.0
-    usual = np.isfinite(steps.ms) & ~history.first_of_process() & ~history.holds_eval()
+    usual = np.isfinite(steps.ms) & ~history.is_first_of_process() & ~history.includes_eval()
     for segment in np.unique(steps.segment):
         here = steps.segment == segment
         own = _median(steps.ms[here & usual])
@@ -202,7 +202,7 @@ def _unlogged_ms(history: History, steady_ms: float) -> float:
     return total
 
 
-def _overhead_share(history: History, steady_ms: float | None, total_s: float | None) -> float | None:
+def _overhead_share(history: RunLog, steady_ms: float | None, total_s: float | None) -> float | None:
     """None where the trainer's times are without evaluations: nothing says what those took."""
     if not total_s:
         return None
@@ -211,7 +211,7 @@ def _overhead_share(history: History, steady_ms: float | None, total_s: float | 
         return sum(history.ledger.get(name, 0.0) for name in overhead) / total_s
     if steady_ms is None or not history.trainer.step_time_includes_eval:
         return None
-    held: Bools = (history.first_of_process() | history.holds_eval()) & np.isfinite(history.steps.ms)
+    held: Bools = (history.is_first_of_process() | history.includes_eval()) & np.isfinite(history.steps.ms)
     return float(np.maximum(history.steps.ms[held] - steady_ms, 0.0).sum()) / 1000 / total_s
 
 
@@ -219,7 +219,7 @@ def _overhead_share(history: History, steady_ms: float | None, total_s: float | 
 
 
 def _flops_per_token(
-    history: History, mfu: float | None, steady_ms: float | None, tokens: int | None
+    history: RunLog, mfu: float | None, steady_ms: float | None, tokens: int | None
 ) -> float | None:
     """As the log says; else from the shape of the model; else back from the MFU that was reported."""
     setup = history.setup
@@ -234,7 +234,7 @@ def _flops_per_token(
     return achieved * steady_ms / 1000 / tokens if achieved and steady_ms and tokens else None
 
 
-def _reported_flops_per_s(history: History, mfu: float | None) -> float | None:
+def _reported_flops_per_s(history: RunLog, mfu: float | None) -> float | None:
     """Back from an MFU whose peak is known, which is one device's.
 
     Printed with two decimals, a small one is too coarse to use.
@@ -243,7 +243,7 @@ def _reported_flops_per_s(history: History, mfu: float | None) -> float | None:
     return mfu / 100 * peak * (history.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
 
 
-def parameters_without_positions(history: History) -> int | None:
+def parameters_without_positions(history: RunLog) -> int | None:
     """What 6N counts: exact where the optimizer's groups and the shape are known, else as the log says."""
     setup = history.setup
     said, trained = setup.parameters, setup.trained_parameters
@@ -260,7 +260,7 @@ def parameters_without_positions(history: History) -> int | None:
 # --- statistics ---
 
 
-def _val(done: Evaluation) -> float:
+def _val(done: LoggedEvaluation) -> float:
     return math.nan if done.val_loss is None else done.val_loss
 
 

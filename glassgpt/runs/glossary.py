@@ -11,25 +11,25 @@ import numpy as np
 
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 
 
 @dataclass(frozen=True)
-class Entry:
-    piece: str  # as in the log
+class GlossaryEntry:
+    log_text: str  # as in the log
     meaning: str
 
 
-def glossary(history: History, facts: Facts) -> list[Entry]:
+def glossary(history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     """In the order of a line. Only what this log has."""
     of_trainer = history.trainer.glossary or _plain
-    return [entry for entry in of_trainer(LastLine(history), history, facts) if entry.piece]
+    return [entry for entry in of_trainer(LastLine(history), history, facts) if entry.log_text]
 
 
 class LastLine:
     """The last line of the log, piece by piece; "" for what it does not say."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: RunLog) -> None:
         self._steps = history.steps
 
     def shown(self, name: str, template: str) -> str:
@@ -41,7 +41,7 @@ class LastLine:
         return template.format(values[-1]) if len(values) else ""
 
 
-def last_evaluation(history: History, template: str) -> str:
+def last_evaluation(history: RunLog, template: str) -> str:
     told = [done for done in history.evals if done.val_loss is not None]
     if not told:
         return ""
@@ -74,8 +74,8 @@ def tokens_per_second() -> str:
     )
 
 
-def _plain(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _plain(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(last.shown("iteration", "{}"), say("The iteration that the line names.")),
-        Entry(last.shown("loss", "loss {:.4f}"), say("The loss that the line names.")),
+        GlossaryEntry(last.shown("iteration", "{}"), say("The iteration that the line names.")),
+        GlossaryEntry(last.shown("loss", "loss {:.4f}"), say("The loss that the line names.")),
     ]

@@ -15,41 +15,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats, History
+from glassgpt.runs.run_log import Floats, RunLog
 
 if TYPE_CHECKING:  # facts may ask here, so this module must not ask there
     pass
 
-MAX_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the next one well above this
+MAX_FLOPS_ERROR = 0.02  # of the FLOPs per token: a model size is told apart from the next one well above this
 
-_KEPT = 0.9  # of the last value, in a running average
-_MANY = 8  # iterations from which on taking the running average apart beats reading it as it is
-_CONTRADICTION = 0.07  # of the parameters: further apart than rounding and conventions explain
-_NEAR = 0.03  # of an integer
-_LARGEST = 10**15  # a setting beyond is no size of anything, and its products are no floats
+_MFU_EMA_DECAY = 0.9  # of the last value, in a running average
+_MIN_DEAVERAGED_ROWS = (
+    8  # iterations from which on taking the running average apart beats reading it as it is
+)
+_MIN_PARAMETER_MISMATCH = 0.07  # of the parameters: further apart than rounding and conventions explain
+_INTEGER_TOLERANCE = 0.03  # of an integer
+_MAX_SETTING = 10**15  # a setting beyond is no size of anything, and its products are no floats
 
 
 @dataclass(frozen=True)
-class Inference:
+class InferredFlops:
     flops_per_token: float
-    error: float  # relative: what rounding and scatter leave open
+    relative_error: float  # relative: what rounding and scatter leave open
 
 
 @dataclass(frozen=True)
-class Work:
+class IterationFlops:
     """What an iteration computes, on all devices that the log knows of."""
 
     flops: float
-    error: float  # relative
+    relative_error: float  # relative
 
 
-def work_per_iteration(history: History) -> Work | None:
+def flops_per_iteration(history: RunLog) -> IterationFlops | None:
     """By the log's own MFU and times; the tokens of an iteration need not be known."""
-    peak = stated_peak(history)
+    peak = stated_peak_flops(history)
     if not peak:
         return None
     with np.errstate(all="ignore"):  # times and MFUs of 1e308 have been seen
-        products, errors = _mfu_times_ms(history)
+        products, errors = _mfu_ms_products(history)
         if not len(products):
             return None
         middle = float(np.median(products))
@@ -57,17 +59,17 @@ def work_per_iteration(history: History) -> Work | None:
             return None
         error = _error(products, errors, middle)
     # MFU is about one device.
-    return Work(middle * peak / 100 / 1000 * devices(history), error)
+    return IterationFlops(middle * peak / 100 / 1000 * device_count(history), error)
 
 
-def infer_from(history: History, tokens_per_iteration: int | None) -> Inference | None:
-    work = work_per_iteration(history) if tokens_per_iteration and tokens_per_iteration > 0 else None
+def infer_flops_per_token(history: RunLog, tokens_per_iteration: int | None) -> InferredFlops | None:
+    work = flops_per_iteration(history) if tokens_per_iteration and tokens_per_iteration > 0 else None
     if work is None or not tokens_per_iteration:
         return None
-    return Inference(work.flops / tokens_per_iteration, work.error)
+    return InferredFlops(work.flops / tokens_per_iteration, work.relative_error)
 
 
-def contradicting_parameters(history: History, claimed: int | None, found: Inference) -> int | None:
+def mismatching_parameters(history: RunLog, claimed: int | None, found: InferredFlops) -> int | None:
     """The parameters that MFU and times imply, where these are not those claimed; None where they agree, or
     where something else explains why they do not.
 
@@ -75,26 +77,30 @@ def contradicting_parameters(history: History, claimed: int | None, found: Infer
     smaller. An integer is the mark of such devices, or of micro-steps that are not counted.
     """
     attention = attention_flops(history)
-    implied = parameters_behind(found.flops_per_token, history)
-    if not claimed or attention is None or implied is None or found.error > MAX_ERROR:
+    implied = parameters_from_flops(found.flops_per_token, history)
+    if not claimed or attention is None or implied is None or found.relative_error > MAX_FLOPS_ERROR:
         return None
     ratio = (6 * claimed + attention) / found.flops_per_token
-    if near_multiple(ratio) or near_multiple(1 / ratio) or (history.setup.world_size is None and ratio > 1.5):
+    if (
+        nearest_multiple(ratio)
+        or nearest_multiple(1 / ratio)
+        or (history.setup.world_size is None and ratio > 1.5)
+    ):
         return None
     # Attention is part of what was measured, so its share makes the rest less certain.
-    uncertain = found.error * found.flops_per_token / (6 * implied)
-    return implied if abs(implied / claimed - 1) > max(_CONTRADICTION, 2 * uncertain) else None
+    uncertain = found.relative_error * found.flops_per_token / (6 * implied)
+    return implied if abs(implied / claimed - 1) > max(_MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
 
 
-def near_multiple(ratio: float) -> int | None:
+def nearest_multiple(ratio: float) -> int | None:
     """The integer from 2 on that this is, within what rounding allows."""
     if not (math.isfinite(ratio) and ratio > 1.5):
         return None
     nearest = round(ratio)
-    return nearest if abs(ratio / nearest - 1) <= _NEAR else None
+    return nearest if abs(ratio / nearest - 1) <= _INTEGER_TOLERANCE else None
 
 
-def parameters_behind(flops_per_token: float, history: History) -> int | None:
+def parameters_from_flops(flops_per_token: float, history: RunLog) -> int | None:
     """N = (F - 12 x layers x width x context) / 6"""
     attention = attention_flops(history)
     if (
@@ -106,37 +112,37 @@ def parameters_behind(flops_per_token: float, history: History) -> int | None:
     return round((flops_per_token - attention) / 6)
 
 
-def attention_flops(history: History) -> int | None:
+def attention_flops(history: RunLog) -> int | None:
     """What attention's two products cost per token, where the log says the shape."""
     sides = [history.setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
     whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool)]
-    known = [side for side in whole if 0 < side < _LARGEST]
+    known = [side for side in whole if 0 < side < _MAX_SETTING]
     return 12 * math.prod(known) if len(known) == 3 else None
 
 
-def stated_peak(history: History) -> float | None:
+def stated_peak_flops(history: RunLog) -> float | None:
     """The FLOP/s of one device that the log's MFU calls 100 %."""
     said = history.setup.peak_flops
     return said if said and 0 < said < 1e30 else history.trainer.mfu_peak
 
 
-def devices(history: History) -> int:
+def device_count(history: RunLog) -> int:
     """That the log knows of."""
     said = history.setup.world_size
-    return said if said and 0 < said < _LARGEST else 1
+    return said if said and 0 < said < _MAX_SETTING else 1
 
 
-def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:
+def _mfu_ms_products(history: RunLog) -> tuple[Floats, Floats]:
     """Percent x ms of the steady iterations, the same for each, and what rounding may change of it."""
     steps = history.steps
-    usable = history.steady() & np.isfinite(steps.mfu) & (steps.mfu > 0) & (steps.ms > 0)
+    usable = history.is_steady() & np.isfinite(steps.mfu) & (steps.mfu > 0) & (steps.ms > 0)
     rounding = _rounding(steps.mfu[usable])
     if history.trainer.mfu_is_running_average:
-        apart = _taken_apart(history)
+        apart = _undo_running_average(history)
         single = usable & np.isfinite(apart)
-        if np.count_nonzero(single) >= _MANY:
+        if np.count_nonzero(single) >= _MIN_DEAVERAGED_ROWS:
             ms = steps.ms[single]
-            return apart[single] * ms, ms * rounding * (1 + _KEPT) / (1 - _KEPT)
+            return apart[single] * ms, ms * rounding * (1 + _MFU_EMA_DECAY) / (1 - _MFU_EMA_DECAY)
     ms = steps.ms[usable]
     # A running average goes with the usual time of an iteration, not with its own.
     if history.trainer.mfu_is_running_average and len(ms):
@@ -144,7 +150,7 @@ def _mfu_times_ms(history: History) -> tuple[Floats, Floats]:
     return steps.mfu[usable] * ms, ms * rounding
 
 
-def _taken_apart(history: History) -> Floats:
+def _undo_running_average(history: RunLog) -> Floats:
     """The MFU of each iteration by itself: what the running average took in. NaN where a line is missing."""
     steps = history.steps
     apart = np.full(len(steps), np.nan)
@@ -154,7 +160,7 @@ def _taken_apart(history: History) -> Floats:
     ahead = gaps[gaps > 0]
     interval = int(np.median(ahead)) if len(ahead) else 1
     follows = (steps.segment[1:] == steps.segment[:-1]) & (gaps == interval)
-    took_in = (steps.mfu[1:] - _KEPT * steps.mfu[:-1]) / (1 - _KEPT)
+    took_in = (steps.mfu[1:] - _MFU_EMA_DECAY * steps.mfu[:-1]) / (1 - _MFU_EMA_DECAY)
     apart[1:] = np.where(follows, took_in, np.nan)
     return apart
 
@@ -171,7 +177,7 @@ def _rounding(mfu: Floats) -> float:
 def _error(products: Floats, errors: Floats, middle: float) -> float:
     """Rounding alone where there are few values; with many, their scatter, which the median averages out."""
     rounding = float(np.median(errors)) / middle
-    if len(products) < _MANY:
+    if len(products) < _MIN_DEAVERAGED_ROWS:
         return rounding
     spread = 1.4826 * float(np.median(np.abs(products - middle))) / middle
     return min(rounding, max(spread, rounding / 2) / math.sqrt(len(products)) * 2)

@@ -15,13 +15,13 @@ from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
 
-CHUNK = 1 << 20
-LONGEST_LINE = 1 << 16  # of a longer one the rest is dropped
-USUAL_LINE = 1 << 12
-ENDLESS_LINE = 1 << 30  # and one of more is no line of anything
-LARGEST_UNPACKED = 16 << 30
+CHUNK_BYTES = 1 << 20
+MAX_LINE_CHARS = 1 << 16  # of a longer one the rest is dropped
+MAX_PLAIN_LINE_CHARS = 1 << 12
+MAX_DROPPED_CHARS = 1 << 30  # and one of more is no line of anything
+MAX_DECOMPRESSED_BYTES = 16 << 30
 _BOMB_RATIO = 300  # text with the same line a million times packs to about a hundredth
-_BOMB_FROM = 64 << 20
+_BOMB_MIN_BYTES = 64 << 20
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor
@@ -34,7 +34,7 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-_PACKED = {
+_UNSUPPORTED_ARCHIVES = {
     b"PK\x03\x04": "zip",
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
@@ -43,38 +43,38 @@ _PACKED = {
 }
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     text: str
-    torn: bool = False  # no line end after it
+    is_incomplete: bool = False  # no line end after it
 
 
-def read_lines(file: BinaryIO) -> Iterator[Line]:
+def read_lines(file: BinaryIO) -> Iterator[LogLine]:
     """The file's lines, as they come."""
     chunks = _chunks(file)
     first = next(chunks, b"")
     if first.startswith(b"\x1f\x8b"):
-        chunks = _unpacked(_again(first, chunks))
+        chunks = _decompress_gzip(_prepend(first, chunks))
         first = next(chunks, b"")
-    for magic, name in _PACKED.items():
+    for magic, name in _UNSUPPORTED_ARCHIVES.items():
         if first.startswith(magic):
             raise UserError(f"that is packed with {name}: unpack it first (gzip is read as it is)")
     decoder = codecs.getincrementaldecoder(_encoding(first))(errors="replace")
-    return _split(decoder.decode(chunk) for chunk in _again(first, chunks))
+    return _split_lines(decoder.decode(chunk) for chunk in _prepend(first, chunks))
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
     # read1: of a pipe, what is there now; a reader that follows must not wait for a full chunk.
     read = getattr(file, "read1", file.read)
-    while chunk := read(CHUNK):
+    while chunk := read(CHUNK_BYTES):
         yield chunk
 
 
-def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield first
     yield from rest
 
 
-def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _decompress_gzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """gzip, all members. A damaged or cut end gives what came before it, as a cut log does."""
     unpack = zlib.decompressobj(wbits=31)
     read = made = 0
@@ -83,11 +83,11 @@ def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
         left = chunk
         while left:
             try:
-                out = unpack.decompress(left, CHUNK)
+                out = unpack.decompress(left, CHUNK_BYTES)
             except zlib.error:
                 return
             made += len(out)
-            if made > LARGEST_UNPACKED or (made > _BOMB_FROM and made > _BOMB_RATIO * read):
+            if made > MAX_DECOMPRESSED_BYTES or (made > _BOMB_MIN_BYTES and made > _BOMB_RATIO * read):
                 raise UserError(
                     f"this gzip file unpacks to more than {made >> 20} MiB from {read >> 10} KiB: "
                     "that is no log; if it is one, unpack it yourself"
@@ -116,7 +116,7 @@ def _encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _split(texts: Iterable[str]) -> Iterator[Line]:
+def _split_lines(texts: Iterable[str]) -> Iterator[LogLine]:
     rest = ""  # the beginning of a line that goes on in the next chunk
     dropping = False  # the rest of a line that is too long
     dropped = 0
@@ -125,34 +125,34 @@ def _split(texts: Iterable[str]) -> Iterator[Line]:
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         whole, rest = text[:end], text[end:]
         if whole:
-            lines = _clean(whole)[:-1].split("\n")
+            lines = _strip_controls(whole)[:-1].split("\n")
             if dropping:
                 lines, dropping = lines[1:], False
-            yield from _bounded(lines)
+            yield from _limit_length(lines)
         dropped = dropped + len(text) if dropping else 0
-        if dropped > ENDLESS_LINE:
-            raise UserError(f"that has a line of more than {ENDLESS_LINE >> 20} MiB: it is no log")
-        if len(rest) > LONGEST_LINE:
+        if dropped > MAX_DROPPED_CHARS:
+            raise UserError(f"that has a line of more than {MAX_DROPPED_CHARS >> 20} MiB: it is no log")
+        if len(rest) > MAX_LINE_CHARS:
             if not dropping:
-                yield from _bounded([_clean(rest[:LONGEST_LINE])])
+                yield from _limit_length([_strip_controls(rest[:MAX_LINE_CHARS])])
             rest, dropping = "", True
     if rest and not dropping:
-        *whole_lines, last = _bounded([_clean(rest)])
+        *whole_lines, last = _limit_length([_strip_controls(rest)])
         yield from whole_lines
-        yield Line(last.text, torn=True)
+        yield LogLine(last.text, is_incomplete=True)
 
 
-def _bounded(lines: list[str]) -> Iterator[Line]:
+def _limit_length(lines: list[str]) -> Iterator[LogLine]:
     """A very long line is a notebook's output in one JSON string, or nothing that a trainer wrote."""
     for line in lines:
-        if len(line) <= USUAL_LINE or (line.startswith('{"') and len(line) <= LONGEST_LINE):
-            yield Line(line)  # the latter is a record of a journal
+        if len(line) <= MAX_PLAIN_LINE_CHARS or (line.startswith('{"') and len(line) <= MAX_LINE_CHARS):
+            yield LogLine(line)  # the latter is a record of a journal
         else:
-            for part in line[:LONGEST_LINE].split("\\n"):
-                yield Line(part[:USUAL_LINE])
+            for part in line[:MAX_LINE_CHARS].split("\\n"):
+                yield LogLine(part[:MAX_PLAIN_LINE_CHARS])
 
 
-def _clean(text: str) -> str:
+def _strip_controls(text: str) -> str:
     """Without escapes and control characters; every kind of line end is one newline."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.runs.lines import Line, read_lines
+from glassgpt.runs.lines import LogLine, read_lines
 
-LARGEST = 256 << 20  # bytes; it has to be read whole
+MAX_NOTEBOOK_BYTES = 256 << 20  # bytes; it has to be read whole
 
 
 def is_notebook(start: bytes) -> bool:
@@ -18,10 +18,12 @@ def is_notebook(start: bytes) -> bool:
     return start.lstrip()[:1] == b"{" and (b'"cells"' in start or b'"nbformat"' in start)
 
 
-def read_notebook(content: bytes, name: str) -> Iterator[Line] | None:
+def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
     """Its output line by line; None where it is no notebook after all."""
-    if len(content) > LARGEST:
-        raise UserError(f"{name} is a notebook of more than {LARGEST >> 20} MiB: save its output as text")
+    if len(content) > MAX_NOTEBOOK_BYTES:
+        raise UserError(
+            f"{name} is a notebook of more than {MAX_NOTEBOOK_BYTES >> 20} MiB: save its output as text"
+        )
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):

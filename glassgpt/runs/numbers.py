@@ -11,15 +11,15 @@ NUMBER = (
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     return float(text.replace(",", "") if "," in text else text)
 
 
-def counted(text: str) -> int:
+def parse_count(text: str) -> int:
     """10.65M, 124,475,904, 1.1B. Raises ValueError where it is none."""
     text = text.strip()
     unit = _UNITS.get(text[-1:], 1.0)
-    value = number(text[:-1].strip() if unit != 1.0 else text) * unit
+    value = parse_number(text[:-1].strip() if unit != 1.0 else text) * unit
     if not 0 <= value < 1e18:
         raise ValueError(text)
     return round(value)

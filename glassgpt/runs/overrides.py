@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassgpt.config import DEVICE_TYPES, TrainConfig, Value
+from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, coerce, field_types
+from glassgpt.flags import check_settings, coerce_value, field_types
 from glassgpt.recipe import find_recipe
-from glassgpt.runs.run_log import History, Setup
-from glassgpt.validate import find_problems
+from glassgpt.runs.run_log import LoggedSetup, RunLog
+from glassgpt.validate import find_config_problems
 
 # Of Setup, and what they are for those who type them.
-_OF_THE_RUN: Mapping[str, Any] = {
+_SETUP_FIELDS: Mapping[str, Any] = {
     "parameters": int,
     "tokens_per_iteration": int,
     "flops_per_token": float,
@@ -36,36 +36,36 @@ _OF_THE_RUN: Mapping[str, Any] = {
     "memory_bytes": int,
     "bytes_per_token": float,
 }
-_OF_THE_DATA: Mapping[str, Any] = {"vocab_size": int, "tokenizer": str}
-_FOLLOWS_FROM = {
+_DATA_FIELDS: Mapping[str, Any] = {"vocab_size": int, "tokenizer": str}
+_DERIVED_FROM = {
     "tokens_per_iteration": ("batch_size", "block_size", "gradient_accumulation_steps"),
     "flops_per_token": ("n_layer", "n_embd", "block_size"),
 }
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-_WITH_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])\s*", re.IGNORECASE)
-_LARGEST = 10**15  # of a whole number: nothing that is counted here has more, and their products stay floats
+_NUMBER_WITH_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])\s*", re.IGNORECASE)
+_MAX_INT = 10**15  # of a whole number: nothing that is counted here has more, and their products stay floats
 _FLAG = re.compile(r"--([A-Za-z]{1,2})\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Given:
+class RunOverrides:
     """About one run: from its config file, and from flags."""
 
-    file: Mapping[str, Value] = field(default_factory=dict)
-    flags: Mapping[str, Value] = field(default_factory=dict)
+    from_config: Mapping[str, ConfigValue] = field(default_factory=dict)
+    from_flags: Mapping[str, ConfigValue] = field(default_factory=dict)
 
 
-def is_given(argument: str) -> bool:
+def is_override_flag(argument: str) -> bool:
     """Whether a word of the command line is about one of the runs."""
     return _FLAG.fullmatch(argument) is not None
 
 
-def read_given(arguments: Sequence[str], runs: int) -> list[Given]:
+def parse_overrides(arguments: Sequence[str], runs: int) -> list[RunOverrides]:
     """One for each run, in order. Every argument is such a flag, or the value of the one before it."""
-    files: list[dict[str, Value]] = [{} for _ in range(runs)]
-    flags: list[dict[str, Value]] = [{} for _ in range(runs)]
+    files: list[dict[str, ConfigValue]] = [{} for _ in range(runs)]
+    flags: list[dict[str, ConfigValue]] = [{} for _ in range(runs)]
     problems: list[str] = []
-    for flag, value in _pairs(arguments, problems):
+    for flag, value in _split_flags(arguments, problems):
         match = _FLAG.fullmatch(flag)
         letter, name = (match[1].lower(), match[2].replace("-", "_")) if match else ("", flag)
         index = _index(letter)
@@ -76,17 +76,17 @@ def read_given(arguments: Sequence[str], runs: int) -> list[Given]:
             continue
         try:
             if name == "config":
-                files[index] |= _file_settings(value)
+                files[index] |= _config_file_settings(value)
             else:
-                flags[index][name] = _value(letter, name, value)
+                flags[index][name] = _parse_value(letter, name, value)
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    return [Given(file, flag) for file, flag in zip(files, flags, strict=True)]
+    return [RunOverrides(file, flag) for file, flag in zip(files, flags, strict=True)]
 
 
-def _pairs(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, str]]:
+def _split_flags(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, str]]:
     """`--a.key=value` and `--a.key value`, as flag and value."""
     pairs = []
     rest = list(arguments)
@@ -115,68 +115,66 @@ def _index(letter: str) -> int | None:
 # --- values ---
 
 
-def _known() -> Mapping[str, Any]:
-    return {**field_types(TrainConfig), **_OF_THE_RUN, **_OF_THE_DATA}
+def _allowed_settings() -> Mapping[str, Any]:
+    return {**field_types(TrainConfig), **_SETUP_FIELDS, **_DATA_FIELDS}
 
 
-def _value(letter: str, name: str, text: str) -> Value:
-    known = _known()
+def _parse_value(letter: str, name: str, text: str) -> ConfigValue:
+    known = _allowed_settings()
     if name not in known:
         raise UserError(f"unknown setting --{letter}.{name}{_hint(letter, name)}")
     wanted = known[name]
-    unit = _WITH_UNIT.fullmatch(text)
+    unit = _NUMBER_WITH_UNIT.fullmatch(text)
     if unit and wanted in (int, float, int | None, float | None):
         number = float(unit[1]) * _UNITS[unit[2].lower()]
         if not math.isfinite(number):
             raise UserError(f"--{letter}.{name} is not a finite number")
-        value: Value = round(number) if wanted in (int, int | None) else number
+        value: ConfigValue = round(number) if wanted in (int, int | None) else number
     else:
-        value = coerce(f"--{letter}.{name}", text, wanted)
-    need = _needed(name, value)
+        value = coerce_value(f"--{letter}.{name}", text, wanted)
+    need = _unmet_requirement(name, value)
     if need:
         raise UserError(f"--{letter}.{name}={text} must be {need}")
     return value
 
 
-def _needed(name: str, value: Value) -> str | None:
+def _unmet_requirement(name: str, value: ConfigValue) -> str | None:
     """What a number has to be and is not, by the rules of `glass train`; those for several settings together
     are for whoever trains."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, int) and value >= _LARGEST and name != "seed":
+    if isinstance(value, int) and value >= _MAX_INT and name != "seed":
         return "below 10^15"
-    if name in (*_OF_THE_RUN, *_OF_THE_DATA):
+    if name in (*_SETUP_FIELDS, *_DATA_FIELDS):
         return None if value > 0 else "greater than 0"
     alone: Any = {name: value}
     start = f"--{name}={value} must be "
-    problems = find_problems(dataclasses.replace(TrainConfig(), **alone))
+    problems = find_config_problems(dataclasses.replace(TrainConfig(), **alone))
     return next((one.removeprefix(start) for one in problems if one.startswith(start)), None)
 
 
 def _hint(letter: str, name: str) -> str:
     """The nearest name, also for those of other trainers, which glass train knows."""
-    close = difflib.get_close_matches(name, [*_known(), "config"], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, [*_allowed_settings(), "config"], n=1, cutoff=0.6)
     _, problems = check_settings({name: ""}, TrainConfig)
     suggested = re.search(r"did you mean --(\w+)", " ".join(problems))
     best = suggested[1] if suggested else close[0] if close else None
     if best:
         return f"; did you mean --{letter}.{best}?"
-    return (
-        f"; it takes the settings of `glass train`, and {', '.join([*_OF_THE_RUN, *_OF_THE_DATA, 'config'])}"
-    )
+    return f"; it takes the settings of `glass train`, and {', '.join([*_SETUP_FIELDS, *_DATA_FIELDS, 'config'])}"
 
 
-def _file_settings(name: str) -> dict[str, Value]:
+def _config_file_settings(name: str) -> dict[str, ConfigValue]:
     """What the file says, over the defaults that it relies on. Nothing in it is run."""
     recipe = find_recipe(name)
-    settings: dict[str, Value] = {**dataclasses.asdict(TrainConfig()), **recipe.settings}
+    settings: dict[str, ConfigValue] = {**dataclasses.asdict(TrainConfig()), **recipe.settings}
     device = str(settings["device"]).partition(":")[0]
     if device in DEVICE_TYPES:
         settings |= recipe.by_device.get(device, {})
     problems = [
         f"{name}: {key}={value} must be {need}"
         for key, value in settings.items()
-        if (need := _needed(key, value)) is not None
+        if (need := _unmet_requirement(key, value)) is not None
     ]
     if problems:
         raise UserError(problems)
@@ -186,17 +184,17 @@ def _file_settings(name: str) -> dict[str, Value]:
 # --- into the history ---
 
 
-def with_given(history: History, given: Given) -> History:
+def apply_overrides(history: RunLog, given: RunOverrides) -> RunLog:
     """The history as if its log had said so."""
-    flags = dict(given.flags)
-    of_the_run = {name: flags.pop(name) for name in _OF_THE_RUN if name in flags}
+    flags = dict(given.from_flags)
+    of_the_run = {name: flags.pop(name) for name in _SETUP_FIELDS if name in flags}
     tokenizer = {name: flags.pop(name) for name in ("tokenizer",) if name in flags}
     setup = history.setup
-    settings = {**given.file, **setup.settings, **flags}
+    settings = {**given.from_config, **setup.settings, **flags}
     data = {**setup.data, **tokenizer}
     changed: dict[str, Any] = {**of_the_run, "settings": settings, "data": data}
     for name in ("tokens_per_iteration", "flops_per_token"):
-        if name not in of_the_run and all(part in flags for part in _FOLLOWS_FROM[name]):
+        if name not in of_the_run and all(part in flags for part in _DERIVED_FROM[name]):
             changed[name] = None  # what the log worked out from a setting that a flag corrects
-    new: Setup = dataclasses.replace(setup, **changed)
+    new: LoggedSetup = dataclasses.replace(setup, **changed)
     return dataclasses.replace(history, setup=new)

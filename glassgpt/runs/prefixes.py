@@ -34,7 +34,7 @@ _COMMA_DECIMALS = re.compile(r"(?<![\d,.])(?:0,\d+|\d+,(?:\d\d?|\d{4,}))(?![\d,]
 _THOUSANDS, _DECIMAL = re.compile(r"(?<=\d)\.(?=\d{3}[.,]\d)"), re.compile(r"(?<=\d),(?=\d)")
 
 
-def unwrapped(text: str) -> tuple[str, int | None]:
+def strip_prefixes(text: str) -> tuple[str, int | None]:
     """The trainer's own line, and the rank that printed it, where the line says so."""
     text = text.strip()
     if "," in text and _COMMA_LOSS.search(text) and _COMMA_DECIMALS.search(text):

@@ -10,7 +10,7 @@ from typing import Any
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.record.run_dir import lock
+from glassgpt.record.run_dir import lock_run_dir
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunSummary:
 
 def find_runs(folder: Path) -> list[RunSummary]:
     """The runs in `folder`, the latest last; the folder may be a run itself."""
-    paths = [*folder.glob(journal.NAME), *sorted(folder.glob(f"*/{journal.NAME}"))]
+    paths = [*folder.glob(journal.FILE_NAME), *sorted(folder.glob(f"*/{journal.FILE_NAME}"))]
     paths = [path for path in paths if path.is_file()]  # reading a pipe may wait for ever
     found = [summarize(path.parent) for path in paths]
     return sorted(found, key=lambda run: run.started or 0.0)
@@ -39,7 +39,7 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 def summarize(run_dir: Path) -> RunSummary:
     try:
-        records, refused = journal.current(journal.read(run_dir / journal.NAME)), False
+        records, refused = journal.effective_records(journal.read(run_dir / journal.FILE_NAME)), False
     except (UserError, OSError):  # one strange run must not hide the others
         records, refused = [], True
     last = {record["kind"]: record for record in records}
@@ -51,11 +51,11 @@ def summarize(run_dir: Path) -> RunSummary:
         state="refused: its journal cannot be read, or is a link" if refused else _state(run_dir, records),
         # A checkpoint is recorded when it is written, which is later than its iteration.
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
-        max_iters=_number(start.get("config"), "max_iters"),
-        loss=_number(step, "loss"),
-        best_val_loss=_number({"loss": best_loss}, "loss"),
+        max_iters=_number_or_none(start.get("config"), "max_iters"),
+        loss=_number_or_none(step, "loss"),
+        best_val_loss=_number_or_none({"loss": best_loss}, "loss"),
         best_iter=best_iter,
-        tokens_per_s=_number(step, "tokens_per_s"),
+        tokens_per_s=_number_or_none(step, "tokens_per_s"),
         bytes=size_on_disk(run_dir),
         started=records[0]["time"] if records else None,
     )
@@ -63,11 +63,11 @@ def summarize(run_dir: Path) -> RunSummary:
 
 def _best_at_the_end(end: Record) -> tuple[Any, Any]:
     """A run that took over another has maybe not done better than that one, whose best it has too."""
-    at = _number(end, "best_iter")
-    return (None, None) if at is None else (_number(end, "best_val_loss"), at)
+    at = _number_or_none(end, "best_iter")
+    return (None, None) if at is None else (_number_or_none(end, "best_val_loss"), at)
 
 
-def _number(record: object, name: str) -> Any:
+def _number_or_none(record: object, name: str) -> Any:
     """None for what is not there, or is no number: one damaged run must not hide the others."""
     value = record.get(name) if isinstance(record, dict) else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -84,7 +84,7 @@ def _state(run_dir: Path, records: list[Record]) -> str:
 
 def is_running(run_dir: Path) -> bool:
     try:
-        held = lock(run_dir, write=False)
+        held = lock_run_dir(run_dir, write=False)
     except OSError:
         return False
     if held is not None:

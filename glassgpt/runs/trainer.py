@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glassgpt.runs.builder import Recording
+    from glassgpt.runs.builder import RunBuilder
     from glassgpt.runs.facts import Facts
-    from glassgpt.runs.glossary import Entry, LastLine
-    from glassgpt.runs.run_log import History
+    from glassgpt.runs.glossary import GlossaryEntry, LastLine
+    from glassgpt.runs.run_log import RunLog
 
-Reader = Callable[[str, "Recording"], bool]  # takes what a line says; True if it is about an iteration
+Reader = Callable[[str, "RunBuilder"], bool]  # takes what a line says; True if it is about an iteration
 Sentence = Callable[[], str]  # says it in the reader's language, which is known only when it is asked for
-Glossary = Callable[["LastLine", "History", "Facts"], list["Entry"]]
+Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
 
 A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
 

@@ -11,37 +11,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.run_log import Evaluation, Floats, History, Ints, Save
+from glassgpt.runs.run_log import Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 
 
 @dataclass(frozen=True)
-class Course:
+class Trajectory:
     segments: tuple[int, ...]  # indices into History.segments
     rows: Ints  # of History.steps, that count
     iteration: Ints  # of these rows
     loss: Floats  # NaN: said to be so, or not said
     ms: Floats
-    evals: tuple[Evaluation, ...]  # with an iteration and a finite validation loss, in order
-    saves: tuple[Save, ...]  # with an iteration, in order
+    evals: tuple[LoggedEvaluation, ...]  # with an iteration and a finite validation loss, in order
+    saves: tuple[LoggedCheckpoint, ...]  # with an iteration, in order
 
     @property
-    def last(self) -> int | None:
+    def last_iteration(self) -> int | None:
         """The last iteration that is known of."""
         ends = [int(self.iteration[-1])] if len(self.iteration) else []
         ends += [done.iteration for done in self.evals[-1:] if done.iteration is not None]
         return max(ends, default=None)
 
-    def losses(self) -> tuple[Ints, Floats]:
+    def finite_losses(self) -> tuple[Ints, Floats]:
         """The finite training losses and their iterations."""
         finite = np.isfinite(self.loss)
         return self.iteration[finite], self.loss[finite]
 
-    def val_points(self) -> tuple[Floats, Floats]:
+    def val_curve(self) -> tuple[Floats, Floats]:
         at = np.array([done.iteration for done in self.evals], dtype=float)
         return at, np.array([done.val_loss for done in self.evals], dtype=float)
 
 
-def course_of(history: History) -> Course:
+def trajectory_of(history: RunLog) -> Trajectory:
     chain = _longest_run(history)
     limits = _limits(history, chain)
     steps = history.steps
@@ -49,7 +49,7 @@ def course_of(history: History) -> Course:
     for segment, limit in limits.items():
         limit_of[segment] = limit
     rows = np.flatnonzero(steps.iteration < limit_of[steps.segment]) if len(steps) else np.arange(0)
-    return Course(
+    return Trajectory(
         segments=chain,
         rows=rows,
         iteration=steps.iteration[rows],
@@ -64,7 +64,7 @@ def course_of(history: History) -> Course:
     )
 
 
-def continues(history: History, segment: int) -> bool:
+def continues_previous(history: RunLog, segment: int) -> bool:
     """Whether this process went on with what the one before it did, rather than starting anew."""
     if segment == 0:
         return False
@@ -74,7 +74,7 @@ def continues(history: History, segment: int) -> bool:
     return here.resumed or counts_on
 
 
-def _longest_run(history: History) -> tuple[int, ...]:
+def _longest_run(history: RunLog) -> tuple[int, ...]:
     """Segments that belong together: the ones with the most logged iterations, the latest of equals."""
     count = len(history.segments)
     if not count:
@@ -82,7 +82,7 @@ def _longest_run(history: History) -> tuple[int, ...]:
     sizes = np.bincount(history.steps.segment, minlength=count) if len(history.steps) else np.zeros(count)
     runs: list[list[int]] = []
     for segment in range(count):
-        if continues(history, segment) and runs:
+        if continues_previous(history, segment) and runs:
             runs[-1].append(segment)
         else:
             runs.append([segment])
@@ -90,7 +90,7 @@ def _longest_run(history: History) -> tuple[int, ...]:
     return tuple(best[1])
 
 
-def _limits(history: History, chain: tuple[int, ...]) -> dict[int, int]:
+def _limits(history: RunLog, chain: tuple[int, ...]) -> dict[int, int]:
     """The iteration at which a later process took over, per segment; past it nothing of this one counts."""
     limit = int(np.iinfo(np.int64).max)
     limits = {}
@@ -102,9 +102,9 @@ def _limits(history: History, chain: tuple[int, ...]) -> dict[int, int]:
     return limits
 
 
-def _evals(history: History, limits: dict[int, int]) -> tuple[Evaluation, ...]:
+def _evals(history: RunLog, limits: dict[int, int]) -> tuple[LoggedEvaluation, ...]:
     """One per iteration: a resume evaluates again where its checkpoint was made, and the last word counts."""
-    kept: dict[int, Evaluation] = {}
+    kept: dict[int, LoggedEvaluation] = {}
     for done in history.evals:
         known = done.iteration is not None and done.val_loss is not None and math.isfinite(done.val_loss)
         if known and done.iteration is not None and done.iteration <= limits.get(done.segment, -1):
@@ -115,7 +115,7 @@ def _evals(history: History, limits: dict[int, int]) -> tuple[Evaluation, ...]:
 # --- time ---
 
 
-def seconds_between(course: Course, after: int, until: int, steady_ms: float | None) -> float | None:
+def seconds_between(course: Trajectory, after: int, until: int, steady_ms: float | None) -> float | None:
     """Logged times of the iterations past `after`, up to `until`; unlogged ones count as steady ones."""
     if steady_ms is None or not math.isfinite(steady_ms):
         return None
@@ -131,7 +131,7 @@ def seconds_between(course: Course, after: int, until: int, steady_ms: float | N
 # --- settings ---
 
 
-def setting(history: History, name: str) -> float | None:
+def numeric_setting(history: RunLog, name: str) -> float | None:
     """A setting that is a finite number, or None."""
     value = history.setup.settings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -139,26 +139,26 @@ def setting(history: History, name: str) -> float | None:
     return float(value)
 
 
-def whole_setting(history: History, name: str) -> int | None:
+def positive_int_setting(history: RunLog, name: str) -> int | None:
     """A setting that is a positive whole number, or None."""
     value = history.setup.settings.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def planned_end(history: History) -> int | None:
+def planned_end_iteration(history: RunLog) -> int | None:
     """The last iteration of the run as planned, where that is known."""
     if history.setup.planned_iterations:
         return history.setup.planned_iterations
-    wanted = setting(history, "max_iters")
+    wanted = numeric_setting(history, "max_iters")
     return int(wanted) if wanted and wanted > 0 else None
 
 
-def metric_name(history: History) -> str:
+def val_metric_name(history: RunLog) -> str:
     """As trainers print it."""
     return "val loss" if history.val_metric == "loss" else "val bpb"
 
 
-def takes_known_settings(history: History) -> bool:
+def takes_known_settings(history: RunLog) -> bool:
     """Whether the run has the settings that advice names. Evaluations alone, `step 500: train loss 1.9, val
     loss 2.0`, are also what loops print that have other settings, and no schedule."""
     if not history.trainer.takes_known_settings or not history.trainer.eval_line_is_common:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.config import DEVICE, is_broken
+from glassgpt.config import DEVICE_PATTERN, has_invalid_characters
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
+from glassgpt.paths import expand_user_path
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def find_problems(options: SampleOptions) -> list[str]:
         problems.append(f"--top_p={options.top_p} must be above 0 and at most 1")
     if not 0 <= options.seed < 2**63:
         problems.append(f"--seed={options.seed} must be at least 0 and below 2^63")
-    if is_broken(options.start):
+    if has_invalid_characters(options.start):
         problems.append("--start is not text in UTF-8; FILE:prompt.txt reads it from a file")
-    if not DEVICE.fullmatch(options.device):
+    if not DEVICE_PATTERN.fullmatch(options.device):
         problems.append(f"--device={options.device} is not one of auto, cpu, cuda, cuda:N, mps")
     return problems
 
@@ -75,7 +75,7 @@ def prompt_text(start: str) -> str:
         return _decoded(sys.stdin.buffer.read(), "standard input")
     if not start.startswith("FILE:"):
         return start
-    path = user_path(start.removeprefix("FILE:"))
+    path = expand_user_path(start.removeprefix("FILE:"))
     try:
         return _decoded(path.read_bytes(), str(path))
     except OSError as error:

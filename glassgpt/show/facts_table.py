@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     name: str
     value: str
     reason: str = ""
 
 
-def fact_groups(facts: Facts) -> list[tuple[str, list[Row]]]:
+def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     """What the log supports, in words; a fact it cannot support has no row."""
     groups = [
         (say("The run"), _run_rows(facts)),
@@ -32,49 +32,67 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[Row]]]:
     return [(title, [row for row in rows if row.value]) for title, rows in groups]
 
 
-def _run_rows(facts: Facts) -> list[Row]:
+def _run_rows(facts: Facts) -> list[TableRow]:
     return [
-        Row(say("how it ended"), ending(facts)),
-        Row(say("logged iterations"), f"{facts.iterations_logged:,}"),
-        Row(say("first iteration"), _with(_whole, facts.first_iteration)),
-        Row(say("last iteration"), _with(_whole, facts.last_iteration)),
-        Row(say("iterations from line to line"), _with(_whole, facts.log_interval)),
-        Row(say("processes (a resume adds one)"), f"{facts.segments:,}"),
-        Row(say("parameters"), _with(format.parameters, facts.parameters)),
-        Row(say("tokens per iteration"), _with(_whole, facts.tokens_per_iteration)),
-        Row(say("FLOPs per token"), _with(format.count, facts.flops_per_token)),
+        TableRow(say("how it ended"), exit_status_label(facts)),
+        TableRow(say("logged iterations"), f"{facts.iterations_logged:,}"),
+        TableRow(say("first iteration"), _format_or_empty(_format_int, facts.first_iteration)),
+        TableRow(say("last iteration"), _format_or_empty(_format_int, facts.last_iteration)),
+        TableRow(say("iterations from line to line"), _format_or_empty(_format_int, facts.log_interval)),
+        TableRow(say("processes (a resume adds one)"), f"{facts.segments:,}"),
+        TableRow(say("parameters"), _format_or_empty(format.format_parameters, facts.parameters)),
+        TableRow(say("tokens per iteration"), _format_or_empty(_format_int, facts.tokens_per_iteration)),
+        TableRow(say("FLOPs per token"), _format_or_empty(format.format_count, facts.flops_per_token)),
     ]
 
 
-def _time_rows(facts: Facts) -> list[Row]:
+def _time_rows(facts: Facts) -> list[TableRow]:
     return [
-        Row(say("steady iteration, median"), _with(format.milliseconds, facts.steady_ms)),
-        Row(say("steady iteration, 95th percentile"), _with(format.milliseconds, facts.steady_p95_ms)),
-        Row(say("first iteration, time"), _with(format.milliseconds, facts.first_iteration_ms)),
-        Row(say("start-up in it"), _with(format.milliseconds, facts.startup_ms)),
-        Row(say("an evaluation adds"), _with(format.milliseconds, facts.eval_overhead_ms)),
-        Row(say("evaluations"), _with(_listed, facts.eval_steps)),
-        Row(say("checkpoints"), _with(_listed, facts.checkpoint_steps)),
-        Row(say("estimated total time"), _with(format.duration, facts.estimated_total_s)),
-        Row(say("evaluation, checkpoints and start-up"), _with("{:.1%}".format, facts.overhead_share)),
-        Row(say("tokens per second"), _with(format.count, facts.tokens_per_s)),
-        Row(say("MFU as reported, median"), _with("{:.2f}%".format, facts.mfu_reported_steady)),
-        Row(say("achieved"), _with(lambda rate: format.flop_rate(rate * 1e12), facts.achieved_tflops)),
+        TableRow(say("steady iteration, median"), _format_or_empty(format.format_ms, facts.steady_ms)),
+        TableRow(
+            say("steady iteration, 95th percentile"), _format_or_empty(format.format_ms, facts.steady_p95_ms)
+        ),
+        TableRow(say("first iteration, time"), _format_or_empty(format.format_ms, facts.first_iteration_ms)),
+        TableRow(say("start-up in it"), _format_or_empty(format.format_ms, facts.startup_ms)),
+        TableRow(say("an evaluation adds"), _format_or_empty(format.format_ms, facts.eval_overhead_ms)),
+        TableRow(say("evaluations"), _format_or_empty(_count_and_interval, facts.eval_steps)),
+        TableRow(say("checkpoints"), _format_or_empty(_count_and_interval, facts.checkpoint_steps)),
+        TableRow(
+            say("estimated total time"), _format_or_empty(format.format_duration, facts.estimated_total_s)
+        ),
+        TableRow(
+            say("evaluation, checkpoints and start-up"),
+            _format_or_empty("{:.1%}".format, facts.overhead_share),
+        ),
+        TableRow(say("tokens per second"), _format_or_empty(format.format_count, facts.tokens_per_s)),
+        TableRow(
+            say("MFU as reported, median"), _format_or_empty("{:.2f}%".format, facts.mfu_reported_steady)
+        ),
+        TableRow(
+            say("achieved"),
+            _format_or_empty(lambda rate: format.format_flops_per_s(rate * 1e12), facts.achieved_tflops),
+        ),
     ]
 
 
-def _result_rows(facts: Facts) -> list[Row]:
+def _result_rows(facts: Facts) -> list[TableRow]:
     in_bits = facts.val_metric == "bits_per_byte"
     best = say("best validation, bits per byte") if in_bits else say("best validation loss")
     last = say("last validation, bits per byte") if in_bits else say("last validation loss")
     return [
-        Row(best, _with(format.loss, facts.best_val_loss)),
-        Row(say("at iteration"), _with(_whole, facts.best_val_step)),
-        Row(last, _with(format.loss, facts.final_val_loss)),
-        Row(say("training loss at the last evaluation"), _with(format.loss, facts.final_train_loss)),
-        Row(say("training loss, first line"), _with(format.loss, facts.loss_first)),
-        Row(say("training loss, last line"), _with(format.loss, facts.loss_last)),
-        Row(say("first loss that is not a number, at iteration"), _with(_whole, facts.nan_step)),
+        TableRow(best, _format_or_empty(format.format_loss, facts.best_val_loss)),
+        TableRow(say("at iteration"), _format_or_empty(_format_int, facts.best_val_step)),
+        TableRow(last, _format_or_empty(format.format_loss, facts.final_val_loss)),
+        TableRow(
+            say("training loss at the last evaluation"),
+            _format_or_empty(format.format_loss, facts.final_train_loss),
+        ),
+        TableRow(say("training loss, first line"), _format_or_empty(format.format_loss, facts.loss_first)),
+        TableRow(say("training loss, last line"), _format_or_empty(format.format_loss, facts.loss_last)),
+        TableRow(
+            say("first loss that is not a number, at iteration"),
+            _format_or_empty(_format_int, facts.nan_step),
+        ),
     ]
 
 
@@ -86,25 +104,25 @@ def _not_training(facts: Facts, ledger: Mapping[str, float] | None) -> float | N
     return 1 - (ledger.get("train", 0.0) + ledger.get("data", 0.0)) / total
 
 
-def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[Row]:
+def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[TableRow]:
     """The few numbers that a reader looks for first; the reason is what stands below one."""
-    best_at = _with(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.best_val_step)
-    share = _with("{:.1%}".format, _not_training(facts, ledger))
+    best_at = _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.best_val_step)
+    share = _format_or_empty("{:.1%}".format, _not_training(facts, ledger))
     spent = say("{share} of it not training", share=share) if share else ""
     in_bits = facts.val_metric == "bits_per_byte"
     shown = [
-        Row(say("best bits per byte") if in_bits else say("best validation loss"),
-            _with(format.loss, facts.best_val_loss), best_at),
-        Row(say("steady iteration"), _with(format.milliseconds, facts.steady_ms)),
-        Row(say("tokens per second"), _with(format.count, facts.tokens_per_s)),
-        Row(say("total time"), _with(format.duration, facts.estimated_total_s), spent),
-        Row(say("how it ended"), ending(facts),
-            _with(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.last_iteration)),
+        TableRow(say("best bits per byte") if in_bits else say("best validation loss"),
+            _format_or_empty(format.format_loss, facts.best_val_loss), best_at),
+        TableRow(say("steady iteration"), _format_or_empty(format.format_ms, facts.steady_ms)),
+        TableRow(say("tokens per second"), _format_or_empty(format.format_count, facts.tokens_per_s)),
+        TableRow(say("total time"), _format_or_empty(format.format_duration, facts.estimated_total_s), spent),
+        TableRow(say("how it ended"), exit_status_label(facts),
+            _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.last_iteration)),
     ]  # fmt: skip
     return [row for row in shown if row.value]
 
 
-def ending(facts: Facts) -> str:
+def exit_status_label(facts: Facts) -> str:
     words = {
         "finished": say("finished"),
         "interrupted": say("interrupted"),
@@ -115,7 +133,7 @@ def ending(facts: Facts) -> str:
     return words.get(facts.ended or "", "")
 
 
-def severity_word(severity: Severity) -> str:
+def severity_label(severity: Severity) -> str:
     words = {
         "problem": say("problem"),
         "warning": say("warning"),
@@ -125,7 +143,7 @@ def severity_word(severity: Severity) -> str:
     return words[severity]
 
 
-def phase_names() -> dict[str, str]:
+def phase_labels() -> dict[str, str]:
     return {
         "startup": say("start-up"),
         "compile": say("compiling and warming up"),
@@ -139,15 +157,15 @@ def phase_names() -> dict[str, str]:
     }
 
 
-def _with(write: Callable[[T], str], value: T | None) -> str:
+def _format_or_empty(write: Callable[[T], str], value: T | None) -> str:
     return "" if value is None else write(value)
 
 
-def _whole(value: int) -> str:
+def _format_int(value: int) -> str:
     return f"{value:,}"
 
 
-def _listed(iterations: Sequence[int]) -> str:
+def _count_and_interval(iterations: Sequence[int]) -> str:
     number = f"{len(iterations):,}"
     distances = {later - earlier for earlier, later in pairwise(iterations)}
     if len(distances) != 1 or min(distances) <= 0:

@@ -15,31 +15,31 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from glassgpt.config import trackers_in
-from glassgpt.paths import read_document
+from glassgpt.config import tracker_names
+from glassgpt.paths import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import Series, Told, TrackedRun, Tracker, series_of
+from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of
 
-PROJECT = "glassgpt"  # where the settings name none
-FOLDER = "told"
+DEFAULT_PROJECT = "glassgpt"  # where the settings name none
+LOGGED_FOLDER = "told"
 
 
-class Follower:
+class TrackerFeed:
     """A listener of the sink, for one tracker. The tracker is made in the thread of the listener."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], run_dir: Path) -> None:
         self._name, self._make, self._run_dir = name, make, run_dir
         self._run: Record | None = None
         self._tracker: Tracker | None = None
-        self._has: Told = {}  # since before this process, or since the tracker was opened
-        self._told: dict[Series, int] = {}  # since then
+        self._already_logged: LoggedIters = {}  # since before this process, or since the tracker was opened
+        self._newly_logged: dict[Series, int] = {}  # since then
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run":
             self._run = record
             if record["process"] == 0:
-                self._begin(record, list, -1)
+                self._open_tracker(record, list, -1)
             return  # a later process says next from where it goes on
         if record["kind"] == "finding":  # which no tracker is told; another's failure may come before that
             return
@@ -51,80 +51,85 @@ class Follower:
                 yield record
 
             from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]
-            self._begin(self._run, earlier, from_iter)
+            self._open_tracker(self._run, earlier, from_iter)
             return
-        self._tell(record)
+        self._log(record)
 
-    def reached(self) -> list[Record]:
+    def last_logged_records(self) -> list[Record]:
         """The last that the tracker was told of each series, by this process or an earlier one."""
         return [
             {"kind": kind, "split": split, "closing": closing, "iter": last}
-            for (kind, split, closing), last in {**self._has, **self._told}.items()
+            for (kind, split, closing), last in {**self._already_logged, **self._newly_logged}.items()
         ]
 
     def replay(self) -> int:
         """Tells what is in the journal now, as far as the tracker does not have it; how many records."""
         records = list(self._journal())
         run = next(record for record in reversed(records) if record["kind"] == "run")
-        told = self._begin(run, lambda: records, -1)
+        told = self._open_tracker(run, lambda: records, -1)
         last = records[-1]
         self._end(last if last["kind"] == "end" else {"kind": "end", "iter": last["iter"], "exit_code": 0})
         return told
 
     def _journal(self) -> Iterable[Record]:
-        return journal.read(self._run_dir / journal.NAME)
+        return journal.read(self._run_dir / journal.FILE_NAME)
 
-    def _begin(self, run: Record, earlier: Callable[[], Iterable[Record]], from_iter: int) -> int:
+    def _open_tracker(self, run: Record, earlier: Callable[[], Iterable[Record]], from_iter: int) -> int:
         """Opens the tracker, and tells it what it lacks of `earlier` records, read anew at every call."""
         model = run.get("model", {})
         # Which holds also if the tracker cannot be opened.
-        noted = self._noted()
-        self._has = told_before(earlier(), self._name) if noted is None else noted
-        self._note()
+        noted = self._read_progress()
+        self._already_logged = logged_before(earlier(), self._name) if noted is None else noted
+        self._save_progress()
         tracked = TrackedRun(
             directory=self._run_dir,
             name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
-            project=str(run["config"].get("wandb_project") or PROJECT),
+            project=str(run["config"].get("wandb_project") or DEFAULT_PROJECT),
             id=run_id(next((record for record in earlier() if record["kind"] == "run"), run)),
             settings={**run["config"], **{f"model.{name}": value for name, value in model.items()}},
-            told=self._has,
+            already_logged=self._already_logged,
             from_iter=from_iter,
         )
         self._tracker = self._make()
-        self._has = self._tracker.begin(tracked)
-        kept = journal.stream_current(earlier)
-        return sum(self._tell(record) for record in kept if record["kind"] in ("step", "eval"))
+        self._already_logged = self._tracker.begin(tracked)
+        kept = journal.stream_effective_records(earlier)
+        return sum(self._log(record) for record in kept if record["kind"] in ("step", "eval"))
 
-    def _tell(self, record: Record) -> bool:
+    def _log(self, record: Record) -> bool:
         if self._tracker is None:
             return False
         if record["kind"] == "end":
             self._end(record)
-        if record["kind"] not in ("step", "eval") or record["iter"] <= self._has.get(series_of(record), -1):
+        if record["kind"] not in ("step", "eval") or record["iter"] <= self._already_logged.get(
+            series_of(record), -1
+        ):
             return False
-        self._tracker.take(record)
-        self._told[series_of(record)] = record["iter"]
-        self._note()
+        self._tracker.log(record)
+        self._newly_logged[series_of(record)] = record["iter"]
+        self._save_progress()
         return True
 
-    def _note(self) -> None:
+    def _save_progress(self) -> None:
         """Not waiting for the disk: after a power cut the journal will do."""
-        path = self._note_path
+        path = self._progress_path
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.reached()))
+        temporary.write_text(json.dumps(self.last_logged_records()))
         os.replace(temporary, path)
 
-    def _noted(self) -> dict[Series, int] | None:
+    def _read_progress(self) -> dict[Series, int] | None:
         """None if there is no such file, as of a run from before there was one."""
         try:
-            return {series_of(last): int(last["iter"]) for last in json.loads(read_document(self._note_path))}
+            return {
+                series_of(last): int(last["iter"])
+                for last in json.loads(read_small_file(self._progress_path))
+            }
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
     @property
-    def _note_path(self) -> Path:
-        return self._run_dir / FOLDER / f"{self._name}.json"
+    def _progress_path(self) -> Path:
+        return self._run_dir / LOGGED_FOLDER / f"{self._name}.json"
 
     def _end(self, record: Record) -> None:
         if self._tracker is not None:
@@ -132,14 +137,14 @@ class Follower:
             self._tracker = self._run = None
 
 
-def told_before(records: Iterable[Record], name: str) -> dict[Series, int]:
+def logged_before(records: Iterable[Record], name: str) -> dict[Series, int]:
     """As far as the journal knows, if there is no note: how far processes that had this tracker told it each
     series. Where it failed, the journal says how far it was: by then the run may have been far ahead."""
     told: dict[Series, int] = {}
     listening = False
     for record in records:
         if record["kind"] == "run":
-            listening = name in trackers_in(record.get("config", {}))
+            listening = name in tracker_names(record.get("config", {}))
         elif record["kind"] == "finding" and record.get("id") == f"{name}-failed":
             listening = False
             told = {series_of(last): last["iter"] for last in record.get("told", ())}

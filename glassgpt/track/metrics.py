@@ -7,7 +7,7 @@ from typing import Any
 
 from glassgpt.record.journal import Record
 
-STEP = {
+STEP_METRICS = {
     "loss": "train/loss",
     "loss_mean": "train/loss_mean",
     "lr": "lr",
@@ -20,24 +20,26 @@ STEP = {
     "mfu": "mfu",
     "loss_scale": "loss_scale",
 }
-MEMORY = {
+MEMORY_METRICS = {
     "rss": "memory/rss",
     "allocated_peak": "memory/allocated_peak",
     "reserved": "memory/reserved",
 }
-EVAL = ("loss", "stderr", "perplexity", "bits_per_byte")
+EVAL_METRICS = ("loss", "stderr", "perplexity", "bits_per_byte")
 # Where a curve is drawn of each: the closing pass is over other tokens, and no point of the others' curve.
-SPLITS = {("train", False): "train_split", ("val", False): "val", ("val", True): "val_whole"}
+SPLIT_PREFIXES = {("train", False): "train_split", ("val", False): "val", ("val", True): "val_whole"}
 
 
 def metrics_of(record: Record) -> dict[str, float]:
     """By name; what is not known has no name here. NaN is a number."""
     if record["kind"] == "step":
         memory = record.get("memory")
-        return _named(record, STEP) | _named(memory if isinstance(memory, dict) else {}, MEMORY)
+        return _named(record, STEP_METRICS) | _named(
+            memory if isinstance(memory, dict) else {}, MEMORY_METRICS
+        )
     if record["kind"] == "eval":
-        split = SPLITS.get((str(record.get("split")), bool(record.get("closing"))))
-        return _named(record, {name: f"{split}/{name}" for name in EVAL} if split else {})
+        split = SPLIT_PREFIXES.get((str(record.get("split")), bool(record.get("closing"))))
+        return _named(record, {name: f"{split}/{name}" for name in EVAL_METRICS} if split else {})
     return {}
 
 

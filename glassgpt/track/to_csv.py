@@ -9,7 +9,7 @@ from typing import IO
 
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import Told, TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 # fmt: off
 COLUMNS = {
@@ -25,11 +25,11 @@ FILES = {"step": "steps.csv", "eval": "evals.csv"}
 class CsvFiles:
     """Begun anew by every process, from the journal: so what was superseded is gone, whatever happened."""
 
-    def begin(self, run: TrackedRun) -> Told:
+    def begin(self, run: TrackedRun) -> LoggedIters:
         self._files = {kind: _Table(run.directory / file, COLUMNS[kind]) for kind, file in FILES.items()}
         return {}
 
-    def take(self, record: Record) -> None:
+    def log(self, record: Record) -> None:
         self._files[record["kind"]].add(record)
 
     def end(self, record: Record) -> None:

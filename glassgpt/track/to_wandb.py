@@ -8,13 +8,13 @@ from importlib import import_module
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import Told, TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 
 class Wandb:
     """wandb cannot take anything back: it keeps what it was told, and is told only what lies past that."""
 
-    def begin(self, run: TrackedRun) -> Told:
+    def begin(self, run: TrackedRun) -> LoggedIters:
         wandb = import_module("wandb")
         # It must ask nobody for a key, print nothing between our lines, and leave the output alone.
         settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False)
@@ -30,9 +30,9 @@ class Wandb:
             config=dict(run.settings),
             settings=settings,
         )
-        return run.told
+        return run.already_logged
 
-    def take(self, record: Record) -> None:
+    def log(self, record: Record) -> None:
         self._run.log(metrics_of(record), step=record["iter"])
 
     def end(self, record: Record) -> None:

@@ -11,7 +11,7 @@ from glassgpt.record.journal import Record
 
 # `step`, or an evaluation of one split; and up to which iteration it was told.
 Series = tuple[str, str, bool]
-Told = Mapping[Series, int]
+LoggedIters = Mapping[Series, int]
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class TrackedRun:
     project: str
     id: str  # the same in every process of the run
     settings: Mapping[str, Any]  # of the run, as its record says
-    told: Told = field(default_factory=dict)  # what earlier processes told this tracker
+    already_logged: LoggedIters = field(default_factory=dict)  # what earlier processes told this tracker
     from_iter: int = -1  # the run goes on from here: what was told past it is superseded
 
 
 class Tracker(Protocol):
-    def begin(self, run: TrackedRun) -> Told:
+    def begin(self, run: TrackedRun) -> LoggedIters:
         """Opens the run. Returns what it has of it already, and keeps: only later records are told."""
 
-    def take(self, record: Record) -> None:
+    def log(self, record: Record) -> None:
         """A `step` or an `eval`."""
 
     def end(self, record: Record) -> None:

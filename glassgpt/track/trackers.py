@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from glassgpt.config import TrainConfig, trackers_asked
+from glassgpt.config import TrainConfig, requested_trackers
 from glassgpt.errors import UserError
-from glassgpt.track.follower import Follower
+from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.to_csv import CsvFiles
 from glassgpt.track.to_tensorboard import TensorBoard
 from glassgpt.track.to_trackio import Trackio
 from glassgpt.track.to_wandb import Wandb
 from glassgpt.track.tracker import Tracker
 
-MAKERS: Mapping[str, Callable[[], Tracker]] = {
+TRACKER_CLASSES: Mapping[str, Callable[[], Tracker]] = {
     "csv": CsvFiles,
     "tensorboard": TensorBoard,
     "trackio": Trackio,
@@ -23,13 +23,13 @@ MAKERS: Mapping[str, Callable[[], Tracker]] = {
 }
 
 
-def followers(config: TrainConfig, run_dir: Path) -> dict[str, Follower]:
+def make_feeds(config: TrainConfig, run_dir: Path) -> dict[str, TrackerFeed]:
     """For the sink: who is to be told about this run."""
-    return {name: follower(name, run_dir) for name in trackers_asked(config)}
+    return {name: make_feed(name, run_dir) for name in requested_trackers(config)}
 
 
-def follower(name: str, run_dir: Path) -> Follower:
-    return Follower(name, MAKERS[name], run_dir)
+def make_feed(name: str, run_dir: Path) -> TrackerFeed:
+    return TrackerFeed(name, TRACKER_CLASSES[name], run_dir)
 
 
 def check_installed(names: Iterable[str]) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from glassgpt.config import DEVICE, Choice, TrainConfig
+from glassgpt.config import DEVICE_PATTERN, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide
-from glassgpt.estimate.batching import BatchPlan, evaluation_rows
+from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
 from glassgpt.estimate.cards import find_card, has_tensor_cores
-from glassgpt.estimate.decide import Traits, lacking_here
-from glassgpt.estimate.memory import CONTEXT_BYTES, Work, largest_batch, needed
+from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
+from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_memory, largest_fitting_batch
 from glassgpt.model.gpt import GPT
 from glassgpt.record.machine import apple_gpu_name
 
@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
-class Placement:
+class ExecutionConfig:
     """What was decided about the machine."""
 
     device: torch.device
@@ -51,7 +51,7 @@ class Placement:
             torch.mps.synchronize()
 
 
-def adapt(model: GPT, placement: Placement, checkpointing: bool) -> None:
+def configure_model(model: GPT, placement: ExecutionConfig, checkpointing: bool) -> None:
     """Has the model compute as was decided. `checkpointing`: of activations."""
     model.set_attention(placement.attention)
     model.set_kernels(placement.kernels)
@@ -60,7 +60,7 @@ def adapt(model: GPT, placement: Placement, checkpointing: bool) -> None:
 
 
 def choose_device(asked: str) -> tuple[torch.device, Choice]:
-    if not DEVICE.fullmatch(asked):
+    if not DEVICE_PATTERN.fullmatch(asked):
         raise UserError(f"--device={asked} is not one of auto, cpu, cuda, cuda:N, mps")
     available = {"cuda": _cuda_works(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if asked == "auto":
@@ -77,7 +77,7 @@ def choose_device(asked: str) -> tuple[torch.device, Choice]:
     return device, Choice("device", str(device), f"{why}: {device_name(device)}")
 
 
-def share_out(device: torch.device, asked: str, local_rank: int, local_size: int) -> torch.device:
+def device_for_rank(device: torch.device, asked: str, local_rank: int, local_size: int) -> torch.device:
     """The card for one of several processes on a machine: each has its own."""
     if device.type != "cuda":
         return device
@@ -114,31 +114,37 @@ def device_name(device: torch.device) -> str:
     return f"{threads} threads" if threads > 1 else "1 thread"
 
 
-def traits_of(device: torch.device) -> Traits:
+def device_traits(device: torch.device) -> DeviceTraits:
     """What of the device decides, for the rules that `glass plan` asks too."""
     if device.type == "cpu":
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return Traits("cpu", fast_bfloat16=fast, lacks=lacking_here("cpu"))
+        return DeviceTraits("cpu", has_fast_bfloat16=fast, missing_toolchain=find_missing_toolchain("cpu"))
     # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
     if device.type != "cuda":
-        return Traits(device.type, lacks=lacking_here(device.type))
+        return DeviceTraits(device.type, missing_toolchain=find_missing_toolchain(device.type))
     capability = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
     card, tensor_cores = find_card(name), has_tensor_cores(name, capability)
     bandwidth = None if card is None else card.bandwidth_gb_s * 1e9
-    return Traits("cuda", capability, tensor_cores, bandwidth=bandwidth, lacks=lacking_here("cuda"))
+    return DeviceTraits(
+        "cuda",
+        capability,
+        tensor_cores,
+        bandwidth_bytes_per_s=bandwidth,
+        missing_toolchain=find_missing_toolchain("cuda"),
+    )
 
 
 def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
     """`width`: the channels of the model to be trained; None if it only writes."""
-    return decide.choose_dtype(asked, traits_of(device), width)
+    return decide.choose_dtype(asked, device_traits(device), width)
 
 
 def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
     """PyTorch's allocator may leave gaps that add up to a tenth of a card; segments that grow leave none."""
     if device.type != "cuda":
         return []
-    if said := next((name for name in _ALLOCATOR_WORDS if environment.get(name)), None):
+    if said := next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None):
         return [Choice("allocator", environment[said], f"as {said} says")]
     if not sys.platform.startswith("linux"):
         return [Choice("allocator", "usual", "segments that grow are for Linux")]
@@ -152,10 +158,10 @@ def _tell_allocator(words: str) -> None:
     (new or torch.cuda.memory._set_allocator_settings)(words)
 
 
-_ALLOCATOR_WORDS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
+def free_and_total_bytes(device: torch.device) -> tuple[int | None, int | None]:
     """Free and total memory of a card; None where memory is not a card's own."""
     if device.type != "cuda":
         return None, None
@@ -165,42 +171,44 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
     return min(free, int(share * total) - torch.cuda.memory_reserved(device)), total
 
 
-def sequences_that_fit(
+def estimate_max_batch_size(
     config: TrainConfig, vocab_size: int, free_bytes: int | None, ranks: int = 1
 ) -> int | None:
     """The largest micro-batch that a card's free memory should hold, before anything was tried."""
     if free_bytes is None:
         return None
-    work = replace(_foreseen(config, vocab_size, ranks), micro_steps=2)  # gradients may have to add up
-    return largest_batch(work, _room(free_bytes)) or 1  # never none at all: the run will say it better
+    work = replace(_estimated_work(config, vocab_size, ranks), micro_steps=2)  # gradients may have to add up
+    return (
+        largest_fitting_batch(work, _usable_bytes(free_bytes)) or 1
+    )  # never none at all: the run will say it better
 
 
-def recording_fits(config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None) -> bool:
+def cuda_graph_fits(config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None) -> bool:
     """Whether there is memory for updates that are recorded, which keep theirs."""
     if free_bytes is None:
         return True
-    foreseen = _foreseen(config, vocab_size, plan.ranks)
+    foreseen = _estimated_work(config, vocab_size, plan.ranks)
     work = replace(foreseen, batch_size=plan.batch_size, micro_steps=plan.micro_steps, graph=True)
-    return needed(work).total <= _room(free_bytes)
+    return estimate_memory(work).total_bytes <= _usable_bytes(free_bytes)
 
 
-def _foreseen(config: TrainConfig, vocab_size: int, ranks: int) -> Work:
-    return Work(
+def _estimated_work(config: TrainConfig, vocab_size: int, ranks: int) -> TrainingWorkload:
+    return TrainingWorkload(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=decide.choose_kernels(config, Traits("cuda"), vocab_size, ranks).value == "triton",
+        kernels=decide.choose_kernels(config, DeviceTraits("cuda"), vocab_size, ranks).value == "triton",
         compiled=config.compile == "on",
         attention=config.attention,
-        eval_batch_tokens=evaluation_rows(config, "cuda") * config.block_size,
+        eval_batch_tokens=eval_batch_rows(config, "cuda") * config.block_size,
         ranks=ranks,
     )
 
 
-def _room(free_bytes: int) -> int:
+def _usable_bytes(free_bytes: int) -> int:
     """The context is there already, and not in what is free."""
-    return int(_ROOM * free_bytes) + CONTEXT_BYTES["cuda"]
+    return int(_USABLE_SHARE * free_bytes) + CONTEXT_BYTES["cuda"]
 
 
-_ROOM = 0.92  # of what is free: tensors do not fill memory without gaps
+_USABLE_SHARE = 0.92  # of what is free: tensors do not fill memory without gaps

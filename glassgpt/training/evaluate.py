@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
-from glassgpt.data.shards import Tokens
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
+from glassgpt.data.shards import TokenArray
 from glassgpt.record.clock import Ledger
-from glassgpt.training.distributed.process_group import Team
+from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.learner import Learner
 
-_KEPT_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
+_MAX_CACHED_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvalResult:
     """The mean loss over `tokens` targets, and what it is made of: one mean per window."""
 
     loss: float
@@ -57,7 +57,7 @@ def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
     return math.sqrt(float((share**2 * deviations**2).sum()) * n / (n - 1))
 
 
-def is_gain(reference: Evaluation | None, now: Evaluation) -> bool:
+def is_gain(reference: EvalResult | None, now: EvalResult) -> bool:
     """Whether `now` is better than `reference` by more than noise.
 
     The noise is that of the difference, window by window: hard windows are hard for both, which cancels, so
@@ -69,27 +69,29 @@ def is_gain(reference: Evaluation | None, now: Evaluation) -> bool:
     return reference.loss - now.loss > (0.0 if math.isnan(noise) else noise)
 
 
-class Windows:
+class EvalWindows:
     """What is evaluated of a split, as batches on the device: the same ones every time, and so, unless they
     are many, made once and kept there."""
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenArray,
         block_size: int,
         eval_tokens: int | None,
         rows: int,
         device: torch.device,
-        team: Team | None = None,
+        team: ProcessGroup | None = None,
     ) -> None:
         """`eval_tokens=None`: the whole split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
-        self._team = team or Team()
-        self._starts = evaluation_windows(len(tokens), block_size, eval_tokens)
-        self._kept: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
+        self._process_group = team or ProcessGroup()
+        self._starts = evaluation_window_starts(len(tokens), block_size, eval_tokens)
+        self._cached_batches: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
 
-    def of_whole_split(self) -> Windows:
-        return Windows(self._tokens, self._block_size, None, self._rows, self._device, self._team)
+    def of_whole_split(self) -> EvalWindows:
+        return EvalWindows(
+            self._tokens, self._block_size, None, self._rows, self._device, self._process_group
+        )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -97,28 +99,32 @@ class Windows:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
         """Inputs and targets, and how many targets each window has: of this process's batches, which are
         every so manieth. Everybody has as many; those past the end are all padding."""
-        if len(self) * self._block_size > _KEPT_TOKENS:
-            yield from self._made()
+        if len(self) * self._block_size > _MAX_CACHED_TOKENS:
+            yield from self._make_batches()
             return
-        if self._kept is None:
-            self._kept = list(self._made())
-        yield from self._kept
+        if self._cached_batches is None:
+            self._cached_batches = list(self._make_batches())
+        yield from self._cached_batches
 
     @property
-    def _end(self) -> int:
+    def _padded_len(self) -> int:
         """Windows, with padding to whole batches for everybody."""
-        in_a_round = self._rows * self._team.size
+        in_a_round = self._rows * self._process_group.world_size
         return -(-len(self) // in_a_round) * in_a_round
 
-    def everybodys(self, own: np.ndarray) -> np.ndarray:
+    def gather_per_window(self, own: np.ndarray) -> np.ndarray:
         """A number for every window, from those for the windows of this process."""
-        rounds = self._end // (self._rows * self._team.size)
-        whole = np.zeros((rounds, self._team.size, self._rows), own.dtype)
-        whole[:, self._team.rank] = own.reshape(rounds, self._rows)
-        return self._team.total(whole).reshape(-1)[: len(self)]
+        rounds = self._padded_len // (self._rows * self._process_group.world_size)
+        whole = np.zeros((rounds, self._process_group.world_size, self._rows), own.dtype)
+        whole[:, self._process_group.rank] = own.reshape(rounds, self._rows)
+        return self._process_group.all_reduce_sum(whole).reshape(-1)[: len(self)]
 
-    def _made(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        for i in range(self._team.rank * self._rows, self._end, self._team.size * self._rows):
+    def _make_batches(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        for i in range(
+            self._process_group.rank * self._rows,
+            self._padded_len,
+            self._process_group.world_size * self._rows,
+        ):
             chunk = self._starts[i : i + self._rows]
             nothing = len(self._tokens)  # a window that starts there is all padding
             filled = np.pad(chunk, (0, self._rows - len(chunk)), constant_values=nothing)
@@ -128,8 +134,8 @@ class Windows:
 
 
 def evaluate(
-    learner: Learner, windows: Windows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
-) -> Evaluation | None:
+    learner: Learner, windows: EvalWindows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
+) -> EvalResult | None:
     """The loss on these windows; None if asked to stop on the way."""
     sums: list[Tensor] = []
     counts: list[np.ndarray] = []
@@ -137,23 +143,23 @@ def evaluate(
     with ledger.phase("eval") as whole:
         for x, y, filled in windows:
             if should_stop():
-                learner.let_go()
+                learner.reshard()
                 return None
-            if learner.is_first("score"):
+            if learner.is_first_call("score"):
                 with ledger.phase("compile") as first_call:
                     sums.append(_window_sums(learner, x, y))
-                    learner.placement.synchronize()
+                    learner.execution.synchronize()
                 first_call_s = first_call.seconds
             else:
                 sums.append(_window_sums(learner, x, y))
             counts.append(filled)
-        learner.let_go()
-        window_sums = windows.everybodys(torch.cat(sums).cpu().numpy())
-        window_tokens = windows.everybodys(np.concatenate(counts))
+        learner.reshard()
+        window_sums = windows.gather_per_window(torch.cat(sums).cpu().numpy())
+        window_tokens = windows.gather_per_window(np.concatenate(counts))
     if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one
-        ledger.move("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
+        ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
     total = int(window_tokens.sum())
-    return Evaluation(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
+    return EvalResult(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
 
 
 def _window_sums(learner: Learner, x: Tensor, y: Tensor) -> Tensor:

@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Which Windows does not have.
-_HANGUP = getattr(signal, "SIGHUP", None)
-_SAVE = getattr(signal, "SIGUSR1", None)
+_HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)
+_SAVE_SIGNAL = getattr(signal, "SIGUSR1", None)
 
-_STOPPING = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
+_STOPPING_MESSAGE = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
 
 
-class Stopped(KeyboardInterrupt):
+class ImmediateStop(KeyboardInterrupt):
     """Asked to quit at once."""
 
     def __init__(self, number: int) -> None:
@@ -37,12 +37,12 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def ended_at_once() -> Iterator[None]:
+def default_stop_signals() -> Iterator[None]:
     """Signals end the process: in a library's long wait Python would not get to hear of them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _STOPS}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
@@ -51,14 +51,14 @@ def ended_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cleaned_up() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM is as Ctrl-C: whoever has begun something gets to take it away again."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        raise ImmediateStop(number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -67,95 +67,99 @@ def cleaned_up() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Stop:
+class StopSignals:
     """`with Stop() as stop:` … `if stop.requested: …`"""
 
     def __init__(self) -> None:
         self.signal: int | None = None  # to be acted on
-        self.gentle = False  # set when there is something to save: until then a signal quits at once
-        self.at_once = False  # a signal has quit the run at once: whatever is optional is left out
+        self.is_graceful = False  # set when there is something to save: until then a signal quits at once
+        self.quit_at_once = False  # a signal has quit the run at once: whatever is optional is left out
         self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
         self.save_requested = False  # likewise
-        self.lost_folder = False  # the run's folder was moved or removed
-        self.in_team = False  # what is heard is only acted on when all have agreed
+        self.run_dir_lost = False  # the run's folder was moved or removed
+        self.is_distributed = False  # what is heard is only acted on when all have agreed
         self.is_quiet = False  # another process of the team says what is to be said
-        self._heard: int | None = None
-        self._heard_hangup = False
-        self._heard_save = False
-        self._heard_lost_folder = False
-        self._before: dict[int, Any] = {}
-        self._mask: Any = None  # signals that were blocked before
+        self._received_signal: int | None = None
+        self._received_hangup = False
+        self._received_save = False
+        self._received_run_dir_lost = False
+        self._previous_handlers: dict[int, Any] = {}
+        self._previous_mask: Any = None  # signals that were blocked before
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None or self.lost_folder
+        return self.signal is not None or self.run_dir_lost
 
     @property
     def exit_code(self) -> int:
         """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.signal or 0)
 
-    def lose_folder(self) -> None:
-        self._heard_lost_folder = True
-        if not self.in_team:
-            self.lost_folder = True
+    def report_run_dir_lost(self) -> None:
+        self._received_run_dir_lost = True
+        if not self.is_distributed:
+            self.run_dir_lost = True
 
-    def hear(self) -> tuple[int, int, int, int]:
+    def take_local_requests(self) -> tuple[int, int, int, int]:
         """What this process was told: a signal's number or 0, whether the terminal is gone, whether to save,
         and whether the run's folder is gone."""
         told = (
-            self._heard or 0,
-            int(self._heard_hangup),
-            int(self._heard_save),
-            int(self._heard_lost_folder),
+            self._received_signal or 0,
+            int(self._received_hangup),
+            int(self._received_save),
+            int(self._received_run_dir_lost),
         )
-        self._heard_hangup = self._heard_save = False
+        self._received_hangup = self._received_save = False
         return told
 
-    def act(self, number: int, hung_up: int, save: int, lost_folder: int) -> None:
+    def apply_requests(self, number: int, hung_up: int, save: int, lost_folder: int) -> None:
         """What any process of the team was told."""
         self.signal = number or self.signal
         self.hung_up = self.hung_up or bool(hung_up)
         self.save_requested = self.save_requested or bool(save)
-        self.lost_folder = self.lost_folder or bool(lost_folder)
+        self.run_dir_lost = self.run_dir_lost or bool(lost_folder)
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopSignals:
         # Python delivers signals to the main thread only; in a notebook's worker thread we go without.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_stop) for number in _STOPS}
+            self._previous_handlers = {
+                number: signal.signal(number, self._on_stop) for number in _STOP_SIGNALS
+            }
             # nohup has it ignored, and so it stays.
-            if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
-                self._before[_HANGUP] = signal.signal(_HANGUP, self._on_hangup)
-            if _SAVE is not None and _HANGUP is not None:
-                self._before[_SAVE] = signal.signal(_SAVE, self._on_save)
+            if _HANGUP_SIGNAL is not None and signal.getsignal(_HANGUP_SIGNAL) != signal.SIG_IGN:
+                self._previous_handlers[_HANGUP_SIGNAL] = signal.signal(_HANGUP_SIGNAL, self._on_hangup)
+            if _SAVE_SIGNAL is not None and _HANGUP_SIGNAL is not None:
+                self._previous_handlers[_SAVE_SIGNAL] = signal.signal(_SAVE_SIGNAL, self._on_save)
                 # What was held back while the program was loading arrives now; see __main__.py, launch.py.
-                self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE, _HANGUP})
+                self._previous_mask = signal.pthread_sigmask(
+                    signal.SIG_UNBLOCK, {_SAVE_SIGNAL, _HANGUP_SIGNAL}
+                )
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._mask is not None:  # first: a signal in the last moments must not end a finished run
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        for number, handler in self._before.items():
+        if self._previous_mask is not None:  # first: a signal in the last moments must not end a finished run
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._previous_mask)
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self._heard is not None or self.signal is not None or not self.gentle:
-            self.at_once = True
-            raise Stopped(number)
-        self._heard = number
-        if not self.in_team:
+        if self._received_signal is not None or self.signal is not None or not self.is_graceful:
+            self.quit_at_once = True
+            raise ImmediateStop(number)
+        self._received_signal = number
+        if not self.is_distributed:
             self.signal = number
         if not self.is_quiet:
-            _say(_STOPPING)
+            _say(_STOPPING_MESSAGE)
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        self._heard_hangup = True
-        if not self.in_team:
+        self._received_hangup = True
+        if not self.is_distributed:
             self.hung_up = True
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
-        self._heard_save = True
-        if not self.in_team:
+        self._received_save = True
+        if not self.is_distributed:
             self.save_requested = True
 
 

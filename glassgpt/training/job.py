@@ -11,31 +11,31 @@ from pathlib import Path
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
-from glassgpt.data.shards import Tokens
+from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.meter import Interval, Mean
+from glassgpt.estimate.meter import LogInterval, RunningMean
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
-from glassgpt.record.rank_time import Sharing
-from glassgpt.record.run_dir import Place, Site
+from glassgpt.record.rank_time import RankTimes
+from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
 from glassgpt.record.sink import Sink
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.device import Placement
-from glassgpt.training.distributed.process_group import Team
-from glassgpt.training.evaluate import Evaluation, Windows
-from glassgpt.training.forecast_check import Outcome
-from glassgpt.training.interrupt import Stop
+from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.evaluate import EvalResult, EvalWindows
+from glassgpt.training.forecast_check import ForecastCheck
+from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
-from glassgpt.training.loader import Stream
-from glassgpt.training.profiler import Profiling
-from glassgpt.training.run_choices import Equipment
+from glassgpt.training.loader import BatchLoader
+from glassgpt.training.profiler import UpdateProfiler
+from glassgpt.training.run_choices import ComputePlan
 
-RECENT = 20  # gradient norms kept for the record of a run that fails
+RECENT_GRAD_NORMS = 20  # gradient norms kept for the record of a run that fails
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """What changes as a run goes on, besides weights and optimizer. Part of every checkpoint."""
 
     iter: int = 0  # updates done
@@ -62,75 +62,81 @@ class Job:
 
     config: TrainConfig
     choices: list[Choice]  # what was decided besides, and why
-    takes_everything: bool  # from its origin, if it has one: iteration and optimizer, not weights alone
-    team: Team
-    stop: Stop
+    restores_training_state: (
+        bool  # from its origin, if it has one: iteration and optimizer, not weights alone
+    )
+    process_group: ProcessGroup
+    stop: StopSignals
 
     # What it works with.
-    equipment: Equipment
+    compute_plan: ComputePlan
     dataset: Dataset
     tokenizer_digest: str
-    splits: Mapping[str, Tokens]
-    stream: Stream
+    splits: Mapping[str, TokenArray]
+    loader: BatchLoader
     model: GPT
     learner: Learner
 
     # What it looks at on the way.
     eval_tokens: int  # of a split, each time
-    windows: Mapping[str, Windows]  # these tokens of each split
+    eval_windows: Mapping[str, EvalWindows]  # these tokens of each split
     sampling: Sampling | None  # how to write the sample at the end, if there shall be one
-    profiling: Profiling
+    profiler: UpdateProfiler
 
     # Where things are written.
-    place: Place | Site
+    run_dir_handle: LockedRunDir | RunDirInfo
     sink: Sink
     saver: Saver
 
     # Where the time goes.
     ledger: Ledger
-    interval: Interval
-    outcome: Outcome
+    interval: LogInterval
+    forecast_check: ForecastCheck
 
     # Where it stands; what only this process has to remember comes after the progress.
-    progress: Progress
-    reference: Evaluation | None = None  # the evaluation that early stopping measures progress from
-    saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
-    recent_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    told_setbacks: set[str] = field(default_factory=set)
-    told_ignored: set[str] = field(default_factory=set)  # checkpoints that somebody else wrote
-    eval_cost: Mean = field(default_factory=Mean)
-    save_cost: Mean = field(default_factory=Mean)
-    sharing: Sharing | None = None  # of the updates so far, in a team
+    progress: TrainingProgress
+    early_stop_reference: EvalResult | None = (
+        None  # the evaluation that early stopping measures progress from
+    )
+    last_saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
+    recent_grad_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GRAD_NORMS))
+    reported_fallbacks: set[str] = field(default_factory=set)
+    reported_ignored_checkpoints: set[str] = field(
+        default_factory=set
+    )  # checkpoints that somebody else wrote
+    eval_cost: RunningMean = field(default_factory=RunningMean)
+    save_cost: RunningMean = field(default_factory=RunningMean)
+    rank_time: RankTimes | None = None  # of the updates so far, in a team
 
     @property
-    def placement(self) -> Placement:
-        return self.equipment.placement
+    def execution(self) -> ExecutionConfig:
+        return self.compute_plan.execution
 
     @property
-    def plan(self) -> BatchPlan:
-        return self.equipment.plan
+    def batch_plan(self) -> BatchPlan:
+        return self.compute_plan.batch_plan
 
     @property
     def run_dir(self) -> Path:
-        return self.place.directory
+        return self.run_dir_handle.directory
 
     def resolved_config(self) -> TrainConfig:
         """The settings with what was decided filled in, so that a resumed run decides the same."""
         steps = self.config.gradient_accumulation_steps
         if self.config.batch_tokens is None:  # or another number of processes would make it another update
-            steps = self.plan.sequences // self.plan.batch_size
+            steps = self.batch_plan.sequences // self.batch_plan.batch_size
         return dataclasses.replace(
             self.config,
             out_dir="",
             eval_only=False,
             # In a team everybody has a card of its own.
-            device=self.placement.device.type if self.team.launch else str(self.placement.device),
-            dtype=self.placement.dtype,  # type: ignore[arg-type]
-            compile="on" if self.placement.compile else "off",
-            attention=self.placement.attention,  # type: ignore[arg-type]
-            kernels="triton" if self.placement.kernels else "plain",
-            graph="on" if self.placement.graph else "off",
-            batch_size=self.plan.batch_size,
+            device=self.execution.device.type if self.process_group.launch_id else str(self.execution.device),
+            dtype=self.execution.dtype,  # type: ignore[arg-type]
+            compile="on" if self.execution.compile else "off",
+            attention=self.execution.attention,  # type: ignore[arg-type]
+            kernels="triton" if self.execution.kernels else "plain",
+            graph="on" if self.execution.graph else "off",
+            batch_size=self.batch_plan.batch_size,
             gradient_accumulation_steps=steps,
             # Which else would count other micro-batches, if another number of processes goes on.
             eval_tokens=self.eval_tokens if self.config.eval_iters is not None else self.config.eval_tokens,

@@ -16,46 +16,52 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide, overheads
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.decide import Recordable
-from glassgpt.estimate.kernel_cache import kernels_marker
+from glassgpt.estimate.decide import GraphCandidate
+from glassgpt.estimate.kernel_cache import kernel_cache_marker
 from glassgpt.model import float8, loss_chunks
 from glassgpt.model.gpt import attend
-from glassgpt.training.device import DTYPES, Placement, device_name, traits_of
+from glassgpt.training.device import DTYPES, ExecutionConfig, device_name, device_traits
 
 
 @dataclass(frozen=True)
-class Load:
+class SpeedupInputs:
     """What there is to do, and what the device has for it."""
 
-    plan: BatchPlan
+    batch_plan: BatchPlan
     vocab_size: int
     flops_per_token: int
     data_bytes: int
-    peak: float | None = None  # FLOP/s, if known
+    peak_flops_per_s: float | None = None  # FLOP/s, if known
     free_bytes: int | None = None  # of the card's memory, if it has one
-    recording_fits: bool = True
+    cuda_graph_fits: bool = True
 
 
 def choose_speedups(
-    config: TrainConfig, device: torch.device, dtype: str, load: Load
-) -> tuple[Placement, list[Choice]]:
-    plan, on = load.plan, traits_of(device)
-    built = on.kind == "cuda" and built_marker(config, device, dtype, load.vocab_size, plan).is_file()
+    config: TrainConfig, device: torch.device, dtype: str, load: SpeedupInputs
+) -> tuple[ExecutionConfig, list[Choice]]:
+    plan, on = load.batch_plan, device_traits(device)
+    built = (
+        on.device_type == "cuda"
+        and kernels_built_marker(config, device, dtype, load.vocab_size, plan).is_file()
+    )
     kernels = decide.choose_kernels(config, on, load.vocab_size, plan.ranks, built)
     own_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, own_kernels, plan)
     eager_step_s = _eager_step_s(config, device.type, load)
     compiling = decide.choose_compile(config, on, eager_step_s, own_kernels, config.shard)
-    micro_tokens, some_peak = plan.own_tokens // plan.micro_steps, load.peak or overheads.SOME_CARDS_PEAK
+    micro_tokens, some_peak = (
+        plan.tokens_per_rank // plan.micro_steps,
+        load.peak_flops_per_s or overheads.FALLBACK_PEAK_FLOPS_PER_S,
+    )
     micro_s = overheads.arithmetic_s(device.type, micro_tokens, load.flops_per_token, some_peak)
     attention = choose_attention(config, device, dtype, micro_s * plan.micro_steps * config.max_iters)
     asking_s = overheads.launch_s(device.type, config.n_layer)
     compiled = compiling.value == "on"
-    micro = Recordable(dtype, micro_s, asking_s, compiled, config.shard, load.recording_fits)
+    micro = GraphCandidate(dtype, micro_s, asking_s, compiled, config.shard, load.cuda_graph_fits)
     graph = decide.choose_graph(config, on, micro)
     data = decide.choose_data_place(config.data_place, load.data_bytes, on, load.free_bytes)
-    placement = Placement(
+    placement = ExecutionConfig(
         device,
         dtype,
         compile=compiled,
@@ -73,31 +79,31 @@ def choose_speedups(
     return placement, [compiling, attention, *of_cuda]
 
 
-def built_marker(
+def kernels_built_marker(
     config: TrainConfig, device: torch.device, dtype: str, vocab_size: int, plan: BatchPlan
 ) -> Path:
     """The file that says that kernels for such a run were built."""
     micro_tokens = plan.batch_size * config.block_size
-    return kernels_marker(config, device_name(device), dtype, vocab_size, micro_tokens)
+    return kernel_cache_marker(config, device_name(device), dtype, vocab_size, micro_tokens)
 
 
 def _float8_reason(vocab_size: int) -> str:
     reason = "asked for; evaluation stays exact"
-    if loss_chunks.fits_8_bits(vocab_size):
+    if loss_chunks.is_float8_aligned(vocab_size):
         return reason
     return f"{reason}; the head in bfloat16, since its {vocab_size} tokens are no multiple of 16"
 
 
-def _eager_step_s(config: TrainConfig, device_type: str, load: Load) -> float | None:
-    if load.peak is None:
+def _eager_step_s(config: TrainConfig, device_type: str, load: SpeedupInputs) -> float | None:
+    if load.peak_flops_per_s is None:
         return None
     return overheads.eager_step_s(
         device_type,
-        load.plan.own_tokens,
-        load.plan.micro_steps,
+        load.batch_plan.tokens_per_rank,
+        load.batch_plan.micro_steps,
         load.flops_per_token,
         config.n_layer,
-        load.peak,
+        load.peak_flops_per_s,
     )
 
 
@@ -105,7 +111,7 @@ def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_
     """`run_s`: about how long the run will compute."""
     if config.attention != "auto":
         _check_attention(config, device, dtype)
-    chosen = decide.choose_attention(config, traits_of(device), dtype, run_s)
+    chosen = decide.choose_attention(config, device_traits(device), dtype, run_s)
     if chosen is not None:
         return chosen
     times = _attention_times(config, device, DTYPES[dtype])
@@ -174,8 +180,8 @@ def check_float8(
     config: TrainConfig, device: torch.device, dtype: str, own_kernels: bool, plan: BatchPlan
 ) -> None:
     micro_tokens = plan.batch_size * config.block_size
-    problems = decide.float8_problems(config, traits_of(device), dtype, own_kernels, micro_tokens)
-    if not problems and not float8.is_sound(device):
+    problems = decide.float8_problems(config, device_traits(device), dtype, own_kernels, micro_tokens)
+    if not problems and not float8.is_float8_kernel_correct(device):
         problems.append("--fp8=True does not work with this version of triton: its kernel computes wrongly")
     if problems:
         raise UserError(problems)

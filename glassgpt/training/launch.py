@@ -19,11 +19,13 @@ from types import FrameType
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.paths import python_path
+from glassgpt.paths import child_pythonpath
 
 # A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
-_ENDS = "SIGTERM,SIGINT,SIGQUIT"
-_STOPPING_S = 7 * 24 * 3600  # torch's own 30 s would kill processes that still finish an update and save
+_STOP_SIGNAL_NAMES = "SIGTERM,SIGINT,SIGQUIT"
+_SHUTDOWN_TIMEOUT_S = (
+    7 * 24 * 3600
+)  # torch's own 30 s would kill processes that still finish an update and save
 _POLL_S = 0.1
 
 
@@ -39,8 +41,10 @@ def launch(processes: int, words: Sequence[str]) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     if processes > 1:  # or each would take all cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cores()) // processes)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_S))  # older versions know none
-    os.environ["PYTHONPATH"] = python_path()
+    os.environ.setdefault(
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_TIMEOUT_S)
+    )  # older versions know none
+    os.environ["PYTHONPATH"] = child_pythonpath()
     passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
     config = LaunchConfig(
         min_nodes=1,
@@ -52,9 +56,9 @@ def launch(processes: int, words: Sequence[str]) -> int:
         max_restarts=0,
     )
     if passes_on:
-        config.signals_to_handle = _ENDS
+        config.signals_to_handle = _STOP_SIGNAL_NAMES
     try:
-        with _passed_on(with_hangup=passes_on):
+        with _forward_signals(with_hangup=passes_on):
             # -P: a glassgpt.py or numpy.py in the current folder is not what shall run.
             elastic_launch(config, sys.executable)("-P", "-m", "glassgpt", *words)
     except SignalException as error:
@@ -65,7 +69,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _passed_on(with_hangup: bool) -> Iterator[None]:
+def _forward_signals(with_hangup: bool) -> Iterator[None]:
     """SIGUSR1 and SIGHUP reach the processes, which have sessions of their own, and end nothing here.
 
     They are blocked in this thread, and so in the processes that it starts: one that is still loading gets

@@ -9,17 +9,17 @@ from pathlib import Path
 from glassgpt.config import TrainConfig
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
-from glassgpt.record.run_dir import CHECKPOINTS
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.schedule import learning_rate
 from glassgpt.training.job import Job
 
-_MUCH_WAITING = 0.1  # of the time
+_MIN_WAITING_SHARE = 0.1  # of the time
 _RATE_SETTINGS = (
     "max_iters", "lr_decay_iters", "learning_rate", "min_lr", "warmup_iters", "decay_lr", "schedule",
 )  # fmt: skip
 
 
-def setback(job: Job, what: str, evidence: str) -> Record:
+def fallback_finding(job: Job, what: str, evidence: str) -> Record:
     """`what` is `compile`, `kernels` or `graph`."""
     doing, explanation = {
         "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
@@ -37,7 +37,7 @@ def setback(job: Job, what: str, evidence: str) -> Record:
     )
 
 
-def hangup(job: Job) -> Record:
+def hangup_finding(job: Job) -> Record:
     return finding_record(
         job.progress.iter,
         "hangup",
@@ -49,8 +49,8 @@ def hangup(job: Job) -> Record:
     )
 
 
-def save_requested(job: Job) -> Record:
-    saved = "nothing to save" if job.saved is None else f"checkpoint of iter {job.saved[0]:,}"
+def save_requested_finding(job: Job) -> Record:
+    saved = "nothing to save" if job.last_saved is None else f"checkpoint of iter {job.last_saved[0]:,}"
     return finding_record(
         job.progress.iter,
         "save-requested",
@@ -62,7 +62,7 @@ def save_requested(job: Job) -> Record:
     )
 
 
-def lost_folder(job: Job, before: Path, reason: str) -> Record:
+def run_dir_lost_finding(job: Job, before: Path, reason: str) -> Record:
     return finding_record(
         job.progress.iter,
         "folder-lost",
@@ -74,37 +74,37 @@ def lost_folder(job: Job, before: Path, reason: str) -> Record:
     )
 
 
-def ignored_checkpoints(job: Job, names: list[str]) -> Record:
+def ignored_checkpoints_finding(job: Job, names: list[str]) -> Record:
     return finding_record(
         job.progress.iter,
         "checkpoints-ignored",
         "warning",
         "there are checkpoints that this run did not write; it neither counts nor removes them",
-        evidence=f"{', '.join(names)} in {job.run_dir / CHECKPOINTS}",
+        evidence=f"{', '.join(names)} in {job.run_dir / CHECKPOINTS_DIR}",
         explanation="A checkpoint's identity is the iteration in its state.json. These have another name, or "
         "an iteration that this run has not reached.",
         advice="keep copies outside of that folder, or under names that are no numbers",
     )
 
 
-def straggler(job: Job) -> Record | None:
+def straggler_finding(job: Job) -> Record | None:
     """If the others lost much time waiting for one process."""
-    sharing = job.sharing
-    if sharing is None or job.placement.shard or sharing.waiting < _MUCH_WAITING:
+    sharing = job.rank_time
+    if sharing is None or job.execution.shard or sharing.waiting_share < _MIN_WAITING_SHARE:
         return None
-    rank = sharing.slowest
+    rank = sharing.slowest_rank
     return finding_record(
         job.progress.iter,
         "straggler",
         "advice",
         f"the others wait for rank {rank}",
-        evidence=f"{sharing.waiting:.0%} of the time, on average",
+        evidence=f"{sharing.waiting_share:.0%} of the time, on average",
         explanation="Gradients are averaged when all have come; the slowest sets the pace.",
         advice=f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
     )
 
 
-def rate_jump(job: Job, then: TrainConfig) -> Record | None:
+def rate_jump_finding(job: Job, then: TrainConfig) -> Record | None:
     """If the next update has another learning rate than the settings up to now would give it."""
     done = job.progress.iter
     if done >= job.config.max_iters or job.config.eval_only:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET, training_batch, window_starts
-from glassgpt.data.document_windows import Passages, passage_batch
-from glassgpt.data.shards import Tokens
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.shards import TokenArray
 from glassgpt.estimate.batching import BatchPlan
 
 
-class Stream:
+class BatchLoader:
     """A pure function of the seed and of a sequence's number: a resumed run reads on as if nothing was.
 
     On CUDA the whole text lies on the card if there is room (`resident`), and batches are cut there;
@@ -26,19 +26,19 @@ class Stream:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenArray,
         block_size: int,
         plan: BatchPlan,
         seed: int,
         device: torch.device,
         resident: bool = False,
-        passages: Passages | None = None,
+        passages: DocumentWindows | None = None,
     ) -> None:
         """`passages`: of which the sequences are to be, if documents are kept apart."""
-        self._tokens, self._block_size, self._plan = tokens, block_size, plan
-        self._seed, self._device, self._passages = seed, device, passages
-        self._resident = Resident(tokens, block_size, device) if resident else None
-        self._ahead = Ahead(self._pinned_batch)
+        self._tokens, self._block_size, self._batch_plan = tokens, block_size, plan
+        self._seed, self._device, self._document_windows = seed, device, passages
+        self._resident = ResidentTokens(tokens, block_size, device) if resident else None
+        self._prefetcher = BatchPrefetcher(self._pinned_batch)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def micro_batch(self, first: int, following: int) -> tuple[Tensor, Tensor]:
@@ -51,36 +51,38 @@ class Stream:
         if self._resident is not None:
             x, y = self._resident_batch(self._resident, first)
         else:
-            batch = self._ahead.take(first, following)
+            batch = self._prefetcher.take(first, following)
             x, y = (part.to(self._device, non_blocking=True) for part in batch)
         after.record()
         self._waits.append((before, after))
         return x, y
 
     @property
-    def learned(self) -> float:
+    def target_share(self) -> float:
         """The share of targets that are learned from: where documents are kept apart, the rest is padding."""
-        return 1.0 if self._passages is None else self._passages.filled
+        return 1.0 if self._document_windows is None else self._document_windows.filled_fraction
 
-    def weight(self, first: int, update_first: int) -> tuple[Tensor, ...]:
+    def micro_batch_weight(self, first: int, update_first: int) -> tuple[Tensor, ...]:
         """What a micro-batch's mean loss counts in its update, if its targets are not as many as others'.
 
         `update_first`: the first sequence of the update. On average the weights are 1.
         """
-        if self._passages is None:
+        if self._document_windows is None:
             return ()
-        size, sequences = self._plan.batch_size, self._plan.sequences
-        here = int(self._passages.drawn(self._seed, first, size)[1].sum())
-        all_targets = int(self._passages.drawn(self._seed, update_first, sequences)[1].sum())
+        size, sequences = self._batch_plan.batch_size, self._batch_plan.sequences
+        here = int(self._document_windows.draw(self._seed, first, size)[1].sum())
+        all_targets = int(self._document_windows.draw(self._seed, update_first, sequences)[1].sum())
         # Filled in by the device: a copy from the host would wait for it.
         return (torch.full((), here / all_targets * (sequences // size), device=self._device),)
 
     def _host_batch(self, first: int) -> tuple[Tensor, Tensor]:
-        if self._passages is not None:
-            drawn = self._passages.drawn(self._seed, first, self._plan.batch_size)
-            x, y = passage_batch(self._tokens, *drawn, self._block_size)
+        if self._document_windows is not None:
+            drawn = self._document_windows.draw(self._seed, first, self._batch_plan.batch_size)
+            x, y = document_window_batch(self._tokens, *drawn, self._block_size)
         else:
-            x, y = training_batch(self._tokens, self._block_size, self._seed, first, self._plan.batch_size)
+            x, y = training_batch(
+                self._tokens, self._block_size, self._seed, first, self._batch_plan.batch_size
+            )
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def _pinned_batch(self, first: int) -> tuple[Tensor, Tensor]:
@@ -88,15 +90,15 @@ class Stream:
         x, y = self._host_batch(first)
         return x.pin_memory(), y.pin_memory()
 
-    def _resident_batch(self, resident: Resident, first: int) -> tuple[Tensor, Tensor]:
-        size = self._plan.batch_size
-        if self._passages is not None:
-            starts, counts = self._passages.drawn(self._seed, first, size)
-            return resident.passages(torch.from_numpy(starts), torch.from_numpy(counts))
+    def _resident_batch(self, resident: ResidentTokens, first: int) -> tuple[Tensor, Tensor]:
+        size = self._batch_plan.batch_size
+        if self._document_windows is not None:
+            starts, counts = self._document_windows.draw(self._seed, first, size)
+            return resident.document_windows(torch.from_numpy(starts), torch.from_numpy(counts))
         starts = window_starts(self._seed, first, size, len(self._tokens), self._block_size)
         return resident.rows(torch.from_numpy(starts))
 
-    def waited_s(self) -> float | None:
+    def take_data_wait_s(self) -> float | None:
         """Seconds the card waited for data since last asked; None where the host's clock is right.
 
         Only after a synchronize: the events must have happened.
@@ -108,26 +110,26 @@ class Stream:
         return waited
 
 
-class Ahead:
+class BatchPrefetcher:
     """Makes the batch that will be asked for next, in a thread, before it is asked for."""
 
     def __init__(self, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
         self._make = make
         self._thread = ThreadPoolExecutor(1, "batches")  # starts with the first batch to make
-        self._coming: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
+        self._prefetched: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
 
     def take(self, first: int, following: int) -> tuple[Tensor, Tensor]:
         """The batch `first`; begins with `following`."""
-        expected, coming = self._coming or (None, None)
+        expected, coming = self._prefetched or (None, None)
         batch = coming.result() if coming is not None and expected == first else self._make(first)
-        self._coming = following, self._thread.submit(self._make, following)
+        self._prefetched = following, self._thread.submit(self._make, following)
         return batch
 
 
-class Resident:
+class ResidentTokens:
     """A text on the card."""
 
-    def __init__(self, tokens: Tokens, block_size: int, device: torch.device) -> None:
+    def __init__(self, tokens: TokenArray, block_size: int, device: torch.device) -> None:
         # torch computes little in unsigned types: the same bits as signed ones, and the sign undone below.
         signed = np.array(tokens).view(f"i{tokens.dtype.itemsize}")
         self._tokens = torch.from_numpy(signed).to(device)
@@ -136,17 +138,17 @@ class Resident:
 
     def rows(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets that begin at these places of the text."""
-        rows = self._tokens[self._there(starts)[:, None] + self._steps].long() & self._mask
+        rows = self._tokens[self._to_device(starts)[:, None] + self._steps].long() & self._mask
         return rows[:, :-1], rows[:, 1:]
 
-    def passages(self, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def document_windows(self, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """The same of windows that may reach beyond the text; only the first `counts` targets count."""
-        places = (self._there(starts)[:, None] + self._steps).clamp(max=len(self._tokens) - 1)
+        places = (self._to_device(starts)[:, None] + self._steps).clamp(max=len(self._tokens) - 1)
         rows = self._tokens[places].long() & self._mask
-        beyond = self._steps[:-1] >= self._there(counts)[:, None]
+        beyond = self._steps[:-1] >= self._to_device(counts)[:, None]
         return rows[:, :-1], rows[:, 1:].masked_fill(beyond, IGNORED_TARGET)
 
-    def _there(self, numbers: Tensor) -> Tensor:
+    def _to_device(self, numbers: Tensor) -> Tensor:
         if self._tokens.is_cuda:
             numbers = numbers.pin_memory()
         return numbers.to(self._tokens.device, non_blocking=True)

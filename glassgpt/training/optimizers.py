@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.training.distributed.fsdp import cut, is_spread, own_part, put_together
+from glassgpt.training.distributed.fsdp import gather_full_tensor, is_dtensor, local_shard, shard_like
 
 
 class Optimizer(ABC):
@@ -27,11 +27,11 @@ class Optimizer(ABC):
     `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
     """
 
-    remembers: tuple[str, ...]  # names of what it keeps of each parameter
+    state_names: tuple[str, ...]  # names of what it keeps of each parameter
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self.param_groups = [group for group in groups if group["params"]]
-        device = own_part(self.param_groups[0]["params"][0]).device
+        device = local_shard(self.param_groups[0]["params"][0]).device
         for group in self.param_groups:
             # Set before every update. On a CUDA card it lies there: a recorded update reads it anew.
             group["lr"] = torch.zeros((), device=device) if device.type == "cuda" else 0.0
@@ -79,7 +79,7 @@ class AdamW(Optimizer):
     An `embedding` has a rate of its own and no decay: a row learns only when its token comes along.
     """
 
-    remembers = ("step", "exp_avg", "exp_avg_sq")
+    state_names = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], embedding: Sequence[Tensor], config: TrainConfig
@@ -108,8 +108,8 @@ class AdamW(Optimizer):
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
-                [own_part(parameter) for parameter in parameters],
-                [own_part(_gradient(parameter)) for parameter in parameters],
+                [local_shard(parameter) for parameter in parameters],
+                [local_shard(_gradient(parameter)) for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -130,7 +130,7 @@ class AdamW(Optimizer):
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state = self.state[parameter]
         if not state:
-            own = own_part(parameter)
+            own = local_shard(parameter)
             state["step"] = torch.zeros((), device=own.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
         return state
@@ -146,7 +146,7 @@ class Muon(Optimizer):
     the rare ones learn slowly. (Jordan et al., 2024.)
     """
 
-    remembers = ("momentum",)
+    state_names = ("momentum",)
 
     def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
         self._momentum, self._decay = config.muon_momentum, config.weight_decay
@@ -165,9 +165,9 @@ class Muon(Optimizer):
             for matrix in group["params"]:
                 alike.setdefault((matrix.shape[0] // group["maps"], matrix.shape[1]), []).append(matrix)
             for shape, matrices in alike.items():
-                self._step_together(matrices, shape, group["lr"])
+                self._step_same_shape(matrices, shape, group["lr"])
 
-    def _step_together(
+    def _step_same_shape(
         self, matrices: list[nn.Parameter], shape: tuple[int, ...], rate: float | Tensor
     ) -> None:
         """Matrices of one shape at once: few large products instead of many small ones.
@@ -176,7 +176,7 @@ class Muon(Optimizer):
         the whole, by everybody.
         """
         momenta = [self._momentum_of(matrix) for matrix in matrices]
-        gradients = torch.stack([own_part(_gradient(matrix)) for matrix in matrices])
+        gradients = torch.stack([local_shard(_gradient(matrix)) for matrix in matrices])
         news: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
             gradients.masked_fill_(self.found_inf > 0, 0.0)
@@ -184,21 +184,21 @@ class Muon(Optimizer):
         averages = torch.stack(momenta).lerp_(gradients, news)
         torch._foreach_copy_(momenta, averages.unbind())
         ahead = gradients.lerp_(averages, self._momentum)  # Nesterov's: as if the next average were known
-        if is_spread(matrices[0]):
+        if is_dtensor(matrices[0]):
             parts = zip(ahead, matrices, strict=True)
-            ahead = torch.stack([put_together(part, matrix) for part, matrix in parts])
-        changes = orthogonal(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
+            ahead = torch.stack([gather_full_tensor(part, matrix) for part, matrix in parts])
+        changes = orthogonalize(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
         length = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
         for matrix, change in zip(matrices, changes, strict=True):
-            own = own_part(matrix)
+            own = local_shard(matrix)
             if self._decay:
                 own.mul_(1 - rate * self._decay)
-            own.sub_(own_part(cut(change, matrix)) * length)
+            own.sub_(local_shard(shard_like(change, matrix)) * length)
 
     def _momentum_of(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
         if not state:
-            state["momentum"] = torch.zeros_like(own_part(matrix))
+            state["momentum"] = torch.zeros_like(local_shard(matrix))
         return state["momentum"]
 
 
@@ -208,7 +208,7 @@ def _gradient(matrix: nn.Parameter) -> Tensor:
 
 # Each row is a polynomial a x + b x^3 + c x^5 that takes singular values nearer to 1; together they take all
 # between 0.001 and 1 close to it. (Amsel et al., 2025: "The Polar Express", 5 steps, with a safety margin.)
-_TOWARDS_ONE = (
+_POLAR_EXPRESS_COEFFICIENTS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -217,12 +217,12 @@ _TOWARDS_ONE = (
 )
 
 
-def orthogonal(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+def orthogonalize(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Matrices (N, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices / (1.02 * matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
     x = x.mT if is_tall else x  # the small side squared
-    for a, b, c in _TOWARDS_ONE[:steps]:
+    for a, b, c in _POLAR_EXPRESS_COEFFICIENTS[:steps]:
         square = x @ x.mT
         polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
@@ -242,7 +242,9 @@ def optimizer_tensors(model: GPT, optimizers: Sequence[Optimizer]) -> dict[str, 
     }
 
 
-def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> list[str]:
+def load_optimizer_state(
+    model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
+) -> list[str]:
     """Puts the state back, each tensor where it came from; a tensor without a home is an error.
 
     What another optimizer remembered is of no use to this one; says so.
@@ -253,9 +255,9 @@ def load_optimizers(model: GPT, optimizers: Sequence[Optimizer], tensors: Mappin
         if name not in parameters:
             raise UserError(f"the checkpoint has optimizer state for {name}, which this model does not have")
         optimizer = _optimizer_of(optimizers, parameters[name])
-        if key in optimizer.remembers:
+        if key in optimizer.state_names:
             home = parameters[name]
-            part = own_part(cut(tensor, home)) if tensor.shape == home.shape else tensor
+            part = local_shard(shard_like(tensor, home)) if tensor.shape == home.shape else tensor
             # Also AdamW's step count: fused kernels keep it beside the parameter.
             optimizer.state[home][key] = part.to(home.device)
         else:

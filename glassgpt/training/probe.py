@@ -18,9 +18,9 @@ import numpy
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from glassgpt.cgroup import read_text
+from glassgpt.cgroup import read_text_or_empty
 from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.peak import Clock, Peak, Prepare, Run, best_rate
+from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
 from glassgpt.record.machine import (
     apple_gpu_name,
     cpu_model,
@@ -55,7 +55,7 @@ def _describe_device(device: str) -> dict[str, object]:
         return _describe_cuda(device)
     if kind == "mps":
         return {"type": kind, "name": apple_gpu_name()}
-    return {"type": kind, "name": cpu_model(read_text(Path("/proc/cpuinfo")))}
+    return {"type": kind, "name": cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))}
 
 
 def _describe_cuda(device: str) -> dict[str, object]:
@@ -101,19 +101,19 @@ def find_peak(
     dtype: str,
     memory_bytes: int | None = None,
     probe_seconds: float = 1.0,
-) -> Peak:
+) -> PeakFlops:
     """Both peaks for one dtype: from the table, and from a probe of `probe_seconds` (0: do not measure)."""
     card = find_card(device_name, memory_bytes) if device_name else None
     label = "tf32" if device_type == "cuda" and dtype == "float32" and _tf32_allowed() else dtype
     table = card.peaks.get(label) if card else None
     table_source = card.source if card and table else None
     if probe_seconds <= 0:
-        return Peak(table, table_source)
+        return PeakFlops(table, table_source)
     try:
         measured = measure_peak(device_type, dtype, probe_seconds)
     except RuntimeError as error:  # a device without this dtype; the run itself will say so better
-        return Peak(table, table_source, None, f"unknown: the {label} probe failed: {error}")
-    return Peak(table, table_source, measured, f"measured: {label} matmuls for {probe_seconds:g} s")
+        return PeakFlops(table, table_source, None, f"unknown: the {label} probe failed: {error}")
+    return PeakFlops(table, table_source, measured, f"measured: {label} matmuls for {probe_seconds:g} s")
 
 
 def _tf32_allowed() -> bool:
@@ -133,26 +133,26 @@ def measure_peak(
     dtype: str,
     seconds: float = 1.0,
     clock: Clock = time.perf_counter,
-    prepare: Prepare | None = None,
+    prepare: PrepareMatmul | None = None,
     sizes: Sequence[int] | None = None,
 ) -> float:
     """The best FLOP/s of square matmuls that this device keeps up, found in about `seconds`."""
     on_cpu = device.partition(":")[0] == "cpu"
     sizes = sizes or ((256, 512, 1024, 2048) if on_cpu else (2048, 4096, 8192))
-    best = best_rate(prepare or _torch_matmuls(device, dtype), sizes, seconds, clock)
+    best = measure_best_rate(prepare or _torch_matmuls(device, dtype), sizes, seconds, clock)
     if prepare is None and device.startswith("cuda"):
         torch.cuda.empty_cache()  # the probe's matrices must not show up in the run's memory record
         torch.cuda.reset_peak_memory_stats(device)
     return best
 
 
-def _torch_matmuls(device: str, dtype: str) -> Prepare:
+def _torch_matmuls(device: str, dtype: str) -> PrepareMatmul:
     waits: dict[str, Callable[[], None]]
     waits = {"cuda": partial(torch.cuda.synchronize, device), "mps": torch.mps.synchronize}
     wait = waits.get(torch.device(device).type, lambda: None)
     generator = torch.Generator(device).manual_seed(0)  # our own: the run's random numbers stay as they are
 
-    def prepare(size: int) -> Run:
+    def prepare(size: int) -> RepeatOperation:
         # Random, never zeros: multiplying zeros draws less power, so the card clocks higher than in training.
         options: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
         a, b = torch.randn(size, size, **options), torch.randn(size, size, **options)

@@ -22,18 +22,20 @@ import torch
 from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from glassgpt.errors import first_line
+from glassgpt.errors import error_type_and_message
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 
-FOLDER = "profile"
-ROWS = 20  # of the table
-_UPDATE = "glass: update"  # how the trace names an update; what lies outside of one is not in the table
-_LONGEST_NAME = 300  # of a kernel, whose template arguments may fill a page
+PROFILE_FOLDER = "profile"
+TABLE_ROWS = 20  # of the table
+_UPDATE_SPAN_NAME = (
+    "glass: update"  # how the trace names an update; what lies outside of one is not in the table
+)
+_MAX_NAME_LENGTH = 300  # of a kernel, whose template arguments may fill a page
 
 
 @dataclass(frozen=True)
-class Piece:
+class ProfileRow:
     """A kernel or operator: what it took in all updates that were looked into."""
 
     name: str
@@ -42,7 +44,7 @@ class Piece:
     calls: int
 
 
-class Profiling:
+class UpdateProfiler:
     """The updates of a run that are looked into: those done when `window[0]` to `window[1]` are.
 
     In a team the first process `looks`, and the others go through those updates in the same way.
@@ -51,21 +53,26 @@ class Profiling:
     def __init__(
         self, window: tuple[int, int] | None, run_dir: Path, device: torch.device, looks: bool = True
     ) -> None:
-        self._window, self._folder, self._device, self._looks = window, run_dir / FOLDER, device, looks
+        self._window, self._folder, self._device, self._is_profiling_rank = (
+            window,
+            run_dir / PROFILE_FOLDER,
+            device,
+            looks,
+        )
         self._profiler: profile | None = None
         self._first = 0  # updates done when it began, which after a resume may be later than asked
         self._failure: Exception | None = None
-        self._ended = False  # seen or failed: there is nothing more to tell
+        self._is_reported = False  # seen or failed: there is nothing more to tell
 
     def covers(self, done: int) -> bool:
         """Whether the update after `done` is to be looked into."""
         return self._window is not None and self._window[0] <= done < self._window[1]
 
     @contextlib.contextmanager
-    def watching(self, done: int) -> Iterator[None]:
-        if self._looks and self._profiler is None and self._failure is None:
+    def profile_update(self, done: int) -> Iterator[None]:
+        if self._is_profiling_rank and self._profiler is None and self._failure is None:
             self._begin(done)
-        with record_function(_UPDATE):
+        with record_function(_UPDATE_SPAN_NAME):
             yield
 
     def _begin(self, done: int) -> None:
@@ -81,21 +88,21 @@ class Profiling:
 
     def record(self, done: int, at_the_end: bool = False) -> Record | None:
         """What was seen, once the last update of the window is done, or the run is; writes the trace."""
-        if self._failure is not None and not self._ended:
-            self._ended = True
-            return _failed(self._failure, done)
+        if self._failure is not None and not self._is_reported:
+            self._is_reported = True
+            return _failure_finding(self._failure, done)
         if self._profiler is None or (self.covers(done) and not at_the_end):
             return None
-        profiler, self._profiler, self._ended = self._profiler, None, True
+        profiler, self._profiler, self._is_reported = self._profiler, None, True
         try:
             profiler.stop()
             events = list(profiler.events() or ())  # type: ignore[no-untyped-call]
             trace = self._folder / f"trace-{self._first}-{done}.json.gz"
             self._folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(trace))
-            return _record(events, self._first, done, trace)
+            return _profile_record(events, self._first, done, trace)
         except Exception as error:  # noqa: BLE001 - as above; a full disk is one of them
-            return _failed(error, done)
+            return _failure_finding(error, done)
 
     def close(self) -> None:
         """For a run that ended in the middle: nobody waits for a trace then."""
@@ -105,31 +112,35 @@ class Profiling:
             self._profiler = None
 
 
-def _record(events: Sequence[Any], first: int, done: int, trace: Path) -> Record:
-    updates = [event for event in events if event.name == _UPDATE and event.device_type == DeviceType.CPU]
+def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -> Record:
+    updates = [
+        event for event in events if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
+    ]
     spans = sorted(_span(event) for event in updates)
     # What only annotates a time line, as an optimizer's step does, is no work of its own.
     inside = [
-        event for event in events if not event.is_user_annotation and is_in(spans, event.time_range.start)
+        event
+        for event in events
+        if not event.is_user_annotation and is_in_any_span(spans, event.time_range.start)
     ]
     kernels = [event for event in inside if event.device_type == DeviceType.CUDA]  # also copies and fills
     operators = [event for event in inside if event.device_type == DeviceType.CPU]
     if kernels:
-        table = table_of((event.name, event.time_range.elapsed_us()) for event in kernels)
+        table = build_table((event.name, event.time_range.elapsed_us()) for event in kernels)
     else:
-        table = table_of((event.name, event.self_cpu_time_total) for event in operators)
-    wall_us = covered(spans)
+        table = build_table((event.name, event.self_cpu_time_total) for event in operators)
+    wall_us = covered_time(spans)
     return {
         "kind": "profile",
         "iter": done,
         "from_iter": first,
         "updates": len(updates),
-        "trace": f"{FOLDER}/{trace.name}",
+        "trace": f"{PROFILE_FOLDER}/{trace.name}",
         "bytes": trace.stat().st_size,
         "wall_ms": wall_us / 1000,
         "of": "kernels" if kernels else "operators",
-        "busy": covered(map(_span, kernels or operators)) / wall_us,
-        "top": [asdict(piece) for piece in table[:ROWS]],
+        "busy": covered_time(map(_span, kernels or operators)) / wall_us,
+        "top": [asdict(piece) for piece in table[:TABLE_ROWS]],
     }
 
 
@@ -137,13 +148,13 @@ def _span(event: Any) -> tuple[float, float]:
     return event.time_range.start, event.time_range.end
 
 
-def is_in(spans: Sequence[tuple[float, float]], moment: float) -> bool:
+def is_in_any_span(spans: Sequence[tuple[float, float]], moment: float) -> bool:
     """Whether it lies in one of them, which follow each other."""
     before = bisect.bisect_right(spans, (moment, math.inf)) - 1
     return before >= 0 and moment <= spans[before][1]
 
 
-def table_of(times: Iterable[tuple[str, float]]) -> list[Piece]:
+def build_table(times: Iterable[tuple[str, float]]) -> list[ProfileRow]:
     """From names and microseconds; what took most comes first."""
     total: dict[str, float] = {}
     calls: dict[str, int] = {}
@@ -152,12 +163,13 @@ def table_of(times: Iterable[tuple[str, float]]) -> list[Piece]:
         calls[name] = calls.get(name, 0) + 1
     everything = sum(total.values()) or 1.0
     pieces = [
-        Piece(name[:_LONGEST_NAME], us / 1000, us / everything, calls[name]) for name, us in total.items()
+        ProfileRow(name[:_MAX_NAME_LENGTH], us / 1000, us / everything, calls[name])
+        for name, us in total.items()
     ]
     return sorted(pieces, key=lambda piece: -piece.ms)
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def covered_time(spans: Iterable[tuple[float, float]]) -> float:
     """How much of the time lies in at least one of the spans: kernels may run side by side."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -166,13 +178,13 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _failed(error: Exception, done: int) -> Record:
+def _failure_finding(error: Exception, done: int) -> Record:
     return finding_record(
         done,
         "profile-failed",
         "warning",
         "the profiler failed; the run goes on without it",
-        evidence=first_line(error),
+        evidence=error_type_and_message(error),
         explanation="PyTorch's profiler could not look into the updates. Nothing of the run is lost.",
         advice="run without --profile",
     )

@@ -12,34 +12,34 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.config import ELSEWHERE, Choice, TrainConfig, Value
+from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, ConfigValue, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.estimate.cards import Card, find_card
-from glassgpt.estimate.cluster import Cluster, link_of
+from glassgpt.estimate.cluster import Cluster, link_of_card
 from glassgpt.estimate.decide import choose_threads
-from glassgpt.estimate.peak import Peak
-from glassgpt.model.gpt import GPTConfig, shape_of
-from glassgpt.record.machine import busy_cores
+from glassgpt.estimate.peak import PeakFlops
+from glassgpt.model.gpt import GPTConfig, make_gpt_config
+from glassgpt.record.machine import measure_busy_cores
 from glassgpt.training import device as devices
-from glassgpt.training.checkpoint.checkpoints import newest, readable
-from glassgpt.training.device import Placement
-from glassgpt.training.distributed.process_group import Team
-from glassgpt.training.kernel_choice import Load, choose_speedups
+from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, readable_checkpoints
+from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.probe import find_peak
-from glassgpt.training.task import Task
-from glassgpt.training.weight_source import shape_in
+from glassgpt.training.task import RunRequest
+from glassgpt.training.weight_source import model_config_of
 from glassgpt.version import VERSION
 
 
 @dataclass(frozen=True)
-class Equipment:
-    placement: Placement
-    shape: GPTConfig
-    plan: BatchPlan
-    peak: Peak
+class ComputePlan:
+    execution: ExecutionConfig
+    model_config: GPTConfig
+    batch_plan: BatchPlan
+    peak: PeakFlops
     flops_per_token: int
     free_bytes: int | None  # of the card that has least
     card: Card | None  # the table's, if it has it
@@ -47,49 +47,53 @@ class Equipment:
 
     @property
     def device(self) -> torch.device:
-        return self.placement.device
+        return self.execution.device
 
 
-def equip(task: Task, dataset: Dataset, data_bytes: int, team: Team) -> tuple[Equipment, list[Choice]]:
+def plan_compute(
+    task: RunRequest, dataset: Dataset, data_bytes: int, team: ProcessGroup
+) -> tuple[ComputePlan, list[Choice]]:
     """`data_bytes`: of the training text. Connects the team on the way."""
     config = task.config
-    device, choices = _take_device(task, dataset, team)
+    device, choices = _set_up_device(task, dataset, team)
     config, shard_choices = _with_sharding(config, team)
     choices += shard_choices
     choices.append(dtype := devices.choose_dtype(config.dtype, device, config.n_embd))
     if config.shard and dtype.value == "float16":
         raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
-    shape, shape_choices = _choose_shape(task, dataset.manifest.vocab_size)
+    shape, shape_choices = _choose_model_config(task, dataset.manifest.vocab_size)
     choices += shape_choices
-    per_token = flops.flops_of(shape, shape.vocab_size)
+    per_token = flops.model_flops_per_token(shape, shape.vocab_size)
 
-    free, total = devices.memory_bytes(device)
+    free, total = devices.free_and_total_bytes(device)
     if free is not None:
-        free = int(min(row[0] for row in team.table([free])))
-    fits = devices.sequences_that_fit(config, shape.vocab_size, free, team.size)
-    plan, batch_choices = plan_batch(config, device.type, fits, team.size)
+        free = int(min(row[0] for row in team.all_gather_rows([free])))
+    fits = devices.estimate_max_batch_size(config, shape.vocab_size, free, team.world_size)
+    plan, batch_choices = plan_batch(config, device.type, fits, team.world_size)
     choices += batch_choices
 
     # What is measured is measured once, and what follows from it is the same for all.
     name = devices.device_name(device)
 
-    def look_for_peak() -> Peak:
+    def look_for_peak() -> PeakFlops:
         return find_peak(device.type, name, str(dtype.value), total, config.probe_seconds)
 
-    def choose() -> tuple[Placement, list[Choice]]:
-        room = devices.recording_fits(config, shape.vocab_size, plan, free)
+    def choose() -> tuple[ExecutionConfig, list[Choice]]:
+        room = devices.cuda_graph_fits(config, shape.vocab_size, plan, free)
         speed = peak.measured or peak.value
-        load = Load(plan, shape.vocab_size, per_token, data_bytes, speed, free, room)
+        load = SpeedupInputs(plan, shape.vocab_size, per_token, data_bytes, speed, free, room)
         return choose_speedups(config, device, str(dtype.value), load)
 
     peak = _peak_from(team, look_for_peak)
-    placement, speedups = _placement_from(team, device, choose)
+    placement, speedups = _broadcast_execution(team, device, choose)
     card = find_card(name, total)
     cluster = _cluster(team, card, device.type)
-    return Equipment(placement, shape, plan, peak, per_token, free, card, cluster), choices + speedups
+    return ComputePlan(placement, shape, plan, peak, per_token, free, card, cluster), choices + speedups
 
 
-def _take_device(task: Task, dataset: Dataset, team: Team) -> tuple[torch.device, list[Choice]]:
+def _set_up_device(
+    task: RunRequest, dataset: Dataset, team: ProcessGroup
+) -> tuple[torch.device, list[Choice]]:
     config, choices = task.config, []
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, _ = devices.choose_device(config.device)
@@ -98,36 +102,36 @@ def _take_device(task: Task, dataset: Dataset, team: Team) -> tuple[torch.device
         choices.append(threads)
     device, choice = devices.choose_device(config.device)  # with the threads in its reason
     choices += [choice, *devices.choose_allocator(device, os.environ)]
-    device = devices.share_out(device, config.device, team.local_rank, team.local_size)
+    device = devices.device_for_rank(device, config.device, team.local_rank, team.local_world_size)
     if device.index is not None:  # "cuda:1": streams, events and probes shall mean this card
         torch.cuda.set_device(device)
-    team.check_same(_facts(task, dataset))
+    team.check_same_on_all_ranks(_facts(task, dataset))
     return device, choices + team.connect(device, config)
 
 
-def _choose_threads(task: Task, device: torch.device, team: Team) -> Choice | None:
+def _choose_threads(task: RunRequest, device: torch.device, team: ProcessGroup) -> Choice | None:
     """Who sets OMP_NUM_THREADS has decided; so has a launcher, for the processes of a team."""
     asked, usual = task.config.threads, torch.get_num_threads()
-    if asked is not None or device.type != "cpu" or team.launch or "OMP_NUM_THREADS" in os.environ:
+    if asked is not None or device.type != "cpu" or team.launch_id or "OMP_NUM_THREADS" in os.environ:
         return choose_threads(asked, usual, None, 0.0)
-    last = None if task.run_dir is None else newest(task.run_dir)
+    last = None if task.resume_dir is None else latest_checkpoint(task.resume_dir)
     before = None if last is None else last.state.get("threads", usual)  # older versions took the usual
-    return choose_threads(None, usual, before, busy_cores())
+    return choose_threads(None, usual, before, measure_busy_cores())
 
 
-def _with_sharding(config: TrainConfig, team: Team) -> tuple[TrainConfig, list[Choice]]:
+def _with_sharding(config: TrainConfig, team: ProcessGroup) -> tuple[TrainConfig, list[Choice]]:
     """There must be somebody to share with."""
-    if not config.shard or team.launch:
+    if not config.shard or team.launch_id:
         return config, []
     alone = Choice("shard", False, "this run is one process: there is nobody to share with")
     return dataclasses.replace(config, shard=False), [alone]
 
 
-def _facts(task: Task, dataset: Dataset) -> dict[str, Value]:
+def _facts(task: RunRequest, dataset: Dataset) -> dict[str, ConfigValue]:
     """What has to be the same in all processes of a team."""
     config = dataclasses.asdict(task.config)
-    facts = {f"--{name}": value for name, value in config.items() if name not in ELSEWHERE}
-    origin = None if task.origin is None else task.origin.iter
+    facts = {f"--{name}": value for name, value in config.items() if name not in MACHINE_SPECIFIC_PATHS}
+    origin = None if task.init_checkpoint is None else task.init_checkpoint.iter
     return facts | {
         "the data's hash": dataset.hash,
         "the checkpoint's iteration": origin,
@@ -136,36 +140,36 @@ def _facts(task: Task, dataset: Dataset) -> dict[str, Value]:
     }
 
 
-def _cluster(team: Team, card: Card | None, device_type: str) -> Cluster:
-    link = link_of(card) if device_type == "cuda" else None
-    return Cluster(team.local_size, -(-team.size // team.local_size), link)
+def _cluster(team: ProcessGroup, card: Card | None, device_type: str) -> Cluster:
+    link = link_of_card(card) if device_type == "cuda" else None
+    return Cluster(team.local_world_size, -(-team.world_size // team.local_world_size), link)
 
 
-def _peak_from(team: Team, find: Callable[[], Peak]) -> Peak:
-    return Peak(**team.from_first(lambda: dataclasses.asdict(find())))
+def _peak_from(team: ProcessGroup, find: Callable[[], PeakFlops]) -> PeakFlops:
+    return PeakFlops(**team.broadcast_from_rank_zero(lambda: dataclasses.asdict(find())))
 
 
-def _placement_from(
-    team: Team, device: torch.device, choose: Callable[[], tuple[Placement, list[Choice]]]
-) -> tuple[Placement, list[Choice]]:
+def _broadcast_execution(
+    team: ProcessGroup, device: torch.device, choose: Callable[[], tuple[ExecutionConfig, list[Choice]]]
+) -> tuple[ExecutionConfig, list[Choice]]:
     def in_words() -> dict[str, Any]:
         placement, choices = choose()
         fields = dataclasses.asdict(dataclasses.replace(placement, device=None))  # type: ignore[arg-type]
         return {"placement": fields, "choices": [dataclasses.asdict(choice) for choice in choices]}
 
-    said = team.from_first(in_words)
+    said = team.broadcast_from_rank_zero(in_words)
     choices = [Choice(**choice) for choice in said["choices"]]
-    return Placement(**said["placement"] | {"device": device}), choices
+    return ExecutionConfig(**said["placement"] | {"device": device}), choices
 
 
 # --- the model's shape ---
 
 
-def _choose_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, list[Choice]]:
+def _choose_model_config(task: RunRequest, vocab_size: int) -> tuple[GPTConfig, list[Choice]]:
     config, given = task.config, _given_vocabulary(task)
-    size = settings.padded_vocabulary(vocab_size) if given is None else given
+    size = settings.padded_vocab_size(vocab_size) if given is None else given
     reason = f"the dataset's {vocab_size}" + (", rounded up to a multiple of 64" if size > vocab_size else "")
-    shape = shape_of(config, size)
+    shape = make_gpt_config(config, size)
     choices = [Choice("vocab_size", size, reason if given is None else "as the weights have it")]
     if config.activation == "auto":
         choices.append(Choice("activation", shape.activation, f"the usual one for {shape.arch}"))
@@ -174,11 +178,11 @@ def _choose_shape(task: Task, vocab_size: int) -> tuple[GPTConfig, list[Choice]]
     return shape, choices
 
 
-def _given_vocabulary(task: Task) -> int | None:
+def _given_vocabulary(task: RunRequest) -> int | None:
     """Of the weights to begin with: GPT-2's own are not rounded up."""
-    if task.origin is not None:
-        return task.origin.shape.vocab_size
-    if task.run_dir is not None:
-        for point in reversed(list(readable(task.run_dir))):
-            return shape_in(point).vocab_size
+    if task.init_checkpoint is not None:
+        return task.init_checkpoint.model_config.vocab_size
+    if task.resume_dir is not None:
+        for point in reversed(list(readable_checkpoints(task.resume_dir))):
+            return model_config_of(point).vocab_size
     return None

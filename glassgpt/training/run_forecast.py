@@ -5,30 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from glassgpt.config import TrainConfig, first_save
+from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.data.dataset import Dataset
-from glassgpt.estimate.batching import evaluation_rows
-from glassgpt.estimate.forecast import Forecast, Hardware, Portions, forecast
-from glassgpt.estimate.loss_law import Expectation, expect
-from glassgpt.estimate.loss_law_inputs import setup_of
-from glassgpt.estimate.memory import Work, needed
+from glassgpt.estimate.batching import eval_batch_rows
+from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
+from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.training.run_choices import Equipment
+from glassgpt.training.run_choices import ComputePlan
 
-_ROOM = 0.95  # of what is free: beyond, a copy goes to main memory
+_SNAPSHOT_MEMORY_SHARE = 0.95  # of what is free: beyond, a copy goes to main memory
 
 
-def expected_effort(config: TrainConfig, equipment: Equipment, data_bytes: int, tokens: Portions) -> Forecast:
+def forecast_run(
+    config: TrainConfig, equipment: ComputePlan, data_bytes: int, tokens: TokenCounts
+) -> RunForecast:
     """`data_bytes`: of the training text."""
-    work = expected_work(config, equipment, data_bytes)
+    work = expected_workload(config, equipment, data_bytes)
     on = Hardware(equipment.peak.value, equipment.card, equipment.cluster)
-    return forecast(work, equipment.flops_per_token, on, tokens)
+    return forecast_workload(work, equipment.flops_per_token, on, tokens)
 
 
-def expected_work(config: TrainConfig, equipment: Equipment, data_bytes: int) -> Work:
+def expected_workload(config: TrainConfig, equipment: ComputePlan, data_bytes: int) -> TrainingWorkload:
     """What decides the run's memory and speed."""
-    shape, plan, placement = equipment.shape, equipment.plan, equipment.placement
-    work = Work(
+    shape, plan, placement = equipment.model_config, equipment.batch_plan, equipment.execution
+    work = TrainingWorkload(
         config=_with_shape(config, shape),
         vocab_size=shape.vocab_size,
         batch_size=plan.batch_size,
@@ -40,13 +42,17 @@ def expected_work(config: TrainConfig, equipment: Equipment, data_bytes: int) ->
         attention=placement.attention,
         graph=placement.graph,
         data_bytes=data_bytes if placement.data_on_card else 0,
-        eval_batch_tokens=evaluation_rows(config, placement.device.type) * shape.block_size,
+        eval_batch_tokens=eval_batch_rows(config, placement.device.type) * shape.block_size,
         ranks=plan.ranks,
     )
-    if config.eval_only or first_save(config) >= config.max_iters:
+    if config.eval_only or first_checkpoint_iter(config) >= config.max_iters:
         return work  # nothing is saved before the end
-    with_copy, free = replace(work, saves_beside=True), equipment.free_bytes
-    return with_copy if free is None or needed(with_copy).allocated <= _ROOM * free else work
+    with_copy, free = replace(work, has_checkpoint_copy=True), equipment.free_bytes
+    return (
+        with_copy
+        if free is None or estimate_memory(with_copy).allocated_bytes <= _SNAPSHOT_MEMORY_SHARE * free
+        else work
+    )
 
 
 def _with_shape(config: TrainConfig, shape: GPTConfig) -> TrainConfig:
@@ -64,9 +70,9 @@ def _with_shape(config: TrainConfig, shape: GPTConfig) -> TrainConfig:
     )
 
 
-def expected_course(
-    config: TrainConfig, equipment: Equipment, dataset: Dataset, learned: float
-) -> Expectation | None:
+def expected_loss_curve(
+    config: TrainConfig, equipment: ComputePlan, dataset: Dataset, learned: float
+) -> ExpectedLossCurve | None:
     """`learned`: the share of an update's tokens that are learned from. None: it begins with weights that
     learned before."""
     if config.init_from != "scratch":
@@ -74,13 +80,13 @@ def expected_course(
     manifest, per_token = dataset.manifest, dataset.bytes_per_token("train")
     if math.isnan(per_token):  # nanoGPT's folders do not say
         per_token = 1.0 if manifest.tokenizer in ("char", "byte") else 4.5
-    setup = setup_of(
+    setup = loss_law_inputs(
         config,
-        vocab_size=equipment.shape.vocab_size,
-        batch_tokens=round(equipment.plan.tokens * learned),
+        vocab_size=equipment.model_config.vocab_size,
+        batch_tokens=round(equipment.batch_plan.tokens * learned),
         train_tokens=manifest.tokens["train"],
         dataset=manifest.name,
         tokenizer=manifest.tokenizer,
         bytes_per_token=per_token,
     )
-    return expect(setup)
+    return predict_loss_curve(setup)

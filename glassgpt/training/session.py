@@ -20,26 +20,39 @@ import torch
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
-from glassgpt.errors import NO_THREAD, UserError, disk_complaint, is_memory, lacks_threads
+from glassgpt.errors import (
+    THREAD_START_FAILURE,
+    UserError,
+    describe_os_error,
+    is_out_of_memory,
+    is_thread_start_failure,
+)
 from glassgpt.flags import check_settings
-from glassgpt.recipe import Recipe, combine_config, find_recipe
+from glassgpt.recipe import Recipe, find_recipe, override_config
 from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
-from glassgpt.record.journal import Record, TakenOver
-from glassgpt.record.run_dir import TOKENIZER, Place, end_of_training, existing_run_dir
+from glassgpt.record.journal import Record, RunSuperseded
+from glassgpt.record.run_dir import TOKENIZER_DIR, LockedRunDir, existing_run_dir, training_end_record
 from glassgpt.record.sink import Listener, Trackers
 from glassgpt.training import journal_records, loop, out_of_memory
-from glassgpt.training.checkpoint.checkpoints import newest, verify
+from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, verify_checkpoint
 from glassgpt.training.distributed.join_group import join
-from glassgpt.training.distributed.process_group import RankLost, Team
-from glassgpt.training.distributed.rank_watchdog import LOST_EXIT_CODE
-from glassgpt.training.interrupt import Stop
+from glassgpt.training.distributed.process_group import ProcessGroup, RankLost
+from glassgpt.training.distributed.rank_watchdog import RANK_LOST_EXIT_CODE
+from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job
 from glassgpt.training.loop import Ending
 from glassgpt.training.setup import set_up
-from glassgpt.training.task import Task, begun_by, prepare_if_built_in, resolve, task_of, to_go_on
-from glassgpt.training.train_state import begin
-from glassgpt.training.weight_source import settings_of
+from glassgpt.training.task import (
+    RunRequest,
+    prepare_if_built_in,
+    request_from_config,
+    resolve_request,
+    restarted_request,
+    resume_request,
+)
+from glassgpt.training.train_state import load_initial_state
+from glassgpt.training.weight_source import checkpoint_settings
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ def train(
     problems += _argument_problems(name, listeners)
     try:
         if isinstance(config, TrainConfig):
-            config = combine_config(config, settings)
+            config = override_config(config, settings)
         elif isinstance(config, str | Path):
             recipe = find_recipe(str(config))
         else:
@@ -78,17 +91,17 @@ def train(
     if problems:
         raise UserError(problems)
     asked = {**(recipe.settings if recipe else vars(config)), **settings}
-    with _alone(), Stop() as stop:
+    with _one_run_at_a_time(), StopSignals() as stop:
         team = join()
-        with team.together():
-            task = begun_by(team, str(asked.get("out_dir", "")), settings)
+        with team.share_errors():
+            task = restarted_request(team, str(asked.get("out_dir", "")), settings)
             if task is None and isinstance(config, TrainConfig):
-                task = task_of(config, name or "run")
+                task = request_from_config(config, name or "run")
             elif task is None:
-                task = resolve(recipe, settings)
+                task = resolve_request(recipe, settings)
                 task = dataclasses.replace(task, name=name or task.name)
-            team.in_turn(partial(prepare_if_built_in, task.config))
-        return start(task, listeners if team.is_first else (), stop, team=team, trackers=trackers)
+            team.run_rank_zero_first(partial(prepare_if_built_in, task.config))
+        return start_run(task, listeners if team.is_rank_zero else (), stop, team=team, trackers=trackers)
 
 
 def resume(
@@ -103,11 +116,11 @@ def resume(
         problems.append(f"resume() takes the folder of a run, not {out_dir!r:.100}")
     if problems:
         raise UserError(problems)
-    with _alone(), Stop() as stop:
+    with _one_run_at_a_time(), StopSignals() as stop:
         team = join()
-        with team.together():
-            task = to_go_on(existing_run_dir(str(out_dir), ""), settings)
-        return start(task, listeners if team.is_first else (), stop, team=team, trackers=trackers)
+        with team.share_errors():
+            task = resume_request(existing_run_dir(str(out_dir), ""), settings)
+        return start_run(task, listeners if team.is_rank_zero else (), stop, team=team, trackers=trackers)
 
 
 def _argument_problems(name: object, listeners: object) -> list[str]:
@@ -117,14 +130,14 @@ def _argument_problems(name: object, listeners: object) -> list[str]:
     return problems
 
 
-_ONE_RUN = threading.Lock()
+_RUN_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _one_run_at_a_time() -> Iterator[None]:
     """One run at a time: dropout draws from torch's default generators, which all threads share. The caller
     gets their states back as they were."""
-    if not _ONE_RUN.acquire(blocking=False):
+    if not _RUN_LOCK.acquire(blocking=False):
         raise UserError("another thread of this process is training: wait for it, or use another process")
     try:
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -141,45 +154,45 @@ def _alone() -> Iterator[None]:
             else:  # until CUDA is initialized, its generators have the CPU's seed
                 torch.cuda.manual_seed_all(seed)
     finally:
-        _ONE_RUN.release()
+        _RUN_LOCK.release()
 
 
-def start(
-    task: Task,
+def start_run(
+    task: RunRequest,
     listeners: Sequence[Listener],
-    stop: Stop,
+    stop: StopSignals,
     process_age_s: float = 0.0,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     trackers: Trackers | None = None,
 ) -> Run:
     """`process_age_s`: how long the process had lived before it came here, if that belongs to the run."""
-    team = team or Team()
+    team = team or ProcessGroup()
     try:
-        with team.together():
-            before = team.from_first(lambda: _ended_before(task))
+        with team.share_errors():
+            before = team.broadcast_from_rank_zero(lambda: _already_finished(task))
         if before is not None:
             run = Run(Path(before.pop("out_dir")), exit_code=0, was_over=True, **before)
         else:
-            run = _do(task, listeners, stop, Ledger(age_s=process_age_s), team, trackers)
+            run = _set_up_and_train(task, listeners, stop, Ledger(age_s=process_age_s), team, trackers)
     except BaseException as error:
-        team.leave(error)
+        team.shut_down(error)
         raise
-    team.leave()
+    team.shut_down()
     return run
 
 
-def _ended_before(task: Task) -> dict[str, Any] | None:
+def _already_finished(task: RunRequest) -> dict[str, Any] | None:
     """How the run to resume ended, if it is over and no setting is changed: then there is nothing to do.
 
     A setting that is left to the program, or is as an earlier start of the run had it, is no change."""
-    config, run_dir = task.config, task.run_dir
+    config, run_dir = task.config, task.resume_dir
     if run_dir is None or config.eval_only:
         return None
-    end = end_of_training(run_dir / journal.NAME)
-    point = newest(run_dir)
+    end = training_end_record(run_dir / journal.FILE_NAME)
+    point = latest_checkpoint(run_dir)
     if point is None or not end or end["iter"] != point.iter:
         return None
-    progress, stored = point.state.get("progress", {}), settings_of(point)[0]
+    progress, stored = point.state.get("progress", {}), checkpoint_settings(point)[0]
     had_no_gain = config.patience and progress.get("evaluations_without_gain", 0) >= config.patience
     if point.iter < config.max_iters and not had_no_gain:
         return None
@@ -188,46 +201,51 @@ def _ended_before(task: Task) -> dict[str, Any] | None:
         if value not in same and name not in ("out_dir", "init_from", "max_iters", "patience"):
             return None
     try:
-        verify(point.path)
+        verify_checkpoint(point.path)
     except UserError:  # its last checkpoint is damaged: redo what is lost
         return None
     best = {"best_val_loss": progress.get("best_val_loss", math.inf), "best_iter": progress.get("best_iter")}
     return {"out_dir": str(run_dir), "reason": end["reason"], "iter": point.iter} | best
 
 
-def _do(
-    task: Task,
+def _set_up_and_train(
+    task: RunRequest,
     listeners: Sequence[Listener],
-    stop: Stop,
+    stop: StopSignals,
     ledger: Ledger,
-    team: Team,
+    team: ProcessGroup,
     trackers: Trackers | None,
 ) -> Run:
-    stop.in_team, stop.is_quiet = bool(team.launch), not team.is_first
-    if stop.in_team:  # what this process alone heard before is agreed on with the others first
+    stop.is_distributed, stop.is_quiet = bool(team.launch_id), not team.is_rank_zero
+    if stop.is_distributed:  # what this process alone heard before is agreed on with the others first
         stop.hung_up = stop.save_requested = False
     with ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
-        with team.together(), ledger.phase("startup"):
+        with team.share_errors(), ledger.phase("startup"):
             job = _set_up(task, listeners, ledger, stop, team, trackers)
-            job.outcome.tuning_s = task.tuning_s
-            for part in (job.place, job.sink, job.saver, job.profiling):  # closed in the opposite order
+            job.forecast_check.tuning_s = task.tuning_s
+            for part in (
+                job.run_dir_handle,
+                job.sink,
+                job.saver,
+                job.profiler,
+            ):  # closed in the opposite order
                 at_the_end.callback(part.close)
-            opening = begin(job, task)
-            team.check_same({"the update to go on from": job.progress.iter})
-            if isinstance(job.place, Place):
-                write_tokenizer(job.run_dir / TOKENIZER, job.dataset)
+            opening = load_initial_state(job, task)
+            team.check_same_on_all_ranks({"the update to go on from": job.progress.iter})
+            if isinstance(job.run_dir_handle, LockedRunDir):
+                write_tokenizer(job.run_dir / TOKENIZER_DIR, job.dataset)
                 # A look at a run does not change its settings.
-                if task.run_dir is None or not job.config.eval_only:
-                    job.place.write_config(job.resolved_config())
-            warning = out_of_memory.foreseen(job)
+                if task.resume_dir is None or not job.config.eval_only:
+                    job.run_dir_handle.write_config(job.resolved_config())
+            warning = out_of_memory.memory_short_finding(job)
             for record in (journal_records.run_record(job), *opening, *([warning] if warning else [])):
                 job.sink(record)
-        team.watch(
+        team.set_watchdog_callbacks(
             lambda: (ledger.current, job.progress.iter),
-            lambda text: _record_end(job, "crashed", LOST_EXIT_CODE, {"error": text}),
+            lambda text: _record_end(job, "crashed", RANK_LOST_EXIT_CODE, {"error": text}),
         )
-        ending = _see_through(job)
+        ending = _run_and_record_end(job)
     progress = job.progress
     return Run(
         job.run_dir,
@@ -240,22 +258,22 @@ def _do(
 
 
 def _set_up(
-    task: Task,
+    task: RunRequest,
     listeners: Sequence[Listener],
     ledger: Ledger,
-    stop: Stop,
-    team: Team,
+    stop: StopSignals,
+    team: ProcessGroup,
     trackers: Trackers | None,
 ) -> Job:
     try:
         return set_up(task, listeners, ledger, stop, team, trackers)
     except Exception as error:
-        if not is_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise out_of_memory.ran_out_at_start(error) from error
+        raise out_of_memory.startup_out_of_memory_error(error) from error
 
 
-def _see_through(job: Job) -> Ending:
+def _run_and_record_end(job: Job) -> Ending:
     """The loop, and the record of how it ended, in whatever way."""
     try:
         ending = loop.run(job)
@@ -265,18 +283,18 @@ def _see_through(job: Job) -> Ending:
             _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
         raise
     except BaseException as error:
-        cause = job.team.blame(error)
-        if isinstance(cause, RankLost | TakenOver):
+        cause = job.process_group.root_cause(error)
+        if isinstance(cause, RankLost | RunSuperseded):
             job.saver.abandon()  # a lost rank saves nothing; after a takeover the checkpoints are another's
         name = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
         what = {"error": f"{name}{cause}"[:2000]}
-        if is_memory(cause):
-            cause = out_of_memory.ran_out(job, cause)
-        elif lacks_threads(cause):
-            cause = UserError(NO_THREAD)
+        if is_out_of_memory(cause):
+            cause = out_of_memory.out_of_memory_error(job, cause)
+        elif is_thread_start_failure(cause):
+            cause = UserError(THREAD_START_FAILURE)
         elif isinstance(cause, OSError):
             cause = UserError(
-                f"{disk_complaint(cause)}; committed checkpoints are intact: fix the cause, then resume with "
+                f"{describe_os_error(cause)}; committed checkpoints are intact: fix the cause, then resume with "
                 f"--init_from=resume --out_dir={shlex.quote(str(job.run_dir))}"
             )
         # If it is the journal that cannot be written, this record has no place; the error says so.
@@ -286,8 +304,10 @@ def _see_through(job: Job) -> Ending:
             raise cause from error
         raise
     _record_end(job, ending.reason, ending.exit_code, ending.details)
-    if job.sink.lost:  # after all that had to be saved
-        raise UserError(f"{job.run_dir} was moved, removed or replaced as the run ended: {job.sink.lost}")
+    if job.sink.journal_lost_reason:  # after all that had to be saved
+        raise UserError(
+            f"{job.run_dir} was moved, removed or replaced as the run ended: {job.sink.journal_lost_reason}"
+        )
     return ending
 
 

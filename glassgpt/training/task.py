@@ -11,89 +11,107 @@ from typing import Any
 
 from glassgpt.config import Choice, TrainConfig, data_dir
 from glassgpt.errors import UserError
-from glassgpt.paths import user_path
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, combine, find_recipe, read_recipe
+from glassgpt.paths import expand_user_path
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, read_recipe
 from glassgpt.record import journal
 from glassgpt.record.run_dir import (
-    CKPT,
-    CONFIG,
-    RUNS,
-    check_new,
+    CONFIG_FILE,
+    NANOGPT_CKPT_FILE,
+    RUNS_DIR,
+    check_out_dir_is_free,
     existing_run_dir,
-    first_free,
-    is_whole_config,
-    newest_of,
+    first_free_run_dir,
+    is_complete_config,
+    latest_numbered_run,
 )
-from glassgpt.training.checkpoint.checkpoints import committed, misnamed_complaints, readable
+from glassgpt.training.checkpoint.checkpoints import committed_paths, misnamed_warnings, readable_checkpoints
 from glassgpt.training.device import choose_device
-from glassgpt.training.distributed.process_group import Team
-from glassgpt.training.init_weights import MODEL_SETTINGS, fitted, misfits, model_setting
-from glassgpt.training.weight_source import Origin, of_ckpt, open_origin, settings_of
+from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.init_weights import (
+    MODEL_SETTINGS,
+    conflicting_flags,
+    match_model_settings,
+    model_setting,
+)
+from glassgpt.training.weight_source import (
+    LoadedCheckpoint,
+    checkpoint_settings,
+    from_nanogpt_ckpt,
+    load_init_from,
+)
 
 
 @dataclass(frozen=True)
-class Task:
+class RunRequest:
     """A run to do."""
 
     config: TrainConfig
     name: str = "run"  # of its folder, if --out_dir does not say
-    run_dir: Path | None = None  # of a run to go on with; None: a new one
-    origin: Origin | None = None  # of the first weights; None: random, or the run's own last checkpoint
+    resume_dir: Path | None = None  # of a run to go on with; None: a new one
+    init_checkpoint: LoadedCheckpoint | None = (
+        None  # of the first weights; None: random, or the run's own last checkpoint
+    )
     notes: tuple[Choice, ...] = ()  # what was decided on the way here
     tuning_s: float = 0.0  # how long this process tried settings before
 
 
-def task_of(config: TrainConfig, name: str = "run") -> Task:
+def request_from_config(config: TrainConfig, name: str = "run") -> RunRequest:
     """The task that a config states by itself: from Python there are no layers."""
     if config.init_from == "scratch":
-        return Task(config, name)
+        return RunRequest(config, name)
     if config.init_from == "resume":
         run_dir = existing_run_dir(config.out_dir, name)
-        origin, notes = _begin_again(run_dir)
-        stored = _stored(run_dir, origin).settings.get("init_from", "scratch")
-        return Task(replace(config, init_from=str(stored)), name, run_dir, origin, notes)
-    origin = open_origin(config.init_from)
-    return Task(_exactly(fitted(config, origin), origin), name, origin=origin)
+        origin, notes = _restart_source(run_dir)
+        stored = _stored_recipe(run_dir, origin).settings.get("init_from", "scratch")
+        return RunRequest(replace(config, init_from=str(stored)), name, run_dir, origin, notes)
+    origin = load_init_from(config.init_from)
+    return RunRequest(
+        _pin_checkpoint(match_model_settings(config, origin), origin), name, init_checkpoint=origin
+    )
 
 
-def resolve(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Task:
+def resolve_request(recipe: Recipe | None, overrides: Mapping[str, Any]) -> RunRequest:
     """All layers put together. Without a recipe: the default one, or the settings of the run begun from."""
     said = {**(recipe.settings if recipe else {}), **overrides}
     init_from = said.get("init_from", "scratch")
     if init_from == "resume":
-        return to_go_on(_run_to_resume(recipe, overrides), overrides, recipe)
+        return resume_request(_run_to_resume(recipe, overrides), overrides, recipe)
     if init_from == "scratch":
         recipe = recipe or find_recipe(DEFAULT_PRESET)
-        return _new_run(_combined(recipe, overrides), recipe, overrides)
-    origin = open_origin(init_from)
+        return _new_run_request(_combine_for_device(recipe, overrides), recipe, overrides)
+    origin = load_init_from(init_from)
     recipe = recipe or Recipe(
-        _without_number(origin.folder.name), "", _open_again(origin.settings, overrides)
+        _without_number(origin.folder.name), "", _without_device_choices(origin.settings, overrides)
     )
-    config = _combined(recipe, overrides)
-    problems = misfits(overrides, config, origin)
+    config = _combine_for_device(recipe, overrides)
+    problems = conflicting_flags(overrides, config, origin)
     if problems:
         raise UserError(problems)
-    task = _new_run(_exactly(fitted(config, origin), origin), recipe, overrides, origin)
+    task = _new_run_request(
+        _pin_checkpoint(match_model_settings(config, origin), origin), recipe, overrides, origin
+    )
     return replace(task, notes=(*task.notes, *_changed_by_weights(config, task.config, origin)))
 
 
-def _changed_by_weights(before: TrainConfig, after: TrainConfig, origin: Origin) -> list[Choice]:
+def _changed_by_weights(before: TrainConfig, after: TrainConfig, origin: LoadedCheckpoint) -> list[Choice]:
     """The recipe is for another model than these weights are of."""
     return [
-        Choice(name, getattr(after, name), f"as {origin.what} has it, not {model_setting(before, name)}")
+        Choice(
+            name, getattr(after, name), f"as {origin.description} has it, not {model_setting(before, name)}"
+        )
         for name in (*MODEL_SETTINGS, "block_size")
         if model_setting(before, name) != model_setting(after, name)
     ]
 
 
-def _exactly(config: TrainConfig, origin: Origin) -> TrainConfig:
+def _pin_checkpoint(config: TrainConfig, origin: LoadedCheckpoint) -> TrainConfig:
     """With the checkpoint by its number: the run it is of may go on, and have another last one then."""
     return replace(config, init_from=f"{origin.folder}@{origin.iter}") if origin.kind == "run" else config
 
 
-def _combined(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
+def _combine_for_device(recipe: Recipe, overrides: Mapping[str, Any]) -> TrainConfig:
     asked = {**recipe.settings, **overrides}.get("device", "auto")
-    return combine(recipe, overrides, _device_type(recipe, str(asked)))
+    return build_config(recipe, overrides, _device_type(recipe, str(asked)))
 
 
 def _device_type(recipe: Recipe, asked: str) -> str | None:
@@ -104,22 +122,22 @@ def _device_type(recipe: Recipe, asked: str) -> str | None:
         return None
 
 
-def _new_run(
-    config: TrainConfig, recipe: Recipe, overrides: Mapping[str, Any], origin: Origin | None = None
-) -> Task:
+def _new_run_request(
+    config: TrainConfig, recipe: Recipe, overrides: Mapping[str, Any], origin: LoadedCheckpoint | None = None
+) -> RunRequest:
     """A folder asked for by flag must be new; one that a file names is where a row of runs begins."""
     notes = []
     if recipe.instead_of:
         notes.append(Choice("preset", recipe.name, f"{recipe.instead_of} is not on disk"))
     if config.out_dir and "out_dir" not in overrides:
-        free = str(first_free(user_path(config.out_dir)))
-        if free != str(user_path(config.out_dir)):
+        free = str(first_free_run_dir(expand_user_path(config.out_dir)))
+        if free != str(expand_user_path(config.out_dir)):
             reason = f"{config.out_dir} holds a run already, and runs are never overwritten"
             notes.append(Choice("out_dir", free, reason))
         config = replace(config, out_dir=free)
     if config.out_dir:
-        check_new(config.out_dir)
-    return Task(config, recipe.name, origin=origin, notes=tuple(notes))
+        check_out_dir_is_free(config.out_dir)
+    return RunRequest(config, recipe.name, init_checkpoint=origin, notes=tuple(notes))
 
 
 def prepare_if_built_in(
@@ -141,55 +159,55 @@ def prepare_if_built_in(
 
 def _run_to_resume(recipe: Recipe | None, overrides: Mapping[str, Any]) -> Path:
     if "out_dir" not in overrides and recipe is not None and recipe.settings.get("out_dir"):
-        return newest_of(user_path(str(recipe.settings["out_dir"])))
+        return latest_numbered_run(expand_user_path(str(recipe.settings["out_dir"])))
     return existing_run_dir(str(overrides.get("out_dir", "")), recipe.name if recipe else DEFAULT_PRESET)
 
 
-def to_go_on(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe | None = None) -> Task:
+def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe | None = None) -> RunRequest:
     """The settings the run was started with, and on top of them what is said now."""
-    origin, notes = _begin_again(run_dir)
-    stored = _stored(run_dir, origin)
+    origin, notes = _restart_source(run_dir)
+    stored = _stored_recipe(run_dir, origin)
     changes = {name: value for name, value in overrides.items() if name not in ("init_from", "out_dir")}
-    settings = _open_again(stored.settings, changes)
-    config = combine(replace(stored, settings=settings), changes)
+    settings = _without_device_choices(stored.settings, changes)
+    config = build_config(replace(stored, settings=settings), changes)
     if origin is not None:
-        problems = misfits(changes, config, origin)
+        problems = conflicting_flags(changes, config, origin)
         if problems:
             raise UserError(problems)
-        config = fitted(config, origin)
+        config = match_model_settings(config, origin)
     if recipe is not None:
-        notes += tuple(_not_applied(recipe, config, changes))
-    return Task(config, run_dir.name, run_dir, origin, notes)
+        notes += tuple(_ignored_settings(recipe, config, changes))
+    return RunRequest(config, run_dir.name, run_dir, origin, notes)
 
 
-def _begin_again(run_dir: Path) -> tuple[Origin | None, tuple[Choice, ...]]:
+def _restart_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, tuple[Choice, ...]]:
     """What a run without a checkpoint of its own begins from: nanoGPT's, or what it began from before."""
-    if committed(run_dir):
+    if committed_paths(run_dir):
         return None, ()
-    if complaints := misnamed_complaints(run_dir):  # one of them may be all that is left of the run
+    if complaints := misnamed_warnings(run_dir):  # one of them may be all that is left of the run
         raise UserError(complaints)
-    if (run_dir / CKPT).is_file():
-        return of_ckpt(run_dir / CKPT), ()
-    if not is_whole_config(run_dir / CONFIG):
+    if (run_dir / NANOGPT_CKPT_FILE).is_file():
+        return from_nanogpt_ckpt(run_dir / NANOGPT_CKPT_FILE), ()
+    if not is_complete_config(run_dir / CONFIG_FILE):
         raise UserError(
-            f"{run_dir / CONFIG} is cut off, and there is no checkpoint: start in another --out_dir"
+            f"{run_dir / CONFIG_FILE} is cut off, and there is no checkpoint: start in another --out_dir"
         )
-    init_from = str(read_recipe(run_dir / CONFIG).settings.get("init_from", "scratch"))
-    origin = None if init_from == "scratch" else open_origin(init_from)
+    init_from = str(read_recipe(run_dir / CONFIG_FILE).settings.get("init_from", "scratch"))
+    origin = None if init_from == "scratch" else load_init_from(init_from)
     reason = "the run had no checkpoint yet: it begins again, with its settings and seed"
     return origin, (Choice("resume", "update 0" if origin is None else init_from, reason),)
 
 
-def _stored(run_dir: Path, origin: Origin | None) -> Recipe:
+def _stored_recipe(run_dir: Path, origin: LoadedCheckpoint | None) -> Recipe:
     """The run's settings; from its last checkpoint if the file is damaged."""
-    path = run_dir / CONFIG
+    path = run_dir / CONFIG_FILE
     if origin is not None and not path.exists():
-        return Recipe(run_dir.name, "", dict(origin.settings) | {"init_from": origin.what})
-    points = list(readable(run_dir))
-    return Recipe(run_dir.name, "", settings_of(points[-1])[0]) if points else read_recipe(path)
+        return Recipe(run_dir.name, "", dict(origin.settings) | {"init_from": origin.description})
+    points = list(readable_checkpoints(run_dir))
+    return Recipe(run_dir.name, "", checkpoint_settings(points[-1])[0]) if points else read_recipe(path)
 
 
-def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _without_device_choices(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Without what was decided for another device; here it is decided anew."""
     kept = dict(settings)
     if "dtype" in overrides and overrides["dtype"] != kept.get("dtype"):
@@ -202,18 +220,20 @@ def _open_again(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     return kept
 
 
-def begun_by(team: Team, out_dir: str, overrides: Mapping[str, Any]) -> Task | None:
+def restarted_request(team: ProcessGroup, out_dir: str, overrides: Mapping[str, Any]) -> RunRequest | None:
     """What an earlier attempt of this launch began (torchrun --max-restarts); the others go on with it."""
-    if not team.attempt:
+    if not team.restart_count:
         return None
-    folder = user_path(out_dir).parent if out_dir else RUNS
-    run = team.from_first(lambda: _find_launched(folder, team.launch))
-    return to_go_on(Path(run), overrides) if run else None
+    folder = expand_user_path(out_dir).parent if out_dir else RUNS_DIR
+    run = team.broadcast_from_rank_zero(lambda: _find_run_of_launch(folder, team.launch_id))
+    return resume_request(Path(run), overrides) if run else None
 
 
-def _find_launched(folder: Path, launch: str) -> str:
+def _find_run_of_launch(folder: Path, launch: str) -> str:
     """The run in `folder` that this launch began; empty if it came to none."""
-    journals = [path for path in folder.glob(f"*/{journal.NAME}") if path.is_file() and not path.is_symlink()]
+    journals = [
+        path for path in folder.glob(f"*/{journal.FILE_NAME}") if path.is_file() and not path.is_symlink()
+    ]
     for path in sorted(journals, key=lambda path: path.stat().st_mtime, reverse=True):
         for record in journal.read(path):
             if record["kind"] == "run" and record.get("team", {}).get("launch") == launch:
@@ -221,7 +241,7 @@ def _find_launched(folder: Path, launch: str) -> str:
     return ""
 
 
-def _not_applied(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]) -> list[Choice]:
+def _ignored_settings(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]) -> list[Choice]:
     """A run goes on under its own settings; where the file that was named differs, that must be said."""
     ours = dataclasses.asdict(config)
     choices = []

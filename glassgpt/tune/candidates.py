@@ -6,31 +6,31 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from glassgpt.tune.setting import DIMENSIONS, SAID_BY, Setting
-from glassgpt.tune.tune_facts import Ground
+from glassgpt.tune.setting import CONFIG_FIELDS, TUNABLE_DIMENSIONS, SpeedSettings
+from glassgpt.tune.tune_facts import TuneContext
 
 # --- micro-batch ---
 
 
-def step_up(sizes: Collection[int], size: int) -> int | None:
+def next_larger_size(sizes: Collection[int], size: int) -> int | None:
     """About twice as many of the sizes possible; a power of two if there is one near."""
-    return _near(2 * size, [n for n in sizes if 1.5 * size <= n <= 3 * size]) or min(
+    return _nearest_size(2 * size, [n for n in sizes if 1.5 * size <= n <= 3 * size]) or min(
         (n for n in sizes if n > size), default=None
     )
 
 
-def step_down(sizes: Collection[int], size: int) -> int | None:
-    return _near(size / 2, [n for n in sizes if size / 3 <= n <= size / 1.5]) or max(
+def next_smaller_size(sizes: Collection[int], size: int) -> int | None:
+    return _nearest_size(size / 2, [n for n in sizes if size / 3 <= n <= size / 1.5]) or max(
         (n for n in sizes if n < size), default=None
     )
 
 
-def between(sizes: Collection[int], low: int, high: int) -> int | None:
+def size_between(sizes: Collection[int], low: int, high: int) -> int | None:
     """In the middle of two sizes, if there is any."""
-    return _near(math.sqrt(low * high), [n for n in sizes if low < n < high])
+    return _nearest_size(math.sqrt(low * high), [n for n in sizes if low < n < high])
 
 
-def _near(wanted: float, sizes: Collection[int]) -> int | None:
+def _nearest_size(wanted: float, sizes: Collection[int]) -> int | None:
     powers = [n for n in sizes if n & (n - 1) == 0]
     return min(powers or sizes, key=lambda n: abs(math.log(n / wanted)), default=None)
 
@@ -51,13 +51,13 @@ def thread_counts(usable_cores: float, threads: int) -> list[int]:
 # --- the rest ---
 
 
-def is_open(name: str, ground: Ground, fixed: Collection[str]) -> bool:
+def is_tunable(name: str, ground: TuneContext, fixed: Collection[str]) -> bool:
     """Whether it may be changed: there is a choice, and the user has not said anything."""
-    there = name == "micro_batch" or name in DIMENSIONS[ground.device_type]
-    return there and not any(word in fixed for word in SAID_BY[name])
+    there = name == "micro_batch" or name in TUNABLE_DIMENSIONS[ground.device_type]
+    return there and not any(word in fixed for word in CONFIG_FIELDS[name])
 
 
-def flips(ground: Ground, best: Setting, name: str) -> Iterator[Setting]:
+def alternatives(ground: TuneContext, best: SpeedSettings, name: str) -> Iterator[SpeedSettings]:
     """The other values of one dimension, all else as in `best`."""
     if name == "attention":
         yield from (replace(best, attention=how) for how in _attentions(ground) if how != best.attention)
@@ -69,38 +69,40 @@ def flips(ground: Ground, best: Setting, name: str) -> Iterator[Setting]:
         yield replace(best, data_on_card=not best.data_on_card)
 
 
-_LARGE_DATA = 0.25  # of the card's memory: more is better used otherwise
-_SHORT_FOR_FORMULA = 256  # tokens: beyond, the T x T matrix of the plain formula costs too much to try
+_MAX_DATA_SHARE = 0.25  # of the card's memory: more is better used otherwise
+_MAX_CONTEXT_FOR_MANUAL_ATTENTION = (
+    256  # tokens: beyond, the T x T matrix of the plain formula costs too much to try
+)
 
 
-def _has_room_for_data(ground: Ground) -> bool:
-    return ground.data_bytes < _LARGE_DATA * ground.free_bytes
+def _has_room_for_data(ground: TuneContext) -> bool:
+    return ground.data_bytes < _MAX_DATA_SHARE * ground.free_bytes
 
 
-def _attentions(ground: Ground) -> list[str]:
-    formula = ["manual"] if ground.block_size <= _SHORT_FOR_FORMULA else []
+def _attentions(ground: TuneContext) -> list[str]:
+    formula = ["manual"] if ground.block_size <= _MAX_CONTEXT_FOR_MANUAL_ATTENTION else []
     if ground.device_type != "cuda":
         return ["sdpa", *formula]
     # Fused kernels want half precision, all but one.
     return ["sdpa", "efficient"] if ground.dtype == "float32" else ["cudnn", "flash", "efficient"]
 
 
-def _can_record(ground: Ground, best: Setting) -> bool:
+def _can_record(ground: TuneContext, best: SpeedSettings) -> bool:
     impossible = best.compile or ground.dtype == "float16" or (best.checkpointing and ground.dropout)
     return best.graph or not impossible
 
 
-def cheap_dimensions(ground: Ground, fixed: Collection[str]) -> list[str]:
+def cheap_dimensions(ground: TuneContext, fixed: Collection[str]) -> list[str]:
     """Those whose trials take seconds, what promises most first."""
     order = ("graph", "attention", "kernels", "data_on_card")
-    return [name for name in order if is_open(name, ground, fixed)]
+    return [name for name in order if is_tunable(name, ground, fixed)]
 
 
-def compiled(best: Setting) -> Setting:
+def with_compile(best: SpeedSettings) -> SpeedSettings:
     """The compiler makes kernels of its own, and may compile again, which cannot be recorded."""
     return replace(best, compile=True, kernels=False, graph=False)
 
 
-def plain(setting: Setting) -> Setting:
+def without_speedups(setting: SpeedSettings) -> SpeedSettings:
     """With nothing that may fail: where even the automatic choice crashed."""
     return replace(setting, attention="sdpa", kernels=False, graph=False, compile=False)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from glassgpt.cgroup import read_text
+from glassgpt.cgroup import read_text_or_empty
 from glassgpt.training.probe import memory_now
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PROC_STATUS, _PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
@@ -28,7 +28,7 @@ class PeakMemory:
         elif sys.platform == "linux":
             _forget_resident_peak()
 
-    def found(self) -> int:
+    def peak_bytes(self) -> int:
         """Of a card, what PyTorch gave out. Where more is held for good, as recordings do, that."""
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -42,13 +42,13 @@ class PeakMemory:
 def _forget_resident_peak() -> None:
     """The kernel starts counting anew. Where it may not, the peak is of all trials so far: no less."""
     try:
-        _CLEAR.write_text("5")
+        _PROC_CLEAR_REFS.write_text("5")
     except OSError:
         return
 
 
 def _resident_peak() -> int:
-    kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text(_STATUS), re.MULTILINE)
+    kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(_PROC_STATUS), re.MULTILINE)
     if kilobytes:
         return int(kilobytes[1]) * 1024
     if sys.platform == "win32":

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.format import duration, percent, size, times
+from glassgpt.format import format_bytes, format_duration, format_percent, format_ratio
 from glassgpt.tune.budget import NO_TIME
-from glassgpt.tune.results import WORTH, Evidence
-from glassgpt.tune.setting import Setting, in_words
-from glassgpt.tune.trial import Figures
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, TrialResults
+from glassgpt.tune.setting import SpeedSettings, describe_dimension
+from glassgpt.tune.trial import UpdateStats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SettingResult:
     """One setting: its figures where it ran, and the verdict."""
 
-    setting: Setting
+    setting: SpeedSettings
     outcome: str  # as of a trial; "not tried"
     verdict: str
     is_chosen: bool = False
     is_automatic: bool = False
-    figures: Figures | None = None
+    figures: UpdateStats | None = None
     tokens_per_s: float | None = None
     slow_tokens_per_s: float | None = None  # nine of ten updates were faster
     fast_tokens_per_s: float | None = None
@@ -31,35 +31,35 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    chosen: Row
-    rows: tuple[Row, ...]  # in the order they were tried
-    sentence: str
+class TuneResult:
+    chosen: SettingResult
+    rows: tuple[SettingResult, ...]  # in the order they were tried
+    summary: str
 
     @property
-    def automatic(self) -> Row | None:
+    def automatic_result(self) -> SettingResult | None:
         """Of the automatic choice, if that one ran."""
         return next((row for row in self.rows if row.is_automatic and row.figures), None)
 
 
-def outcome_of(evidence: Evidence) -> Outcome:
-    judge = _Judge(evidence, choose(evidence))
-    rows = [judge.row(setting) for setting in (*evidence.found, *evidence.left_out)]
+def summarize_trials(evidence: TrialResults) -> TuneResult:
+    judge = _ResultBuilder(evidence, choose_setting(evidence))
+    rows = [judge.result_for(setting) for setting in (*evidence.trials, *evidence.skipped)]
     best = next(row for row in rows if row.is_chosen)
-    return Outcome(best, tuple(rows), _Reason(judge, rows, best).sentence())
+    return TuneResult(best, tuple(rows), _SummarySentence(judge, rows, best).sentence())
 
 
-def choose(evidence: Evidence) -> Setting:
+def choose_setting(evidence: TrialResults) -> SpeedSettings:
     """The fastest; of those that are as fast, the simplest."""
-    able = [setting for setting in evidence.found if evidence.speed(setting)]
-    fastest = max(able, key=evidence.speed)
-    ground = evidence.ground
+    able = [setting for setting in evidence.trials if evidence.tokens_per_s(setting)]
+    fastest = max(able, key=evidence.tokens_per_s)
+    ground = evidence.context
 
-    def effort(setting: Setting) -> tuple[bool, bool, int, int]:
-        changed = list(setting.differences(ground.automatic_at(setting.micro_batch)))
-        figures = evidence.figures(setting)
+    def effort(setting: SpeedSettings) -> tuple[bool, bool, int, int]:
+        changed = list(setting.differences(ground.automatic_setting_at(setting.micro_batch)))
+        figures = evidence.stats(setting)
         memory = (figures.peak_bytes if figures else None) or setting.micro_batch
-        return setting.compile, setting != ground.automatic, len(changed), memory
+        return setting.compile, setting != ground.automatic_setting, len(changed), memory
 
     return min((one for one in able if evidence.is_as_fast(one, fastest)), key=effort)
 
@@ -67,26 +67,26 @@ def choose(evidence: Evidence) -> Setting:
 # --- verdicts ---
 
 
-class _Judge:
-    def __init__(self, evidence: Evidence, chosen: Setting) -> None:
-        self.evidence, self.ground, self.chosen = evidence, evidence.ground, chosen
-        best = evidence.figures(chosen)
+class _ResultBuilder:
+    def __init__(self, evidence: TrialResults, chosen: SpeedSettings) -> None:
+        self.results, self.context, self.chosen = evidence, evidence.context, chosen
+        best = evidence.stats(chosen)
         assert best is not None, "what is chosen has run"
-        self.best = best
+        self.best_stats = best
 
-    def row(self, setting: Setting) -> Row:
-        evidence, ground = self.evidence, self.ground
-        trials, figures = evidence.found.get(setting, []), evidence.figures(setting)
-        rates = [ground.tokens / seconds for seconds in _times(figures)] if figures else [None] * 3
+    def result_for(self, setting: SpeedSettings) -> SettingResult:
+        evidence, ground = self.results, self.context
+        trials, figures = evidence.trials.get(setting, []), evidence.stats(setting)
+        rates = [ground.tokens_per_update / seconds for seconds in _times(figures)] if figures else [None] * 3
         mfu = None
         if rates[0] is not None and ground.peak:
             mfu = 100 * rates[0] * ground.flops_per_token / ground.peak
-        return Row(
+        return SettingResult(
             setting=setting,
             outcome=trials[-1].outcome if trials else "not tried",
             verdict=self._verdict(setting, figures),
             is_chosen=setting == self.chosen,
-            is_automatic=setting == ground.automatic,
+            is_automatic=setting == ground.automatic_setting,
             figures=figures,
             tokens_per_s=rates[0],
             slow_tokens_per_s=rates[1],
@@ -97,59 +97,59 @@ class _Judge:
             trials=len(trials),
         )
 
-    def _verdict(self, setting: Setting, figures: Figures | None) -> str:
+    def _verdict(self, setting: SpeedSettings, figures: UpdateStats | None) -> str:
         if setting == self.chosen:
             return "best"
-        if setting in self.evidence.left_out:
-            return f"not tried: {self.evidence.left_out[setting]}"
+        if setting in self.results.skipped:
+            return f"not tried: {self.results.skipped[setting]}"
         if figures is None:
-            failed = next(one for one in self.evidence.found[setting] if one.outcome != "ran")
+            failed = next(one for one in self.results.trials[setting] if one.outcome != "ran")
             return {
                 "out of memory": "out of memory",
                 "hung": failed.why,
                 "impossible": f"not possible: {failed.why}",
             }.get(failed.outcome, f"crashed: {failed.why}")
-        if not self.evidence.keeps_headroom(figures):
-            return f"no headroom: {size(self.ground.free_bytes)} were free"
+        if not self.results.leaves_headroom(figures):
+            return f"no headroom: {format_bytes(self.context.free_bytes)} were free"
         return self._compared(setting, figures)
 
-    def _compared(self, setting: Setting, figures: Figures) -> str:
-        steady_gain = self.best.update_s / figures.update_s - 1
-        if self.evidence.is_as_fast(setting, self.chosen):
-            more = _more_memory(figures, self.best)
+    def _compared(self, setting: SpeedSettings, figures: UpdateStats) -> str:
+        steady_gain = self.best_stats.update_s / figures.update_s - 1
+        if self.results.is_as_fast(setting, self.chosen):
+            more = _describe_extra_memory(figures, self.best_stats)
             return f"as fast, takes {more} more" if more else "as fast"
-        if steady_gain > WORTH and setting.compile:
-            takes = duration(figures.first_s)
+        if steady_gain > MIN_WORTHWHILE_GAIN and setting.compile:
+            takes = format_duration(figures.first_s)
             return (
-                f"{percent(steady_gain)} faster, but {self.ground.updates:,} updates "
+                f"{format_percent(steady_gain)} faster, but {self.context.updates:,} updates "
                 f"do not save its {takes} of compiling"
             )
-        lag = f"{percent(self.evidence.lag(setting, self.chosen))} slower"
+        lag = f"{format_percent(self.results.slowdown(setting, self.chosen))} slower"
         return f"{lag} over the run, compiling included" if setting.compile else lag
 
 
-def _times(figures: Figures) -> tuple[float, float, float]:
+def _times(figures: UpdateStats) -> tuple[float, float, float]:
     return figures.update_s, figures.slow_s, figures.fast_s
 
 
-def _more_memory(figures: Figures, than: Figures) -> str:
+def _describe_extra_memory(figures: UpdateStats, than: UpdateStats) -> str:
     """In words, where it is worth mentioning."""
     if figures.peak_bytes is None or than.peak_bytes is None:
         return ""
     more = figures.peak_bytes - than.peak_bytes
-    return size(more) if more > 0.05 * than.peak_bytes else ""
+    return format_bytes(more) if more > 0.05 * than.peak_bytes else ""
 
 
 # --- why ---
 
 
-class _Reason:
+class _SummarySentence:
     """One sentence: the micro-batch against its neighbours, and what else made a difference."""
 
-    def __init__(self, judge: _Judge, rows: list[Row], best: Row) -> None:
-        self._judge, self._rows, self._best = judge, rows, best
-        self._evidence, self._ground = judge.evidence, judge.ground
-        self._number = best.setting.micro_batch
+    def __init__(self, judge: _ResultBuilder, rows: list[SettingResult], best: SettingResult) -> None:
+        self._builder, self._rows, self._best = judge, rows, best
+        self._results, self._context = judge.results, judge.context
+        self._micro_batch = best.setting.micro_batch
 
     def sentence(self) -> str:
         parts = [part for part in (*self._neighbours(), *self._others()) if part]
@@ -157,56 +157,60 @@ class _Reason:
         return text[0].upper() + text[1:] + "."
 
     def _head(self) -> str:
-        chosen, automatic = self._best.setting, self._ground.automatic
+        chosen, automatic = self._best.setting, self._context.automatic_setting
         ran = sum(row.figures is not None for row in self._rows)
         if self._best.is_automatic and ran == 1:
             return "only the automatic choice ran, so there is nothing to compare it with"
         if self._best.is_automatic:
             return f"the automatic choice is the best of the {ran} that ran"
-        base = self._ground.automatic_at(self._number)
-        changed = " and ".join(in_words(chosen, name) for name in chosen.differences(base))
-        what = f"micro-batch {self._number}" + (f", {changed}," if changed else "")
-        before = self._evidence.speed(automatic)
+        base = self._context.automatic_setting_at(self._micro_batch)
+        changed = " and ".join(describe_dimension(chosen, name) for name in chosen.differences(base))
+        what = f"micro-batch {self._micro_batch}" + (f", {changed}," if changed else "")
+        before = self._results.tokens_per_s(automatic)
         if not before:
             return f"{what} is the fastest of the {ran} that ran"
-        gain = self._evidence.speed(chosen) / before - 1
-        if gain <= WORTH:
+        gain = self._results.tokens_per_s(chosen) / before - 1
+        if gain <= MIN_WORTHWHILE_GAIN:
             return f"{what} is as fast as the automatic choice"
-        than = "choice" if automatic.micro_batch == self._number else automatic.micro_batch
+        than = "choice" if automatic.micro_batch == self._micro_batch else automatic.micro_batch
         over = " over the run, compiling included" if chosen.compile else ""
-        faster = f"{percent(gain)} faster than" if gain < 2 else f"{times(1 + gain)} times as fast as"
+        faster = (
+            f"{format_percent(gain)} faster than"
+            if gain < 2
+            else f"{format_ratio(1 + gain)} times as fast as"
+        )
         return f"{what} is {faster} the automatic {than}{over}"
 
     # --- neighbours ---
 
     def _neighbours(self) -> tuple[str, str]:
         """The next smaller and larger micro-batch, the same but for what a run would change with it."""
-        chosen, base = self._best.setting, self._ground.automatic_at(self._number)
+        chosen, base = self._best.setting, self._context.automatic_setting_at(self._micro_batch)
         alike = {}
         for row in self._rows:
-            there = self._ground.automatic_at(row.setting.micro_batch)
+            there = self._context.automatic_setting_at(row.setting.micro_batch)
             is_said = row.is_automatic and row.figures is not None  # in the head
-            if not is_said and row.setting != chosen and row.setting == chosen.carried_over(base, there):
+            if not is_said and row.setting != chosen and row.setting == chosen.transfer_changes(base, there):
                 alike[row.setting.micro_batch] = row
-        below = max((number for number in alike if number < self._number), default=None)
-        above = min((number for number in alike if number > self._number), default=None)
+        below = max((number for number in alike if number < self._micro_batch), default=None)
+        above = min((number for number in alike if number > self._micro_batch), default=None)
         lower = "" if below is None else self._against(alike[below])
         if above is not None:
             return lower, self._against(alike[above])
-        whole = self._number == self._ground.sequences and lower
-        return lower, f"and {self._number} is the whole update" if whole else ""
+        whole = self._micro_batch == self._context.sequences and lower
+        return lower, f"and {self._micro_batch} is the whole update" if whole else ""
 
-    def _against(self, row: Row) -> str:
+    def _against(self, row: SettingResult) -> str:
         number = row.setting.micro_batch
         if row.outcome == "not tried":
             return "" if NO_TIME in row.verdict else f"{number} would not fit"
         if row.figures is None:
             return f"{number} does not fit" if row.outcome == "out of memory" else ""
-        if not self._evidence.speed(row.setting):
+        if not self._results.tokens_per_s(row.setting):
             return f"{number} leaves no headroom"
-        if not self._evidence.is_as_fast(row.setting, self._best.setting):
-            return f"{number} loses {percent(self._evidence.lag(row.setting, self._best.setting))}"
-        more = _more_memory(row.figures, self._judge.best)
+        if not self._results.is_as_fast(row.setting, self._best.setting):
+            return f"{number} loses {format_percent(self._results.slowdown(row.setting, self._best.setting))}"
+        more = _describe_extra_memory(row.figures, self._builder.best_stats)
         return f"{number} gains nothing" + (f" and takes {more} more" if more else "")
 
     # --- the rest ---
@@ -214,15 +218,15 @@ class _Reason:
     def _others(self) -> list[str]:
         """What the setting would lose without each of its changes; if it has none, its largest merit."""
         chosen = self._best.setting
-        changes = set(chosen.differences(self._ground.automatic_at(self._number)))
+        changes = set(chosen.differences(self._context.automatic_setting_at(self._micro_batch)))
         lost = {}
         for row in self._rows:
             names = list(row.setting.differences(chosen))
-            alike = row.setting.micro_batch == self._number and len(names) == 1 and not row.is_automatic
+            alike = row.setting.micro_batch == self._micro_batch and len(names) == 1 and not row.is_automatic
             # What compiling loses is a matter of the run's length, which its verdict explains.
-            if not alike or not self._evidence.speed(row.setting) or row.setting.compile:
+            if not alike or not self._results.tokens_per_s(row.setting) or row.setting.compile:
                 continue
-            if not self._evidence.is_as_fast(row.setting, chosen) and (not changes or names[0] in changes):
-                lost[in_words(row.setting, names[0])] = self._evidence.lag(row.setting, chosen)
+            if not self._results.is_as_fast(row.setting, chosen) and (not changes or names[0] in changes):
+                lost[describe_dimension(row.setting, names[0])] = self._results.slowdown(row.setting, chosen)
         words = sorted(lost, key=lambda what: lost[what], reverse=True)
-        return [f"{what} is {percent(lost[what])} slower" for what in words[: len(changes) or 1]]
+        return [f"{what} is {format_percent(lost[what])} slower" for what in words[: len(changes) or 1]]

@@ -10,13 +10,13 @@ from typing import Any
 from glassgpt.config import TrainConfig
 
 # What there is to choose, by type of device, and the setting of a run that says it.
-_OF_CUDA = ("attention", "kernels", "graph", "data_on_card", "checkpointing", "compile")
-DIMENSIONS = {
-    "cuda": _OF_CUDA,
+_CUDA_DIMENSIONS = ("attention", "kernels", "graph", "data_on_card", "checkpointing", "compile")
+TUNABLE_DIMENSIONS = {
+    "cuda": _CUDA_DIMENSIONS,
     "cpu": ("threads", "attention", "checkpointing", "compile"),
     "mps": ("attention", "checkpointing"),
 }
-SAID_BY = {
+CONFIG_FIELDS = {
     "micro_batch": ("batch_size", "gradient_accumulation_steps"),
     "attention": ("attention",),
     "kernels": ("kernels",),
@@ -29,7 +29,7 @@ SAID_BY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SpeedSettings:
     """What of a run's speed can be chosen."""
 
     micro_batch: int  # sequences that go through the model at once
@@ -41,18 +41,18 @@ class Setting:
     compile: bool = False
     threads: int | None = None  # of the CPU; None: as many as PyTorch takes
 
-    def differences(self, other: Setting) -> Iterator[str]:
+    def differences(self, other: SpeedSettings) -> Iterator[str]:
         """The names of what is not the same, the micro-batch apart."""
         for field in dataclasses.fields(self):
             if field.name != "micro_batch" and getattr(self, field.name) != getattr(other, field.name):
                 yield field.name
 
-    def carried_over(self, base: Setting, to: Setting) -> Setting:
+    def transfer_changes(self, base: SpeedSettings, to: SpeedSettings) -> SpeedSettings:
         """`to` with everything in which this one differs from `base`."""
         return dataclasses.replace(to, **{name: getattr(self, name) for name in self.differences(base)})
 
 
-def in_words(setting: Setting, name: str) -> str:
+def describe_dimension(setting: SpeedSettings, name: str) -> str:
     """One of its parts: `attention cudnn`, `no graph`, `1 thread`."""
     value = getattr(setting, name)
     if name == "threads":
@@ -71,8 +71,8 @@ def in_words(setting: Setting, name: str) -> str:
     return noun if value else f"no {noun}"
 
 
-def with_setting(
-    config: TrainConfig, setting: Setting, sequences: int, automatic_batch: int, device_type: str
+def apply_setting(
+    config: TrainConfig, setting: SpeedSettings, sequences: int, automatic_batch: int, device_type: str
 ) -> TrainConfig:
     """The run's config with everything said that was chosen; what has no meaning there stays open.
 
@@ -83,18 +83,18 @@ def with_setting(
         "batch_size": setting.micro_batch,
         "gradient_accumulation_steps": None if config.batch_tokens else sequences // setting.micro_batch,
     }
-    for name in DIMENSIONS[device_type]:
-        changes[SAID_BY[name][0]] = _said(name, getattr(setting, name))
+    for name in TUNABLE_DIMENSIONS[device_type]:
+        changes[CONFIG_FIELDS[name][0]] = _said(name, getattr(setting, name))
     if config.eval_iters is not None:
         changes["eval_tokens"] = config.eval_iters * automatic_batch * config.block_size
         changes["eval_iters"] = None
     return dataclasses.replace(config, **changes)
 
 
-def settled_names(device_type: str) -> list[str]:
+def tuned_config_fields(device_type: str) -> list[str]:
     """The settings of a run that are said in the end."""
-    names = [SAID_BY[name][0] for name in DIMENSIONS[device_type]]
-    return [*SAID_BY["micro_batch"], *names]
+    names = [CONFIG_FIELDS[name][0] for name in TUNABLE_DIMENSIONS[device_type]]
+    return [*CONFIG_FIELDS["micro_batch"], *names]
 
 
 def _said(name: str, value: Any) -> Any:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
 
-Outcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]
+TrialOutcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """`update_s`: each update that was timed, in seconds."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     update_s: tuple[float, ...] = ()
     micro_steps: int = 0  # that each of them really did; the rest of a long update is computed
     first_s: float = 0.0  # the first update, which builds; compiled, the first batch of an evaluation too
@@ -27,10 +27,10 @@ class Trial:
 
 # --- from marks to updates ---
 
-Marks = Sequence[float]  # of one update: its start, the start of each micro-batch, its end
+UpdateMarks = Sequence[float]  # of one update: its start, the start of each micro-batch, its end
 
 
-def update_seconds(updates: Sequence[Marks], micro_steps: int) -> list[float]:
+def update_seconds(updates: Sequence[UpdateMarks], micro_steps: int) -> list[float]:
     """How long each update takes with `micro_steps` micro-batches, of which it may have done fewer.
 
     A micro-batch in the middle is the usual one: the first also finds no gradients to add to, the last is
@@ -45,35 +45,37 @@ def update_seconds(updates: Sequence[Marks], micro_steps: int) -> list[float]:
     return [marks[-1] - marks[0] + missing * usual for marks in updates]
 
 
-def _middle(marks: Marks) -> list[float]:
+def _middle(marks: UpdateMarks) -> list[float]:
     pairs = list(itertools.pairwise(marks[1:-1]))
     return [after - before for before, after in (pairs[1:] or pairs)]
 
 
-FEW_MICRO_STEPS = 4
-_WHOLE_UPDATES = 8  # micro-batches that are done all, if that takes no longer than
-_SHORT_S = 0.5
-_LONG_S = 1.0  # a micro-batch that takes longer is done as few times as possible
+REDUCED_MICRO_STEPS = 4
+_MAX_WHOLE_MICRO_STEPS = 8  # micro-batches that are done all, if that takes no longer than
+_MAX_WHOLE_UPDATE_S = 0.5
+_LONG_MICRO_BATCH_S = 1.0  # a micro-batch that takes longer is done as few times as possible
 
 
-def micro_steps_to_do(micro_steps: int, micro_s: float | None) -> int:
+def trial_micro_steps(micro_steps: int, micro_s: float | None) -> int:
     """Of an update's micro-batches. `micro_s`: about how long one will take, if anybody knows.
 
     At least two where there are two: only then do gradients add up, and take their memory.
     """
     if micro_steps <= 2:
         return micro_steps
-    if micro_s is not None and micro_s > _LONG_S:
+    if micro_s is not None and micro_s > _LONG_MICRO_BATCH_S:
         return 2
-    whole = micro_steps <= _WHOLE_UPDATES and (micro_s is None or micro_s * micro_steps <= _SHORT_S)
-    return micro_steps if whole else min(micro_steps, FEW_MICRO_STEPS)
+    whole = micro_steps <= _MAX_WHOLE_MICRO_STEPS and (
+        micro_s is None or micro_s * micro_steps <= _MAX_WHOLE_UPDATE_S
+    )
+    return micro_steps if whole else min(micro_steps, REDUCED_MICRO_STEPS)
 
 
 # --- figures ---
 
 
 @dataclass(frozen=True)
-class Figures:
+class UpdateStats:
     """Of one setting, over all its trials."""
 
     update_s: float  # the median
@@ -84,7 +86,7 @@ class Figures:
     peak_bytes: int | None
 
 
-def figures_of(trials: Sequence[Trial]) -> Figures | None:
+def summarize_updates(trials: Sequence[Trial]) -> UpdateStats | None:
     """None if none of them ran, or one failed: a setting that fails now and then is none to choose.
 
     One that was only cut off, because time was up, says nothing against those before it.
@@ -96,7 +98,7 @@ def figures_of(trials: Sequence[Trial]) -> Figures | None:
     peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
     # Each trial counts the same, however many updates it had time for.
     middle = median(median(trial.update_s) for trial in trials)
-    return Figures(
+    return UpdateStats(
         update_s=middle,
         fast_s=min(middle, quantile(times, 0.1)),
         slow_s=max(middle, quantile(times, 0.9)),
@@ -113,14 +115,14 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-_WIDTH = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
-_MEDIANS = 1.25  # its error is so many times the mean's
+_P10_P90_WIDTH_SIGMAS = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
+_MEDIAN_ERROR_FACTOR = 1.25  # its error is so many times the mean's
 
 
 def _error(trials: Sequence[Trial], times: Sequence[float], middle: float) -> float:
     """By the spread of its updates, or by how far its trials are apart: a machine also drifts."""
-    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _WIDTH
-    within = _MEDIANS * spread / math.sqrt(len(times))
+    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _P10_P90_WIDTH_SIGMAS
+    within = _MEDIAN_ERROR_FACTOR * spread / math.sqrt(len(times))
     medians = [median(trial.update_s) for trial in trials]
     between = (max(medians) - min(medians)) / len(medians)  # about their mean's error, for a few
     return max(within, between) / middle

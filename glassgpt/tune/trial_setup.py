@@ -10,27 +10,27 @@ import numpy as np
 import torch
 
 from glassgpt import config as settings
-from glassgpt.cgroup import read_text, usable_cores
+from glassgpt.cgroup import read_text_or_empty, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan, plan_batch
-from glassgpt.model.gpt import GPTConfig, shape_of
-from glassgpt.plan.dataset_size import find_text
-from glassgpt.record.machine import available_memory, cpu_model, load
+from glassgpt.model.gpt import GPTConfig, make_gpt_config
+from glassgpt.plan.dataset_size import find_dataset_info
+from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average
 from glassgpt.training import device as devices
-from glassgpt.training.device import Placement
-from glassgpt.training.kernel_choice import Load, choose_speedups
+from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.probe import find_peak, memory_now
-from glassgpt.training.setup import too_little_text
-from glassgpt.training.task import task_of
-from glassgpt.tune.setting import Setting
-from glassgpt.tune.tune_facts import Ground
+from glassgpt.training.setup import too_few_tokens
+from glassgpt.training.task import request_from_config
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.tune_facts import TuneContext
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrialSetup:
     """What every trial of a run has in common."""
 
     config: TrainConfig
@@ -38,29 +38,32 @@ class Stage:
     dtype: str
     shape: GPTConfig
     tokens: np.ndarray
-    data: str  # in words
+    data_description: str  # in words
 
     @property
     def flops_per_token(self) -> int:
-        return flops.flops_of(self.shape, self.shape.vocab_size)
+        return flops.model_flops_per_token(self.shape, self.shape.vocab_size)
 
 
-def set_stage(config: TrainConfig, vocab_size: int | None) -> Stage:
+def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSetup:
     """`vocab_size`: of the random tokens that stand in for a dataset which is not prepared."""
     given = None
     if config.init_from != "scratch":
-        task = task_of(config)
-        config, given = task.config, task.origin.shape.vocab_size if task.origin else None
+        task = request_from_config(config)
+        config, given = (
+            task.config,
+            task.init_checkpoint.model_config.vocab_size if task.init_checkpoint else None,
+        )
     tokens, size, data = _text(config, vocab_size)
-    if problems := too_little_text(config, len(tokens)):
+    if problems := too_few_tokens(config, len(tokens)):
         raise UserError(problems)
     torch.set_float32_matmul_precision("high")  # as a run has it
     device, _ = devices.choose_device(config.device)
     if device.index is not None:
         torch.cuda.set_device(device)
     dtype = str(devices.choose_dtype(config.dtype, device, config.n_embd).value)
-    shape = shape_of(config, given or settings.padded_vocabulary(size))
-    return Stage(config, device, dtype, shape, tokens, data)
+    shape = make_gpt_config(config, given or settings.padded_vocab_size(size))
+    return TrialSetup(config, device, dtype, shape, tokens, data)
 
 
 _RANDOM_TOKENS = 2**21
@@ -72,7 +75,7 @@ def _text(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int,
     if folder.exists() or config.data_dir:
         dataset = open_dataset(folder)
         return dataset.tokens("train"), dataset.manifest.vocab_size, f"{dataset.manifest.name}, in {folder}"
-    size = vocab_size or find_text(config).vocab_size
+    size = vocab_size or find_dataset_info(config).vocab_size
     count = max(_RANDOM_TOKENS, 4 * config.block_size)
     dtype = np.uint16 if size <= 2**16 else np.uint32
     tokens = np.random.default_rng(config.seed).integers(0, size, count, dtype=dtype)
@@ -82,24 +85,24 @@ def _text(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int,
 # --- what a run would decide ---
 
 
-def look(stage: Stage) -> Ground:
+def inspect_machine(stage: TrialSetup) -> TuneContext:
     """Takes seconds where a run would measure before it decides: the matmul peak, attention."""
     config, device = stage.config, stage.device
     free, total = _memory(device)
     on_card = free if device.type == "cuda" else None
-    fits = devices.sequences_that_fit(config, stage.shape.vocab_size, on_card)
+    fits = devices.estimate_max_batch_size(config, stage.shape.vocab_size, on_card)
     plan, _ = plan_batch(config, device.type, fits)
     peak = find_peak(device.type, devices.device_name(device), stage.dtype, total, config.probe_seconds)
     rate = peak.measured or peak.value
-    placement = _decided(stage, config, plan, rate, free)
-    return Ground(
+    placement = _placement_for(stage, config, plan, rate, free)
+    return TuneContext(
         device_type=device.type,
         device=str(device),
         device_name=_name(device),
         torch=str(torch.__version__),
         dtype=stage.dtype,
         vocab_size=stage.shape.vocab_size,
-        parameters=flops.parameters_of(stage.shape, stage.shape.vocab_size),
+        parameters=flops.model_parameters(stage.shape, stage.shape.vocab_size),
         n_layer=config.n_layer,
         block_size=config.block_size,
         sequences=plan.sequences,
@@ -108,13 +111,13 @@ def look(stage: Stage) -> Ground:
         peak=peak.value,
         peak_source=peak.source,
         free_bytes=free,
-        data=stage.data,
+        data=stage.data_description,
         data_bytes=int(stage.tokens.nbytes),
         usable_cores=usable_cores(),
         threads=torch.get_num_threads(),
-        busy_cores=load(),
+        busy_cores=load_average(),
         automatic_batch=plan.batch_size,
-        automatics=_automatics(stage, plan, placement, rate, free),
+        automatics=_automatic_settings(stage, plan, placement, rate, free),
         dropout=config.dropout > 0,
         float8=config.fp8,
     )
@@ -122,51 +125,55 @@ def look(stage: Stage) -> Ground:
 
 def _name(device: torch.device) -> str:
     return (
-        cpu_model(read_text(Path("/proc/cpuinfo"))) if device.type == "cpu" else devices.device_name(device)
+        cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+        if device.type == "cpu"
+        else devices.device_name(device)
     )
 
 
 def _memory(device: torch.device) -> tuple[int, int | None]:
     """Free and total; on a CPU what is available, and what this process has already."""
-    free, total = devices.memory_bytes(device)
+    free, total = devices.free_and_total_bytes(device)
     if free is not None:
         return free, total
-    return available_memory() + memory_now("cpu")["rss"], None
+    return available_memory_bytes() + memory_now("cpu")["rss"], None
 
 
-def _decided(
-    stage: Stage, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
-) -> Placement:
+def _placement_for(
+    stage: TrialSetup, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
+) -> ExecutionConfig:
     size = int(stage.tokens.nbytes)
-    room = stage.device.type != "cuda" or devices.recording_fits(config, stage.shape.vocab_size, plan, free)
-    load = Load(plan, stage.shape.vocab_size, stage.flops_per_token, size, rate, free, room)
+    room = stage.device.type != "cuda" or devices.cuda_graph_fits(config, stage.shape.vocab_size, plan, free)
+    load = SpeedupInputs(plan, stage.shape.vocab_size, stage.flops_per_token, size, rate, free, room)
     return choose_speedups(config, stage.device, stage.dtype, load)[0]
 
 
-def _automatics(
-    stage: Stage, plan: BatchPlan, placement: Placement, rate: float | None, free: int
-) -> tuple[Setting, ...]:
+def _automatic_settings(
+    stage: TrialSetup, plan: BatchPlan, placement: ExecutionConfig, rate: float | None, free: int
+) -> tuple[SpeedSettings, ...]:
     """For every micro-batch that divides the update. Attention is measured once, and then as it was found."""
-    found = [setting_of(stage.config, placement, plan.batch_size)]
+    found = [setting_from_placement(stage.config, placement, plan.batch_size)]
     config = dataclasses.replace(stage.config, attention=placement.attention)  # type: ignore[arg-type]
     for size in range(1, plan.sequences + 1):
         if plan.sequences % size or size == plan.batch_size:
             continue
         try:
-            there = _decided(stage, config, cut(plan, size), rate, free)
+            there = _placement_for(stage, config, split_update(plan, size), rate, free)
         except UserError:  # 8-bit floats want multiples of 16 tokens
             continue
-        found.append(setting_of(config, there, size))
+        found.append(setting_from_placement(config, there, size))
     return tuple(sorted(found, key=lambda setting: setting.micro_batch))
 
 
-def cut(plan: BatchPlan, size: int) -> BatchPlan:
+def split_update(plan: BatchPlan, size: int) -> BatchPlan:
     """The same update in micro-batches of another size."""
     return BatchPlan(size, plan.sequences // size, plan.sequences, plan.tokens)
 
 
-def setting_of(config: TrainConfig, placement: Placement, micro_batch: int) -> Setting:
-    return Setting(
+def setting_from_placement(
+    config: TrainConfig, placement: ExecutionConfig, micro_batch: int
+) -> SpeedSettings:
+    return SpeedSettings(
         micro_batch=micro_batch,
         attention=placement.attention,
         kernels=placement.kernels,

@@ -8,15 +8,15 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory, overheads
-from glassgpt.tune.setting import Setting, with_setting
-from glassgpt.tune.trial import micro_steps_to_do
+from glassgpt.tune.setting import SpeedSettings, apply_setting
+from glassgpt.tune.trial import trial_micro_steps
 
 # Of the memory that was free, what a setting may take. Evaluation, checkpoints and a desktop want some too.
-ROOM = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
+USABLE_MEMORY_SHARE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class TuneContext:
     """Torch-free: the worker finds it out and sends it."""
 
     device_type: str
@@ -40,52 +40,52 @@ class Ground:
     threads: int  # that PyTorch takes by itself
     busy_cores: float  # with what others do, over the last minute
     automatic_batch: int
-    automatics: tuple[Setting, ...]  # what a run would decide for each micro-batch that is possible
+    automatics: tuple[SpeedSettings, ...]  # what a run would decide for each micro-batch that is possible
     dropout: bool
     float8: bool
 
     @property
-    def tokens(self) -> int:
+    def tokens_per_update(self) -> int:
         """Per update."""
         return self.sequences * self.block_size
 
     @property
-    def room_bytes(self) -> int:
-        return int(ROOM[self.device_type] * self.free_bytes)
+    def usable_bytes(self) -> int:
+        return int(USABLE_MEMORY_SHARE[self.device_type] * self.free_bytes)
 
     @property
-    def automatic(self) -> Setting:
-        return self.automatic_at(self.automatic_batch)
+    def automatic_setting(self) -> SpeedSettings:
+        return self.automatic_setting_at(self.automatic_batch)
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
         return tuple(setting.micro_batch for setting in self.automatics)
 
-    def automatic_at(self, micro_batch: int) -> Setting:
+    def automatic_setting_at(self, micro_batch: int) -> SpeedSettings:
         return next(setting for setting in self.automatics if setting.micro_batch == micro_batch)
 
-    def micro_steps(self, setting: Setting) -> int:
+    def micro_steps(self, setting: SpeedSettings) -> int:
         return self.sequences // setting.micro_batch
 
-    def micro_s(self, setting: Setting) -> float | None:
+    def estimated_micro_batch_s(self, setting: SpeedSettings) -> float | None:
         """About how long one micro-batch will take, before anything was measured."""
         if self.peak is None:
             return None
         tokens = setting.micro_batch * self.block_size
         return overheads.arithmetic_s(self.device_type, tokens, self.flops_per_token, self.peak)
 
-    def micro_steps_to_do(self, setting: Setting) -> int:
+    def trial_micro_steps(self, setting: SpeedSettings) -> int:
         """In a trial, of an update's micro-batches."""
-        return micro_steps_to_do(self.micro_steps(setting), self.micro_s(setting))
+        return trial_micro_steps(self.micro_steps(setting), self.estimated_micro_batch_s(setting))
 
-    def tuned(self, config: TrainConfig, setting: Setting) -> TrainConfig:
-        return with_setting(config, setting, self.sequences, self.automatic_batch, self.device_type)
+    def config_with(self, config: TrainConfig, setting: SpeedSettings) -> TrainConfig:
+        return apply_setting(config, setting, self.sequences, self.automatic_batch, self.device_type)
 
-    def estimated_bytes(self, config: TrainConfig, setting: Setting) -> int:
+    def estimated_bytes(self, config: TrainConfig, setting: SpeedSettings) -> int:
         """What it will take, counted from its tensors; on a card beside what CUDA takes for itself."""
-        need = memory.needed(
-            memory.Work(
-                config=self.tuned(config, setting),
+        need = memory.estimate_memory(
+            memory.TrainingWorkload(
+                config=self.config_with(config, setting),
                 vocab_size=self.vocab_size,
                 batch_size=setting.micro_batch,
                 micro_steps=self.micro_steps(setting),
@@ -98,13 +98,13 @@ class Ground:
                 data_bytes=self.data_bytes if setting.data_on_card else 0,
             )
         )
-        return need.total if self.device_type == "cpu" else need.allocated
+        return need.total_bytes if self.device_type == "cpu" else need.allocated_bytes
 
 
-def to_document(ground: Ground) -> dict[str, Any]:
+def to_document(ground: TuneContext) -> dict[str, Any]:
     return dataclasses.asdict(ground)
 
 
-def from_document(document: dict[str, Any]) -> Ground:
-    settings = tuple(Setting(**one) for one in document["automatics"])
-    return Ground(**document | {"automatics": settings})
+def from_document(document: dict[str, Any]) -> TuneContext:
+    settings = tuple(SpeedSettings(**one) for one in document["automatics"])
+    return TuneContext(**document | {"automatics": settings})

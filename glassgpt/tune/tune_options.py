@@ -29,17 +29,17 @@ class TuneOptions:
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-_LONGEST_S = 24 * 3600
+_MAX_BUDGET_S = 24 * 3600
 
 
 def budget_seconds(text: str) -> float | None:
     """90s, 2m, 1.5h, 90; None if it is no such thing."""
     found = _DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
-    return seconds if 0 < seconds <= _LONGEST_S else None
+    return seconds if 0 < seconds <= _MAX_BUDGET_S else None
 
 
-def find_problems(options: TuneOptions) -> list[str]:
+def check_tune_options(options: TuneOptions) -> list[str]:
     problems = []
     if budget_seconds(options.budget) is None:
         problems.append(f"--budget={options.budget} is no time up to a day: try --budget=90s or --budget=2m")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.files import replace_file
-from glassgpt.paths import user_path
+from glassgpt.files import atomic_write
+from glassgpt.paths import expand_user_path
 from glassgpt.recipe import to_toml
 
-NAME = "tuned.toml"
+FILE_NAME = "tuned.toml"
 
 
-def check_place(out: str, force: bool) -> list[str]:
+def check_output_path(out: str, force: bool) -> list[str]:
     """What is wrong with the file to write, before anything is measured for it."""
-    path = user_path(out or NAME)
+    path = expand_user_path(out or FILE_NAME)
     problems = []
     if not out:
         folder = path.absolute().parent
@@ -37,8 +37,8 @@ def check_place(out: str, force: bool) -> list[str]:
     return problems
 
 
-def place_of(out: str, force: bool) -> Path:
-    path = user_path(out or NAME)
+def output_path(out: str, force: bool) -> Path:
+    path = expand_user_path(out or FILE_NAME)
     number, free = 1, path
     while not out and not force and os.path.lexists(free):
         number += 1
@@ -46,20 +46,20 @@ def place_of(out: str, force: bool) -> Path:
     return free
 
 
-def write(text: str, out: str, force: bool) -> Path:
+def write_tuned_file(text: str, out: str, force: bool) -> Path:
     """All of it or nothing."""
-    problems = check_place(out, force)  # somebody may have been there meanwhile
+    problems = check_output_path(out, force)  # somebody may have been there meanwhile
     if problems:
         raise UserError(problems)
-    path = place_of(out, force)
+    path = output_path(out, force)
     try:
-        replace_file(path, text.encode())
+        atomic_write(path, text.encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another --out=FILE") from None
     return path
 
 
-def text_of(
+def tuned_file_text(
     tuned: TrainConfig, asked: TrainConfig, name: str, settled: Collection[str], notes: Sequence[str]
 ) -> str:
     """First what was `settled`, then all the rest. `notes`: about the measurement, a line each."""

@@ -21,28 +21,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError, first_line, is_memory
+from glassgpt.errors import UserError, error_type_and_message, is_out_of_memory
 
 if TYPE_CHECKING:
-    from glassgpt.tune.trial_setup import Stage
+    from glassgpt.tune.trial_setup import TrialSetup
 
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def main() -> None:
     # Whatever else prints, does so elsewhere: the answers have this stream for themselves.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    offer_to_be_killed()
-    requests: queue.Queue[Document] = queue.Queue()
+    prefer_oom_kill()
+    requests: queue.Queue[JsonObject] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    work = Work()
+    work = TrialServer()
     while True:
         answers.write(json.dumps(work.answer(requests.get())) + "\n")
         answers.flush()
 
 
-def _listen(requests: queue.Queue[Document]) -> None:
+def _listen(requests: queue.Queue[JsonObject]) -> None:
     for line in sys.stdin:
         requests.put(json.loads(line))
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # which workshop.py sees to
@@ -50,50 +50,53 @@ def _listen(requests: queue.Queue[Document]) -> None:
     os._exit(0)
 
 
-def offer_to_be_killed() -> None:
+def prefer_oom_kill() -> None:
     """Where memory runs out on Linux, the kernel shall take this process and leave others alone."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-class Work:
+class TrialServer:
     """What the requests ask for. The stage stays set for the next one."""
 
     def __init__(self) -> None:
-        self._stage: tuple[Document, Stage] | None = None
+        self._trial_setup: tuple[JsonObject, TrialSetup] | None = None
 
-    def answer(self, request: Document) -> Document:
+    def answer(self, request: JsonObject) -> JsonObject:
         try:
             return self._answer(request)
         except UserError as error:
             return {"problems": error.problems}
         except Exception as error:  # noqa: BLE001 - whatever it was, the one who asks decides
-            outcome = "out of memory" if is_memory(error) else "crashed"
-            return {"outcome": outcome, "why": first_line(error)}
+            outcome = "out of memory" if is_out_of_memory(error) else "crashed"
+            return {"outcome": outcome, "why": error_type_and_message(error)}
 
-    def _answer(self, request: Document) -> Document:
+    def _answer(self, request: JsonObject) -> JsonObject:
         if request["do"] == "device":
             from glassgpt.training.device import choose_device
 
             return {"type": choose_device(request["asked"])[0].type}
         stage = self._set_stage({name: request[name] for name in ("config", "vocab_size")})
         if request["do"] == "look":
-            from glassgpt.tune.trial_setup import look
+            from glassgpt.tune.trial_setup import inspect_machine
             from glassgpt.tune.tune_facts import to_document
 
-            return to_document(look(stage))
-        from glassgpt.tune.setting import Setting
-        from glassgpt.tune.trial_run import try_out
+            return to_document(inspect_machine(stage))
+        from glassgpt.tune.setting import SpeedSettings
+        from glassgpt.tune.trial_run import run_trial
 
         wanted = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
-        return dataclasses.asdict(try_out(stage, Setting(**request["setting"]), **wanted))
+        return dataclasses.asdict(run_trial(stage, SpeedSettings(**request["setting"]), **wanted))
 
-    def _set_stage(self, asked: Document) -> Stage:
-        from glassgpt.tune.trial_setup import set_stage
+    def _set_stage(self, asked: JsonObject) -> TrialSetup:
+        from glassgpt.tune.trial_setup import prepare_trial_setup
 
-        if self._stage is None or self._stage[0] != asked:
-            self._stage = asked, set_stage(TrainConfig(**asked["config"]), asked["vocab_size"])
-        return self._stage[1]
+        if self._trial_setup is None or self._trial_setup[0] != asked:
+            self._trial_setup = (
+                asked,
+                prepare_trial_setup(TrainConfig(**asked["config"]), asked["vocab_size"]),
+            )
+        return self._trial_setup[1]
 
 
 if __name__ == "__main__":

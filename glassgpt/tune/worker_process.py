@@ -18,26 +18,26 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.paths import python_path
-from glassgpt.tune.search import too_short
-from glassgpt.tune.setting import Setting
+from glassgpt.paths import child_pythonpath
+from glassgpt.tune.search import budget_too_short_message
+from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import Ground, from_document
+from glassgpt.tune.tune_facts import TuneContext, from_document
 
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 _SIGKILL = 9  # which Windows has no name for
 _KILLED = "killed"
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """The process is gone; what it said last."""
 
 
-class Hung(Exception):
+class WorkerHung(Exception):
     """It did not answer in time."""
 
 
-class Worker:
+class TrialWorker:
     """A process that does one thing after the other."""
 
     # -P: a folder that happens to hold a torch.py is not where torch comes from.
@@ -45,12 +45,12 @@ class Worker:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
+        self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr_file,
             env=_environment(threads),
             encoding="utf-8",
             start_new_session=os.name != "nt",  # Ctrl-C reaches us alone, and a group is killed whole
@@ -65,30 +65,30 @@ class Worker:
             self._answers.put(line)
         self._answers.put(None)
 
-    def ask(self, request: Document, limit_s: float) -> Document:
+    def send_request(self, request: JsonObject, limit_s: float) -> JsonObject:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._answers.get(timeout=max(0.0, limit_s))
         except queue.Empty:
-            raise Hung from None
+            raise WorkerHung from None
         except OSError:
             line = None
         if line is None:
-            raise Died(self._last_words())
-        answer: Document = json.loads(line)
+            raise WorkerDied(self._exit_reason())
+        answer: JsonObject = json.loads(line)
         if "problems" in answer:
             raise UserError(answer["problems"])
         return answer
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         """Why it died: the signal, or the last line of what it printed."""
         code = self._process.wait()
         if code == -_SIGKILL:
             return _KILLED
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        self._stderr_file.seek(0)
+        lines = self._stderr_file.read().decode(errors="replace").strip().splitlines()
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"{lines[-1][:200]} ({ended})" if lines else ended
 
@@ -101,100 +101,104 @@ class Worker:
                 self._process.kill()
         self._process.wait()
         self._listener.join(timeout=5)
-        for stream in (self._process.stdin, self._process.stdout, self._said):
+        for stream in (self._process.stdin, self._process.stdout, self._stderr_file):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
 
 
 def _environment(threads: int | None) -> dict[str, str]:
     """As ours; with so many threads from the first moment on, as OpenMP wants to be told."""
-    own = {"PYTHONPATH": python_path()}
+    own = {"PYTHONPATH": child_pythonpath()}
     if threads is not None:
         own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, **own}
 
 
-class Workshop:
+class TrialRunner:
     """Keeps one worker at hand, and another one when that is spoilt.
 
     `with Workshop() as workshop:` starts it: importing torch takes seconds, which the caller may use.
     """
 
-    def __init__(self, make_worker: type[Worker] = Worker) -> None:
+    def __init__(self, make_worker: type[TrialWorker] = TrialWorker) -> None:
         self._make_worker = make_worker
-        self._worker: Worker | None = make_worker()
-        self._asked: Document = {}
-        self._ground: Ground | None = None
-        self.seconds = 1.0  # of timed updates in a trial
+        self._worker: TrialWorker | None = make_worker()
+        self._base_request: JsonObject = {}
+        self._context: TuneContext | None = None
+        self.timed_s = 1.0  # of timed updates in a trial
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> TrialRunner:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._drop()
+        self._discard_worker()
 
     def device_type(self, asked: str, limit_s: float) -> str:
         """Which of a recipe's tables holds here."""
-        return str(self._once({"do": "device", "asked": asked}, limit_s, limit_s)["type"])
+        return str(self._request_or_fail({"do": "device", "asked": asked}, limit_s, limit_s)["type"])
 
-    def look(self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float) -> Ground:
+    def inspect_machine(
+        self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float
+    ) -> TuneContext:
         """`limit_s`: what is left of the budget."""
-        self._asked = {"config": dataclasses.asdict(config), "vocab_size": vocab_size}
-        self._ground = from_document(self._once({"do": "look", **self._asked}, limit_s, budget_s))
-        return self._ground
+        self._base_request = {"config": dataclasses.asdict(config), "vocab_size": vocab_size}
+        self._context = from_document(
+            self._request_or_fail({"do": "look", **self._base_request}, limit_s, budget_s)
+        )
+        return self._context
 
-    def _once(self, request: Document, limit_s: float, budget_s: float) -> Document:
+    def _request_or_fail(self, request: JsonObject, limit_s: float, budget_s: float) -> JsonObject:
         """What has to succeed; else there is nothing to tune."""
         try:
-            answer = self._ready(None).ask(request, limit_s)
-        except Hung:
-            raise UserError(too_short(budget_s)) from None
-        except Died as error:
+            answer = self._worker_with_threads(None).send_request(request, limit_s)
+        except WorkerHung:
+            raise UserError(budget_too_short_message(budget_s)) from None
+        except WorkerDied as error:
             raise UserError(f"the process that measures cannot be started: {error}") from None
         if answer.get("outcome"):
             raise UserError(f"nothing can be measured: {answer['why']}")
         return answer
 
-    def measure(self, setting: Setting, limit_s: float) -> Trial:
+    def measure(self, setting: SpeedSettings, limit_s: float) -> Trial:
         """One trial, whatever becomes of it."""
         begin = time.monotonic()
-        assert self._ground is not None, "look first"
+        assert self._context is not None, "look first"
         request = {
             "do": "try",
-            **self._asked,
+            **self._base_request,
             "setting": dataclasses.asdict(setting),
-            "sequences": self._ground.sequences,
-            "micro_steps": self._ground.micro_steps_to_do(setting),
-            "seconds": self.seconds,
+            "sequences": self._context.sequences,
+            "micro_steps": self._context.trial_micro_steps(setting),
+            "seconds": self.timed_s,
         }
         trial = self._tried(request, setting.threads, limit_s)
         # The compiler stays in memory, which the trials that follow would be blamed for.
         if trial.outcome not in ("ran", "impossible") or setting.compile:
-            self._drop()
+            self._discard_worker()
         return dataclasses.replace(trial, wall_s=time.monotonic() - begin)
 
-    def _tried(self, request: Document, threads: int | None, limit_s: float) -> Trial:
+    def _tried(self, request: JsonObject, threads: int | None, limit_s: float) -> Trial:
         try:
-            answer = self._ready(threads).ask(request, limit_s)
+            answer = self._worker_with_threads(threads).send_request(request, limit_s)
         except UserError as error:
             return Trial(outcome="impossible", why=error.problems[0])
-        except Hung:
+        except WorkerHung:
             return Trial(outcome="hung", why=f"no end after {limit_s:.0f} s")
-        except Died as error:
+        except WorkerDied as error:
             killed = str(error) == _KILLED  # by the kernel, which does that when memory runs out
             return Trial(outcome="out of memory" if killed else "crashed", why=str(error))
         return Trial(**answer | {"update_s": tuple(answer.get("update_s", ()))})
 
-    def _ready(self, threads: int | None) -> Worker:
+    def _worker_with_threads(self, threads: int | None) -> TrialWorker:
         if self._worker is not None and self._worker.threads != threads:
-            self._drop()
+            self._discard_worker()
         if self._worker is None:
             self._worker = self._make_worker(threads)
         return self._worker
 
-    def _drop(self) -> None:
+    def _discard_worker(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 GLASS = (sys.executable, "-c", "from glassgpt.cli import run; run()")
 LOCALE = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 # What a hostile file may try: a title, a colour, markup of rich's, another direction, a C1 escape.
-EVIL = (
+HOSTILE_TEXT = (
     "\x1b]0;owned\x07\x1b[31m[red]x[/red][link=http://evil]y\u202ez\u061c\u200b\xad\U000e0041\x9b31m\x85<b>"
 )
 
@@ -48,7 +48,7 @@ def record(kind: str, iteration: int, **fields: Any) -> Record:
     return {"kind": kind, "time": 1.0e9 + iteration, "process": 0, "iter": iteration, **fields}
 
 
-def start(**changes: Any) -> Record:
+def run_record(**changes: Any) -> Record:
     fields: Record = {
         "out_dir": "runs/mine",
         "config": {"max_iters": 100, "dataset": "mine", "eval_interval": 50, "learning_rate": 1e-3},
@@ -61,7 +61,7 @@ def start(**changes: Any) -> Record:
     return record("run", 0, **fields | changes)
 
 
-def evaluated(at: int, loss: float) -> list[Record]:
+def eval_records(at: int, loss: float) -> list[Record]:
     fields = {"stderr": 0.01, "tokens": 32_768, "ms": 400.0}
     return [
         record("eval", at, split="train", loss=loss - 0.05, **fields),
@@ -69,7 +69,7 @@ def evaluated(at: int, loss: float) -> list[Record]:
     ]
 
 
-def stepped(at: int, loss: float) -> Record:
+def step_record(at: int, loss: float) -> Record:
     phases = {"train": 380.0, "log": 1.0}
     speed = {"step_ms": 38.0, "tokens_per_s": 431_000.0, "mfu": 12.3}
     return record("step", at, loss=loss, lr=1e-3, grad_norm=0.75, phases=phases, **speed)
@@ -78,13 +78,13 @@ def stepped(at: int, loss: float) -> Record:
 def finished_run() -> list[Record]:
     ledger = {"startup": 1.0, "train": 60.0, "eval": 1.2, "checkpoint": 0.1, "log": 0.2, "other": 0.1}
     return [
-        start(),
-        *evaluated(0, 4.2),
-        *(stepped(at, 4.0 - at / 50) for at in range(10, 51, 10)),
-        *evaluated(50, 3.0),
+        run_record(),
+        *eval_records(0, 4.2),
+        *(step_record(at, 4.0 - at / 50) for at in range(10, 51, 10)),
+        *eval_records(50, 3.0),
         record("checkpoint", 50, bytes=1000, blocking_ms=0.2, background_ms=10.0, best=True),
-        *(stepped(at, 4.0 - at / 50) for at in range(60, 101, 10)),
-        *evaluated(100, 2.1),
+        *(step_record(at, 4.0 - at / 50) for at in range(60, 101, 10)),
+        *eval_records(100, 2.1),
         record("checkpoint", 100, bytes=1000, blocking_ms=0.2, background_ms=10.0, best=True),
         record("end", 100, reason="finished", exit_code=0, ledger=ledger, wall_s=sum(ledger.values())),
     ]
@@ -92,27 +92,37 @@ def finished_run() -> list[Record]:
 
 def write_run(folder: Path, records: list[Record]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / journal.NAME).write_bytes(b"".join(map(journal.encode, records)))
+    (folder / journal.FILE_NAME).write_bytes(b"".join(map(journal.encode_line, records)))
     return folder
 
 
-def evil_run() -> list[Record]:
+def hostile_run() -> list[Record]:
     """Wherever a text is, it is hostile."""
-    machine = {"torch": EVIL, "device": {"name": f"RTX 4090{EVIL}", "memory": 24 << 30}, EVIL: EVIL}
-    config = {**start()["config"], "dataset": EVIL, EVIL: EVIL}
-    choices = [{"name": EVIL, "value": EVIL, "reason": EVIL}]
-    told = dict.fromkeys(("id", "title", "evidence", "explanation", "advice"), EVIL)
+    machine = {
+        "torch": HOSTILE_TEXT,
+        "device": {"name": f"RTX 4090{HOSTILE_TEXT}", "memory": 24 << 30},
+        HOSTILE_TEXT: HOSTILE_TEXT,
+    }
+    config = {**run_record()["config"], "dataset": HOSTILE_TEXT, HOSTILE_TEXT: HOSTILE_TEXT}
+    choices = [{"name": HOSTILE_TEXT, "value": HOSTILE_TEXT, "reason": HOSTILE_TEXT}]
+    told = dict.fromkeys(("id", "title", "evidence", "explanation", "advice"), HOSTILE_TEXT)
     records = finished_run()
-    records[0] = start(
-        machine=machine, config=config, choices=choices, data={"name": EVIL, "tokenizer": EVIL}
+    records[0] = run_record(
+        machine=machine,
+        config=config,
+        choices=choices,
+        data={"name": HOSTILE_TEXT, "tokenizer": HOSTILE_TEXT},
     )
     records.insert(4, record("finding", 10, severity="warning", **told))
-    records.insert(5, record("finding", 10, severity=EVIL))
-    records[-1] |= {"reason": "crashed", "error": f"CUDA out of memory. Tried to allocate 2.00 GiB{EVIL}"}
+    records.insert(5, record("finding", 10, severity=HOSTILE_TEXT))
+    records[-1] |= {
+        "reason": "crashed",
+        "error": f"CUDA out of memory. Tried to allocate 2.00 GiB{HOSTILE_TEXT}",
+    }
     return records
 
 
-def controls(text: str, allowed: str = "\n") -> set[str]:
+def control_characters(text: str, allowed: str = "\n") -> set[str]:
     """Characters that could move a cursor, hide or reorder something."""
     bad = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")}
     return bad - set(allowed)
@@ -136,14 +146,14 @@ def glass(
     )
 
 
-def started(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+def start_glass(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*GLASS, *arguments], env=environment(), stderr=subprocess.PIPE, **streams)
 
 
 # --- the command in this process ---
 
 
-def be_with_a_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def chdir_with_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In the folder, with a log in it, in English."""
     monkeypatch.chdir(folder)
     for name in LOCALE:
@@ -152,7 +162,7 @@ def be_with_a_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def refused(capsys: Capture, *arguments: str) -> list[str]:
+def error_lines(capsys: Capture, *arguments: str) -> list[str]:
     """The problems said, and nothing else."""
     capsys.readouterr()
     assert main(arguments) == 2
@@ -164,7 +174,7 @@ def refused(capsys: Capture, *arguments: str) -> list[str]:
     return [line.removeprefix("error: ") for line in lines]
 
 
-def told(capsys: Capture, *arguments: str) -> str:
+def stdout_of(capsys: Capture, *arguments: str) -> str:
     capsys.readouterr()
     assert main(arguments) == 0
     said = capsys.readouterr()
@@ -172,7 +182,7 @@ def told(capsys: Capture, *arguments: str) -> str:
     return said.out
 
 
-def strict(text: str) -> dict[str, Any]:
+def parse_strict_json(text: str) -> dict[str, Any]:
     def refuse(word: str) -> None:
         raise ValueError(word)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workplace import TINY, WORDS, Capture, contents, records, refused
+from workplace import TINY_FLAGS, WORDS, Capture, error_lines, folder_contents, records
 
 from glassgpt.__main__ import run
 from glassgpt.cli import commands, main
@@ -73,7 +73,9 @@ def test_python_processes_that_it_starts_import_nothing_from_the_current_folder(
 )
 def test_what_needs_no_torch_does_not_import_it(here: Path, arguments: list[str]) -> None:
     (here / "runs" / "mine").mkdir(parents=True)
-    (here / "runs" / "mine" / journal.NAME).write_bytes(journal.encode({"kind": "log", "iter": 1, "time": 1}))
+    (here / "runs" / "mine" / journal.FILE_NAME).write_bytes(
+        journal.encode_line({"kind": "log", "iter": 1, "time": 1})
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = (
         "import runpy, sys\n"
@@ -156,7 +158,7 @@ def test_every_command_has_help(here: Path, capsys: Capture, command: str, expec
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert expected in said
-    assert contents(here) == {}
+    assert folder_contents(here) == {}
 
 
 def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
@@ -167,7 +169,7 @@ def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
 
 def test_a_pipe_that_closes_early_is_no_error(here: Path) -> None:
     (here / "runs" / "mine").mkdir(parents=True)
-    (here / "runs" / "mine" / journal.NAME).write_text("")
+    (here / "runs" / "mine" / journal.FILE_NAME).write_text("")
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "glassgpt", "runs"]
@@ -178,7 +180,7 @@ def test_a_pipe_that_closes_early_is_no_error(here: Path) -> None:
 
 def test_train_takes_a_text_and_prepares_it_once(here: Path, capsys: Capture) -> None:
     Path("my.txt").write_text(WORDS * 60)
-    short = [*TINY, "--block_size=16", "--max_iters=1", "--sample_tokens=0"]
+    short = [*TINY_FLAGS, "--block_size=16", "--max_iters=1", "--sample_tokens=0"]
     assert main(["train", "my.txt", *short]) == 0
     said = capsys.readouterr().out
     assert "data/my: " in said
@@ -188,8 +190,8 @@ def test_train_takes_a_text_and_prepares_it_once(here: Path, capsys: Capture) ->
     assert main(["train", "my.txt", *short]) == 0
     assert Path("data/my/manifest.json").read_bytes() == manifest
     assert Path("runs/my-2").is_dir()
-    assert "--dataset" in refused(capsys, "train", "my.txt", "--dataset=mine")[0]
+    assert "--dataset" in error_lines(capsys, "train", "my.txt", "--dataset=mine")[0]
     Path("my.txt").write_text(WORDS * 61)
-    assert "--overwrite" in refused(capsys, "train", "my.txt", *short)[0]
+    assert "--overwrite" in error_lines(capsys, "train", "my.txt", *short)[0]
     Path("my.jsonl").write_text('{"text": "a document"}\n')
-    assert "glass prepare my.jsonl" in refused(capsys, "train", "my.jsonl")[0]
+    assert "glass prepare my.jsonl" in error_lines(capsys, "train", "my.jsonl")[0]

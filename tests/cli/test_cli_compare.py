@@ -9,15 +9,15 @@ from typing import Any
 import commands
 import pytest
 from commands import (
-    EVIL,
+    HOSTILE_TEXT,
     LOCALE,
     Capture,
-    controls,
-    evil_run,
+    control_characters,
     finished_run,
     glass,
+    hostile_run,
     nanogpt_log,
-    strict,
+    parse_strict_json,
     write_run,
 )
 
@@ -34,15 +34,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
-    return commands.refused(capsys, "compare", *arguments)
+    return commands.error_lines(capsys, "compare", *arguments)
 
 
 def told(capsys: Capture, *arguments: str) -> str:
-    return commands.told(capsys, "compare", *arguments)
+    return commands.stdout_of(capsys, "compare", *arguments)
 
 
 def document(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    return strict(told(capsys, *arguments, "--json"))
+    return parse_strict_json(told(capsys, *arguments, "--json"))
 
 
 # --- what is refused ---
@@ -154,7 +154,7 @@ def test_in_another_language(language: str, capsys: Capture) -> None:
     )
     text = told(capsys, "a.log", "b.log", f"--lang={language}")
     assert "\N{REPLACEMENT CHARACTER}" not in text
-    assert not controls(text, "\n" + ours)
+    assert not control_characters(text, "\n" + ours)
     assert "equally fast" not in text
     assert ("\N{FIRST STRONG ISOLATE}" in text) == (language == "ar")
     assert "What differs" not in text
@@ -165,19 +165,30 @@ def test_in_another_language(language: str, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=str)
 def test_a_hostile_journal_cannot_harm_a_terminal(flags: list[str], capsys: Capture) -> None:
-    evil = write_run(Path("runs/evil"), evil_run())
+    evil = write_run(Path("runs/evil"), hostile_run())
     good = write_run(Path("runs/good"), finished_run())
     text = told(capsys, str(evil), str(good), *flags)
-    assert not controls(text)
+    assert not control_characters(text)
     assert "[red]x[/red]" in text
 
 
 def test_hostile_words_on_the_command_line(capsys: Capture) -> None:
-    assert not controls("".join(refused(capsys, "a.log", f"b{EVIL}")))
-    assert not controls(
-        "".join(refused(capsys, "a.log", "b.log", f"--gpu={EVIL}", f"--{EVIL}=1", f"--a.{EVIL}=1"))
+    assert not control_characters("".join(refused(capsys, "a.log", f"b{HOSTILE_TEXT}")))
+    assert not control_characters(
+        "".join(
+            refused(
+                capsys,
+                "a.log",
+                "b.log",
+                f"--gpu={HOSTILE_TEXT}",
+                f"--{HOSTILE_TEXT}=1",
+                f"--a.{HOSTILE_TEXT}=1",
+            )
+        )
     )
-    assert not controls(told(capsys, "a.log", "b.log", f"--a.device_name={EVIL}", f"--b.dataset={EVIL}"))
+    assert not control_characters(
+        told(capsys, "a.log", "b.log", f"--a.device_name={HOSTILE_TEXT}", f"--b.dataset={HOSTILE_TEXT}")
+    )
 
 
 def test_file_names_are_one_line_each(capsys: Capture) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from commands import (
     Capture,
-    be_with_a_log,
+    chdir_with_log,
+    error_lines,
     nanogpt_log,
-    refused,
-    strict,
-    told,
+    parse_strict_json,
+    stdout_of,
 )
 
 from glassgpt.runs.facts import Facts
@@ -33,7 +33,7 @@ FACTS = [
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return be_with_a_log(tmp_path, monkeypatch)
+    return chdir_with_log(tmp_path, monkeypatch)
 
 
 # --- what is refused ---
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_not_a_log_names_the_formats_it_knows(capsys: Capture) -> None:
     Path("poem.txt").write_text("Shall I compare thee to a summer's day?\n" * 5)
-    (problem,) = refused(capsys, "explain", "poem.txt")
+    (problem,) = error_lines(capsys, "explain", "poem.txt")
     assert problem.startswith("poem.txt is not a training log")
     for name in ("nanoGPT", "build-nanogpt", "llm.c", "nanochat", "modded-nanogpt", "litgpt", "Hugging Face"):
         assert name in problem
@@ -50,64 +50,64 @@ def test_not_a_log_names_the_formats_it_knows(capsys: Capture) -> None:
 @pytest.mark.parametrize("content", [b"", b"\n\n\n", b"\x00\xff" * 1000, b"{}", b"[1, 2]", b'{"kind": 5}'])
 def test_bytes_that_are_no_log(content: bytes, capsys: Capture) -> None:
     Path("some.bin").write_bytes(content)
-    (problem,) = refused(capsys, "explain", "some.bin")
+    (problem,) = error_lines(capsys, "explain", "some.bin")
     assert "some.bin" in problem
 
 
 def test_nothing_there(capsys: Capture) -> None:
-    assert "nothere" in refused(capsys, "explain", "nothere")[0]
-    assert "n.log/x" in refused(capsys, "explain", "n.log/x")[0]
+    assert "nothere" in error_lines(capsys, "explain", "nothere")[0]
+    assert "n.log/x" in error_lines(capsys, "explain", "n.log/x")[0]
     Path("folder").mkdir()
-    (problem,) = refused(capsys, "explain", "folder")
+    (problem,) = error_lines(capsys, "explain", "folder")
     assert "journal.jsonl" in problem
     assert "glass runs" in problem
-    assert refused(capsys, "explain", "x" * 300)
-    assert refused(capsys, "explain", "")
+    assert error_lines(capsys, "explain", "x" * 300)
+    assert error_lines(capsys, "explain", "")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--watch"], ["--full"]])
 def test_an_argument_is_needed(flags: list[str], capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", *flags)
+    (problem,) = error_lines(capsys, "explain", *flags)
     assert "-" in problem
 
 
 def test_one_at_a_time(capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", "n.log", "n.log")
+    (problem,) = error_lines(capsys, "explain", "n.log", "n.log")
     assert "glass compare" in problem
 
 
 @pytest.mark.parametrize("flag", ["--fulll", "--ful", "--fulll=1", "--ful=True"])
 def test_an_unknown_flag_gets_the_nearest(flag: str, capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", "n.log", flag)
+    (problem,) = error_lines(capsys, "explain", "n.log", flag)
     assert "unknown" in problem
     assert "did you mean --full?" in problem
 
 
 @pytest.mark.parametrize("flag", ["--wandb", "--wandb=1"])
 def test_an_unknown_flag_like_no_other(flag: str, capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", "n.log", flag)
+    (problem,) = error_lines(capsys, "explain", "n.log", flag)
     assert "unknown setting --wandb" in problem
 
 
 def test_a_short_flag_is_no_file(capsys: Capture) -> None:
-    problems = refused(capsys, "explain", "n.log", "-j")
+    problems = error_lines(capsys, "explain", "n.log", "-j")
     assert any("unknown" in problem and "-j" in problem for problem in problems)
 
 
 def test_an_unknown_card_gets_the_nearest(capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", "n.log", "--gpu=4070ty")
+    (problem,) = error_lines(capsys, "explain", "n.log", "--gpu=4070ty")
     assert "--gpu=4070ty" in problem
     assert "RTX 4070 Ti" in problem
 
 
 def test_an_unknown_language(capsys: Capture) -> None:
     for language in ("fr", "EN", "../en", "hi_IN"):
-        (problem,) = refused(capsys, "explain", "n.log", f"--lang={language}")
+        (problem,) = error_lines(capsys, "explain", "n.log", f"--lang={language}")
         assert "en, hi, ar" in problem
 
 
 def test_all_problems_at_once(capsys: Capture) -> None:
-    problems = refused(
+    problems = error_lines(
         capsys,
         "explain",
         "n.log",
@@ -124,22 +124,22 @@ def test_all_problems_at_once(capsys: Capture) -> None:
 
 
 def test_what_is_said_about_another_run(capsys: Capture) -> None:
-    (problem,) = refused(capsys, "explain", "n.log", "--b.n_layer=3")
+    (problem,) = error_lines(capsys, "explain", "n.log", "--b.n_layer=3")
     assert "--b.n_layer" in problem
 
 
 def test_watching_checks_first_too(capsys: Capture) -> None:
-    assert refused(capsys, "explain", "nothere", "--watch")
+    assert error_lines(capsys, "explain", "nothere", "--watch")
     Path("folder").mkdir()
-    assert refused(capsys, "explain", "folder", "--watch")
-    assert refused(capsys, "explain", "n.log", "--watch", "--a.nonsense=1")
+    assert error_lines(capsys, "explain", "folder", "--watch")
+    assert error_lines(capsys, "explain", "n.log", "--watch", "--a.nonsense=1")
 
 
 # --- what is told ---
 
 
 def test_verdict_findings_facts_charts_in_this_order(capsys: Capture) -> None:
-    text = told(capsys, "explain", "n.log")
+    text = stdout_of(capsys, "explain", "n.log")
     order = ["n.log", "A nanoGPT run", "[eval-spikes]", "Raise eval_interval", "log cut off", "16,384",
              "168.3 ms", "loss: training in dots", "where the time went"]  # fmt: skip
     place = 0
@@ -149,20 +149,20 @@ def test_verdict_findings_facts_charts_in_this_order(capsys: Capture) -> None:
 
 
 def test_a_sentence_about_what_the_log_does_not_say(capsys: Capture) -> None:
-    plain = strict(told(capsys, "explain", "n.log", "--json"))
+    plain = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
     for words in (["--a.tokens_per_iteration=32768"], ["--a.tokens_per_iteration", "32768"]):
-        given = strict(told(capsys, "explain", "n.log", "--json", *words))
+        given = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", *words))
         assert given["facts"]["tokens_per_iteration"] == 32768
         assert given["facts"]["tokens_per_s"] == pytest.approx(2 * plain["facts"]["tokens_per_s"])
 
 
 def test_the_card_changes_what_mfu_is_worth(capsys: Capture) -> None:
-    document = strict(told(capsys, "explain", "n.log", "--json", "--gpu=RTX 4070 Ti"))
+    document = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", "--gpu=RTX 4070 Ti"))
     assert any("RTX 4070 Ti" in json.dumps(finding) for finding in document["findings"])
 
 
 def test_json_is_strict_and_complete(capsys: Capture) -> None:
-    document = strict(told(capsys, "explain", "n.log", "--json"))
+    document = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
     assert list(document) == ["format", "facts", "findings", "verdict"]
     assert document["format"] == "nanogpt"
     assert sorted(document["facts"]) == sorted(FACTS) == sorted(Facts.__dataclass_fields__)
@@ -187,7 +187,7 @@ def test_json_writes_what_is_no_number_as_a_word(capsys: Capture) -> None:
         + "step 750: train loss inf, val loss nan\niter 750: loss nan, time 168.00ms, mfu 2.20%\n"
     )
     Path("nan.log").write_text(log)
-    facts = strict(told(capsys, "explain", "nan.log", "--json"))["facts"]
+    facts = parse_strict_json(stdout_of(capsys, "explain", "nan.log", "--json"))["facts"]
     assert (facts["loss_last"], facts["final_val_loss"], facts["final_train_loss"]) == ("nan", "nan", "inf")
     assert facts["nan_step"] == 750
 
@@ -195,7 +195,8 @@ def test_json_writes_what_is_no_number_as_a_word(capsys: Capture) -> None:
 @pytest.mark.parametrize("language", ["hi", "ar"])
 def test_facts_do_not_depend_on_the_language(language: str, capsys: Capture) -> None:
     here, there = (
-        strict(told(capsys, "explain", "n.log", "--json", f"--lang={name}")) for name in ("en", language)
+        parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", f"--lang={name}"))
+        for name in ("en", language)
     )
     assert here["facts"] == there["facts"]
     assert [finding["id"] for finding in here["findings"]] == [finding["id"] for finding in there["findings"]]
@@ -204,13 +205,13 @@ def test_facts_do_not_depend_on_the_language(language: str, capsys: Capture) -> 
 
 def test_the_locale_chooses_the_language(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "hi_IN.UTF-8")
-    here = strict(told(capsys, "explain", "n.log", "--json"))
-    assert here == strict(told(capsys, "explain", "n.log", "--json", "--lang=hi"))
-    assert here != strict(told(capsys, "explain", "n.log", "--json", "--lang=en"))
+    here = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
+    assert here == parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", "--lang=hi"))
+    assert here != parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", "--lang=en"))
 
 
 def test_full_adds_the_glossary_with_values_of_this_log(capsys: Capture) -> None:
-    text = told(capsys, "explain", "n.log", "--full")
+    text = stdout_of(capsys, "explain", "n.log", "--full")
     glossary = text[text.index("what the lines mean") :]
     last = nanogpt_log().splitlines()[-1]
     number, loss, ms, mfu = re.split(r"[:,] ", last)

@@ -21,22 +21,22 @@ from typing import Any
 
 import pytest
 from commands import (
-    EVIL,
     GLASS,
+    HOSTILE_TEXT,
     Capture,
-    be_with_a_log,
-    controls,
+    chdir_with_log,
+    control_characters,
     environment,
-    evaluated,
+    eval_records,
     finished_run,
     glass,
     nanogpt_log,
+    parse_strict_json,
     record,
-    start,
-    started,
-    stepped,
-    strict,
-    told,
+    run_record,
+    start_glass,
+    stdout_of,
+    step_record,
     write_run,
 )
 
@@ -46,7 +46,7 @@ from glassgpt.record import journal
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return be_with_a_log(tmp_path, monkeypatch)
+    return chdir_with_log(tmp_path, monkeypatch)
 
 
 # --- terminals ---
@@ -96,10 +96,10 @@ def test_a_pipe_has_no_colours() -> None:
 def test_a_terminal_that_is_not_utf8(encoding: str, capsys: Capture) -> None:
     done = glass("explain", "n.log", "--full", env=environment(PYTHONIOENCODING=encoding))
     assert (done.returncode, done.stderr) == (0, b"")
-    expected = strict(told(capsys, "explain", "n.log", "--json", "--lang=hi"))
+    expected = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json", "--lang=hi"))
     done = glass("explain", "n.log", "--json", "--lang=hi", env=environment(PYTHONIOENCODING=encoding))
     assert (done.returncode, done.stderr) == (0, b"")
-    assert strict(done.stdout.decode(encoding)) == expected
+    assert parse_strict_json(done.stdout.decode(encoding)) == expected
 
 
 def test_nobody_reads() -> None:
@@ -107,7 +107,7 @@ def test_nobody_reads() -> None:
     for flags in ([], ["--json"], ["--full"]):
         reading, writing = os.pipe()
         os.close(reading)
-        process = started("explain", "n.log", *flags, stdout=writing)
+        process = start_glass("explain", "n.log", *flags, stdout=writing)
         os.close(writing)
         _, errors = process.communicate(timeout=60)
         assert errors == b""
@@ -161,7 +161,7 @@ class Lines:
 
 
 def watched(*arguments: str) -> tuple[subprocess.Popen[bytes], Any, Lines]:
-    process = started("explain", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start_glass("explain", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert isinstance(process.stdout, io.BufferedReader)
     return process, process.stdin, Lines(process.stdout)
@@ -206,14 +206,16 @@ def test_watching_for_a_program() -> None:
     """With --json the document is all there is."""
     done = glass("explain", "-", "--watch", "--json", stdin=nanogpt_log().encode())
     assert done.returncode == 0
-    assert strict(done.stdout.decode())["facts"]["last_iteration"] == 600
+    assert parse_strict_json(done.stdout.decode())["facts"]["last_iteration"] == 600
 
 
 def test_watching_uses_what_is_said_about_the_run() -> None:
     arguments = ("explain", "-", "--watch", "--json", "--a.tokens_per_iteration=32768")
     done = glass(*arguments, stdin=nanogpt_log().encode())
     assert (
-        strict(done.stdout.decode()[done.stdout.decode().index("{\n") :])["facts"]["tokens_per_iteration"]
+        parse_strict_json(done.stdout.decode()[done.stdout.decode().index("{\n") :])["facts"][
+            "tokens_per_iteration"
+        ]
         == 32768
     )
 
@@ -248,7 +250,7 @@ def test_ctrl_c_before_anything_came() -> None:
 def test_watching_when_nobody_reads() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    process = started("explain", "-", "--watch", stdin=subprocess.PIPE, stdout=writing)
+    process = start_glass("explain", "-", "--watch", stdin=subprocess.PIPE, stdout=writing)
     os.close(writing)
     _, errors = process.communicate(nanogpt_log().encode(), timeout=60)
     assert errors == b""
@@ -256,9 +258,9 @@ def test_watching_when_nobody_reads() -> None:
 
 
 def test_what_passes_through_is_harmless() -> None:
-    done = glass("explain", "-", "--watch", stdin=(EVIL + "\n" + nanogpt_log()).encode())
+    done = glass("explain", "-", "--watch", stdin=(HOSTILE_TEXT + "\n" + nanogpt_log()).encode())
     assert done.returncode == 0
-    assert not controls(done.stdout.decode())
+    assert not control_characters(done.stdout.decode())
 
 
 def test_a_live_run_is_followed_to_its_end() -> None:
@@ -268,8 +270,8 @@ def test_a_live_run_is_followed_to_its_end() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process, _, lines = watched(str(folder), "--watch")
         lines.until("iteration 0: validation 4.2000")
-        with (folder / journal.NAME).open("ab") as file:
-            file.write(b"".join(map(journal.encode, records[6:])))
+        with (folder / journal.FILE_NAME).open("ab") as file:
+            file.write(b"".join(map(journal.encode_line, records[6:])))
         lines.until("iteration 100: validation 2.1000")
     rest = lines.rest()
     assert process.wait(30) == 0
@@ -277,7 +279,7 @@ def test_a_live_run_is_followed_to_its_end() -> None:
 
 
 def test_a_journal_is_known_by_its_content_when_watched() -> None:
-    content = b"".join(map(journal.encode, finished_run()))
+    content = b"".join(map(journal.encode_line, finished_run()))
     done = glass("explain", "-", "--watch", stdin=content)
     assert done.returncode == 0
     assert "A GlassGPT run that went to its end at iteration 100." in done.stdout.decode()
@@ -286,10 +288,10 @@ def test_a_journal_is_known_by_its_content_when_watched() -> None:
 def test_a_run_that_says_nothing_bad_at_its_first_step(capsys: Capture) -> None:
     """Of a run that goes on, start-up is not all there will be."""
     first = record("step", 1, loss=4.1, first_update_ms=1500.0, phases={"compile": 4200.0})
-    folder = write_run(Path("runs/live"), [start(), *evaluated(0, 4.2), first, stepped(10, 4.0)])
+    folder = write_run(Path("runs/live"), [run_record(), *eval_records(0, 4.2), first, step_record(10, 4.0)])
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "100% of the run" not in told(capsys, "explain", str(folder))
+        assert "100% of the run" not in stdout_of(capsys, "explain", str(folder))
 
 
 def test_two_trainers_in_one_file_are_both_printed(capsys: Capture) -> None:

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 from commands import (
-    EVIL,
+    HOSTILE_TEXT,
     Capture,
-    be_with_a_log,
-    controls,
-    evaluated,
-    evil_run,
+    chdir_with_log,
+    control_characters,
+    error_lines,
+    eval_records,
     finished_run,
     glass,
+    hostile_run,
     nanogpt_log,
+    parse_strict_json,
     record,
-    refused,
-    start,
-    strict,
-    told,
+    run_record,
+    stdout_of,
     write_run,
 )
 
@@ -37,7 +37,7 @@ from glassgpt.record.journal import Record
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return be_with_a_log(tmp_path, monkeypatch)
+    return chdir_with_log(tmp_path, monkeypatch)
 
 
 # --- what it reads ---
@@ -52,8 +52,8 @@ def test_a_log_in_any_wrapping_says_the_same(packed: str, capsys: Capture) -> No
         "colours": re.sub(r"(\d+\.\d+)", "\x1b[32m\\1\x1b[0m", log).encode(),
     }.get(packed) or log.encode(packed)
     Path("packed").write_bytes(content)
-    expected = strict(told(capsys, "explain", "n.log", "--json"))
-    assert strict(told(capsys, "explain", "packed", "--json")) == expected
+    expected = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
+    assert parse_strict_json(stdout_of(capsys, "explain", "packed", "--json")) == expected
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -62,12 +62,14 @@ def test_standard_input(packed: bool, capsys: Capture) -> None:
     done = glass("explain", "-", "--json", stdin=gzip.compress(log) if packed else log)
     assert done.returncode == 0
     assert done.stderr == b""
-    assert strict(done.stdout.decode()) == strict(told(capsys, "explain", "n.log", "--json"))
+    assert parse_strict_json(done.stdout.decode()) == parse_strict_json(
+        stdout_of(capsys, "explain", "n.log", "--json")
+    )
 
 
 def test_standard_input_without_a_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    (problem,) = refused(capsys, "explain", "-")
+    (problem,) = error_lines(capsys, "explain", "-")
     assert problem.startswith("standard input is not a training log")
 
 
@@ -75,54 +77,58 @@ def test_standard_input_without_a_word(capsys: Capture, monkeypatch: pytest.Monk
 def test_no_standard_input(flags: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """`glass explain - <&-`, as some schedulers start programs."""
     monkeypatch.setattr(sys, "stdin", None)
-    assert "standard input" in refused(capsys, "explain", "-", *flags)[0]
+    assert "standard input" in error_lines(capsys, "explain", "-", *flags)[0]
 
 
 def test_a_finished_run_by_its_folder_its_journal_or_a_pipe(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_run(Path("runs/mine"), finished_run())
-    expected = strict(told(capsys, "explain", str(folder), "--json"))
+    expected = parse_strict_json(stdout_of(capsys, "explain", str(folder), "--json"))
     assert expected["format"] == "glassgpt"
     assert expected["facts"]["ended"] == "finished"
     assert expected["facts"]["last_iteration"] == 100
-    assert strict(told(capsys, "explain", str(folder / journal.NAME), "--json")) == expected
-    (folder / journal.NAME).rename("another-name.txt")
-    assert strict(told(capsys, "explain", "another-name.txt", "--json")) == expected
+    assert (
+        parse_strict_json(stdout_of(capsys, "explain", str(folder / journal.FILE_NAME), "--json")) == expected
+    )
+    (folder / journal.FILE_NAME).rename("another-name.txt")
+    assert parse_strict_json(stdout_of(capsys, "explain", "another-name.txt", "--json")) == expected
     content = Path("another-name.txt").read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert strict(told(capsys, "explain", "-", "--json")) == expected
+    assert parse_strict_json(stdout_of(capsys, "explain", "-", "--json")) == expected
 
 
 def test_a_live_run(capsys: Capture) -> None:
     folder = write_run(Path("runs/live"), finished_run()[:8])
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        text = told(capsys, "explain", str(folder))
-        facts = strict(told(capsys, "explain", str(folder), "--json"))["facts"]
-        with (folder / journal.NAME).open("ab") as file:
+        text = stdout_of(capsys, "explain", str(folder))
+        facts = parse_strict_json(stdout_of(capsys, "explain", str(folder), "--json"))["facts"]
+        with (folder / journal.FILE_NAME).open("ab") as file:
             file.write(b'{"kind":"step","iter":60,"ti')  # being written just now
-        assert strict(told(capsys, "explain", str(folder), "--json"))["facts"] == facts
+        assert parse_strict_json(stdout_of(capsys, "explain", str(folder), "--json"))["facts"] == facts
     assert "at iteration 50 now" in text
     assert facts["ended"] is None
-    assert strict(told(capsys, "explain", str(folder), "--json"))["facts"]["ended"] == "cut"
+    assert parse_strict_json(stdout_of(capsys, "explain", str(folder), "--json"))["facts"]["ended"] == "cut"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"torn", b'{"kind":"run"'])
 def test_a_journal_without_a_record(content: bytes, capsys: Capture) -> None:
     folder = write_run(Path("runs/mine"), [])
-    (folder / journal.NAME).write_bytes(content)
-    (problem,) = refused(capsys, "explain", str(folder))
+    (folder / journal.FILE_NAME).write_bytes(content)
+    (problem,) = error_lines(capsys, "explain", str(folder))
     assert "no records of a run" in problem
-    assert refused(capsys, "explain", str(folder), "--watch")
-    assert refused(capsys, "explain", str(folder / journal.NAME))
+    assert error_lines(capsys, "explain", str(folder), "--watch")
+    assert error_lines(capsys, "explain", str(folder / journal.FILE_NAME))
 
 
-@pytest.mark.parametrize("records", [[start()], [start(), *evaluated(0, 4.2)]], ids=["bare", "evaluated"])
+@pytest.mark.parametrize(
+    "records", [[run_record()], [run_record(), *eval_records(0, 4.2)]], ids=["bare", "evaluated"]
+)
 @pytest.mark.parametrize("flags", [[], ["--full"], ["--watch"]], ids=str)
 def test_a_run_killed_before_its_first_step(records: list[Record], flags: list[str], capsys: Capture) -> None:
     folder = write_run(Path("runs/mine"), records)
-    text = told(capsys, "explain", str(folder), *flags)
+    text = stdout_of(capsys, "explain", str(folder), *flags)
     assert "GlassGPT run" in text
     assert "Nothing is wrong" not in text
     assert "without their numbers" not in text
@@ -145,7 +151,7 @@ def test_a_journal_that_was_tampered_with(damage: str, capsys: Capture) -> None:
 def test_evaluations_that_go_back(capsys: Capture) -> None:
     """A resume from an earlier checkpoint: the distance between two evaluations is not -250."""
     Path("back.log").write_text(nanogpt_log(600, 300) + nanogpt_log(400, 250))
-    assert re.search(r"every -\d", told(capsys, "explain", "back.log")) is None
+    assert re.search(r"every -\d", stdout_of(capsys, "explain", "back.log")) is None
 
 
 LINE = "iter {at}: loss {loss}, time {ms}ms, mfu 0.03%\n"
@@ -182,44 +188,46 @@ def test_numbers_that_no_run_has(name: str, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--full"], ["--json"], ["--watch"], ["--lang=hi"]], ids=str)
 def test_a_hostile_journal_cannot_harm_a_terminal(flags: list[str], capsys: Capture) -> None:
-    folder = write_run(Path("runs/evil"), evil_run())
-    text = told(capsys, "explain", str(folder), *flags)
-    assert not controls(text)
+    folder = write_run(Path("runs/evil"), hostile_run())
+    text = stdout_of(capsys, "explain", str(folder), *flags)
+    assert not control_characters(text)
     assert "[red]x[/red]" in text  # printed, not obeyed
 
 
 def test_a_hostile_journal_in_arabic(capsys: Capture) -> None:
-    folder = write_run(Path("runs/evil"), evil_run())
-    text = told(capsys, "explain", str(folder), "--lang=ar")
+    folder = write_run(Path("runs/evil"), hostile_run())
+    text = stdout_of(capsys, "explain", str(folder), "--lang=ar")
     ours = (
         "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
     )
-    assert not controls(text, "\n" + ours)
+    assert not control_characters(text, "\n" + ours)
     assert "\N{FIRST STRONG ISOLATE}" in text
 
 
 @pytest.mark.parametrize("flags", [[], ["--full"], ["--json"]], ids=str)
 def test_a_hostile_log_cannot_harm_a_terminal(flags: list[str], capsys: Capture) -> None:
     lines = nanogpt_log().splitlines()
-    lines.insert(2, f"device = 'cuda{EVIL}'\nOverriding: dataset = {EVIL}\nGPU: RTX 4090{EVIL}")
-    lines.append(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {EVIL}")
-    Path("evil.log").write_text("\n".join(line + EVIL for line in lines))
-    assert not controls(told(capsys, "explain", "evil.log", *flags))
+    lines.insert(
+        2, f"device = 'cuda{HOSTILE_TEXT}'\nOverriding: dataset = {HOSTILE_TEXT}\nGPU: RTX 4090{HOSTILE_TEXT}"
+    )
+    lines.append(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {HOSTILE_TEXT}")
+    Path("evil.log").write_text("\n".join(line + HOSTILE_TEXT for line in lines))
+    assert not control_characters(stdout_of(capsys, "explain", "evil.log", *flags))
 
 
 @pytest.mark.parametrize(
-    "name", ["we ird.log", f"a{EVIL.replace('/', '')}.log", "\u202egol.log", "-", "--json"]
+    "name", ["we ird.log", f"a{HOSTILE_TEXT.replace('/', '')}.log", "\u202egol.log", "-", "--json"]
 )
 def test_any_file_name(name: str, capsys: Capture) -> None:
     Path("n.log").rename(name)
-    assert not controls(told(capsys, "explain", f"./{name}"))
-    (problem,) = refused(capsys, "explain", f"./{name}.not")
-    assert not controls(problem)
+    assert not control_characters(stdout_of(capsys, "explain", f"./{name}"))
+    (problem,) = error_lines(capsys, "explain", f"./{name}.not")
+    assert not control_characters(problem)
 
 
 def test_a_file_name_is_one_line(capsys: Capture) -> None:
     Path("n.log").rename("a.log\nA nanoGPT run that went very well.\n")
-    assert "went very well." not in told(capsys, "explain", *os.listdir()).splitlines()
+    assert "went very well." not in stdout_of(capsys, "explain", *os.listdir()).splitlines()
 
 
 def test_a_file_name_that_is_not_utf8() -> None:

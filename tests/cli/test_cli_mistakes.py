@@ -6,7 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from workplace import TINY, Capture, contents, glass, prepare_mine, prepared, refused
+from workplace import (
+    TINY_FLAGS,
+    Capture,
+    error_lines,
+    folder_contents,
+    glass,
+    prepare_dataset_mine,
+    prepare_text,
+)
 
 from glassgpt.cli import main
 from glassgpt.record import journal
@@ -15,7 +23,7 @@ from glassgpt.record import journal
 @pytest.fixture
 def mine(here: Path, capsys: Capture) -> Path:
     """A folder with a dataset called `mine`."""
-    prepare_mine(capsys)
+    prepare_dataset_mine(capsys)
     return here
 
 
@@ -112,18 +120,20 @@ def mine(here: Path, capsys: Capture) -> Path:
 def test_a_mistake_is_named_with_the_fix_and_nothing_is_made(
     here: Path, capsys: Capture, arguments: list[str], expected: list[str]
 ) -> None:
-    found = refused(capsys, *arguments)
+    found = error_lines(capsys, *arguments)
     assert len(found) == len(expected)
     for problem, pattern in zip(found, expected, strict=True):
         assert re.search(pattern, problem), problem
-    assert contents(here) == {}
+    assert folder_contents(here) == {}
 
 
 def test_a_device_that_is_not_there(mine: Path, capsys: Capture) -> None:
     import torch
 
     missing = "mps" if torch.cuda.is_available() else "cuda"
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", f"--device={missing}")
+    (problem,) = error_lines(
+        capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", f"--device={missing}"
+    )
     assert problem == f"--device={missing} is not available here; try --device=auto or --device=cpu"
 
 
@@ -132,22 +142,22 @@ def test_half_a_torchrun_is_refused_before_anything_is_prepared(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
-    (problem,) = refused(capsys, "train")
+    (problem,) = error_lines(capsys, "train")
     assert "not LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torchrun, or `glass train" in problem
-    assert contents(here) == {}
+    assert folder_contents(here) == {}
 
 
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_text_that_is_empty_or_only_a_character(here: Path, capsys: Capture, text: str) -> None:
     Path("data").mkdir()
     Path("short.txt").write_text(text)
-    (problem,) = refused(capsys, "prepare", "short.txt")
+    (problem,) = error_lines(capsys, "prepare", "short.txt")
     assert "text" in problem
 
 
 def test_a_text_shorter_than_the_context(here: Path, capsys: Capture) -> None:
-    prepared("short", "to be or not to be")
-    (problem,) = refused(capsys, "train", "--dataset=short", *TINY, "--block_size=64")
+    prepare_text("short", "to be or not to be")
+    (problem,) = error_lines(capsys, "train", "--dataset=short", *TINY_FLAGS, "--block_size=64")
     assert re.search(
         r"training split has \d+ tokens, fewer than --block_size=64 \+ 1; .*lower --block_size", problem
     )
@@ -163,7 +173,7 @@ def test_a_text_shorter_than_the_context(here: Path, capsys: Capture) -> None:
 )
 def test_a_corrupt_manifest(mine: Path, capsys: Capture, damage: bytes, expected: str) -> None:
     Path("data/mine/manifest.json").write_bytes(damage)
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16")
+    (problem,) = error_lines(capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16")
     assert f"data/mine/manifest.json {expected}" in problem
     assert "--overwrite" in problem
 
@@ -171,17 +181,21 @@ def test_a_corrupt_manifest(mine: Path, capsys: Capture, damage: bytes, expected
 def test_tokens_that_were_cut_off(mine: Path, capsys: Capture) -> None:
     path = Path("data/mine/train.bin")
     path.write_bytes(path.read_bytes()[:-2])
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16")
+    (problem,) = error_lines(capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16")
     assert "data/mine/train.bin has" in problem
 
 
 def test_an_out_dir_that_is_a_file_or_holds_a_run(mine: Path, capsys: Capture) -> None:
     Path("file").write_text("mine")
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", "--out_dir=file")
+    (problem,) = error_lines(
+        capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", "--out_dir=file"
+    )
     assert problem == "--out_dir=file cannot be made: file is a file; choose another --out_dir"
     Path("run").mkdir()
-    Path("run", journal.NAME).write_text("")
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", "--out_dir=run")
+    Path("run", journal.FILE_NAME).write_text("")
+    (problem,) = error_lines(
+        capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", "--out_dir=run"
+    )
     assert "--out_dir=run holds a run already" in problem
     assert "--init_from=resume" in problem
 
@@ -200,12 +214,16 @@ def test_a_flag_is_checked_against_the_settings_it_will_run_with(mine: Path, cap
 
 @pytest.mark.parametrize("device", ["auto:1", "cpu:"])
 def test_a_device_that_makes_no_sense(mine: Path, capsys: Capture, device: str) -> None:
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", f"--device={device}")
+    (problem,) = error_lines(
+        capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", f"--device={device}"
+    )
     assert f"--device={device}" in problem
 
 
 def test_a_seed_of_more_than_64_bits(mine: Path, capsys: Capture) -> None:
-    (problem,) = refused(capsys, "train", "--dataset=mine", *TINY, "--block_size=16", f"--seed={10**25}")
+    (problem,) = error_lines(
+        capsys, "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", f"--seed={10**25}"
+    )
     assert "--seed=" in problem
 
 
@@ -223,22 +241,22 @@ def test_nothing_is_prepared_for_a_run_that_cannot_start(
 
 def test_a_text_that_cannot_be_prepared_leaves_no_empty_folder(here: Path, capsys: Capture) -> None:
     Path("empty.txt").write_text("")
-    refused(capsys, "prepare", "empty.txt")
+    error_lines(capsys, "prepare", "empty.txt")
 
 
 def test_a_wrong_preset_and_a_wrong_flag_are_reported_together(here: Path, capsys: Capture) -> None:
-    assert len(refused(capsys, "train", "quickstrat", "--n_layr=3")) == 2
+    assert len(error_lines(capsys, "train", "quickstrat", "--n_layr=3")) == 2
 
 
 def test_a_wrong_type_and_a_wrong_value_are_reported_together(here: Path, capsys: Capture) -> None:
-    assert len(refused(capsys, "train", "--n_layer=x", "--n_head=-1")) == 2
+    assert len(error_lines(capsys, "train", "--n_layer=x", "--n_head=-1")) == 2
 
 
 def test_a_problem_is_one_harmless_line(here: Path, capsys: Capture) -> None:
     Path("evil.toml").write_text('"\\u001b[31m\\nok: all is well" = 1\n')
-    (problem,) = refused(capsys, "train", "evil.toml")
+    (problem,) = error_lines(capsys, "train", "evil.toml")
     assert "\x1b" not in problem
 
 
 def test_more_than_one_folder_of_runs_is_refused(here: Path, capsys: Capture) -> None:
-    refused(capsys, "runs", ".", "nowhere")
+    error_lines(capsys, "runs", ".", "nowhere")

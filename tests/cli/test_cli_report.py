@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from commands import (
-    EVIL,
-    be_with_a_log,
-    controls,
+    HOSTILE_TEXT,
+    chdir_with_log,
+    control_characters,
     environment,
-    evil_run,
     finished_run,
     glass,
+    hostile_run,
     nanogpt_log,
     write_run,
 )
@@ -46,7 +46,7 @@ TINY = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     folder.mkdir()
-    return be_with_a_log(folder, monkeypatch)
+    return chdir_with_log(folder, monkeypatch)
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
@@ -220,23 +220,23 @@ def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hostile_journal_cannot_harm_the_page(capsys: Capture) -> None:
-    folder = write_run(Path("runs/evil"), evil_run())
+    folder = write_run(Path("runs/evil"), hostile_run())
     text = page(reported(capsys, str(folder)))
-    assert not controls(text)
+    assert not control_characters(text)
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
 
 
 def test_a_hostile_name(capsys: Capture) -> None:
-    name = f"<img src=x onerror=alert(1)>{EVIL.replace('/', '')}"
+    name = f"<img src=x onerror=alert(1)>{HOSTILE_TEXT.replace('/', '')}"
     Path("n.log").rename(f"{name}.log")
     capsys.readouterr()
     assert main(["report", f"{name}.log"]) == 0
     said = capsys.readouterr()
-    assert not controls(said.out + said.err)
+    assert not control_characters(said.out + said.err)
     text = page(Path(f"{name}.html"))
     assert "<img" not in text
-    assert not controls(text)
+    assert not control_characters(text)
 
 
 # --- at the end of a run ---

@@ -8,7 +8,18 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from workplace import TINY, WORDS, Capture, contents, glass, prepare_mine, prepared, records, refused, train
+from workplace import (
+    TINY_FLAGS,
+    WORDS,
+    Capture,
+    error_lines,
+    folder_contents,
+    glass,
+    prepare_dataset_mine,
+    prepare_text,
+    records,
+    train,
+)
 
 from glassgpt.cli import main
 from glassgpt.record import journal
@@ -17,7 +28,7 @@ from glassgpt.record import journal
 @pytest.fixture
 def mine(here: Path, capsys: Capture) -> Path:
     """A folder with a dataset called `mine`."""
-    prepare_mine(capsys)
+    prepare_dataset_mine(capsys)
     return here
 
 
@@ -45,15 +56,15 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
     ):
         assert re.search(f"^{line}", said.out, re.MULTILINE), line
     made = {path.name for path in Path("runs/quickstart").iterdir()}
-    assert {"config.toml", journal.NAME, "checkpoints", "tokenizer"} <= made
+    assert {"config.toml", journal.FILE_NAME, "checkpoints", "tokenizer"} <= made
     assert [path.name for path in Path("runs/quickstart/checkpoints").iterdir()] == ["00000006"]
     ledger = records("runs/quickstart")[-1]
     assert sum(ledger["ledger"].values()) == pytest.approx(ledger["wall_s"], abs=1e-9)
 
-    first = contents(Path("runs/quickstart"))
+    first = folder_contents(Path("runs/quickstart"))
     assert train(max_iters=6) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["quickstart", "quickstart-2"]
-    assert contents(Path("runs/quickstart")) == first  # a run is never overwritten
+    assert folder_contents(Path("runs/quickstart")) == first  # a run is never overwritten
 
     capsys.readouterr()
     resume = ["train", "--init_from=resume", "--out_dir=runs/quickstart", "--max_iters=9"]
@@ -61,8 +72,8 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
     said = capsys.readouterr()
     assert "resume        after 6 updates" in said.out
     assert "end           finished after 9 updates" in said.out
-    raw = Path("runs/quickstart", journal.NAME).read_bytes()
-    before = first[journal.NAME]
+    raw = Path("runs/quickstart", journal.FILE_NAME).read_bytes()
+    before = first[journal.FILE_NAME]
     assert before is not None
     assert raw.startswith(before)  # it only grows
     assert [record["process"] for record in records("runs/quickstart") if record["kind"] == "run"] == [0, 1]
@@ -86,7 +97,7 @@ def test_show_prints_a_run_again_and_draws_it(mine: Path, capsys: Capture) -> No
     assert live == f"{again}{'report':<13} runs/quickstart/report.html\n"
     assert main(["show", "runs/quickstart", "--svg=run.svg"]) == 0
     assert ElementTree.parse("run.svg").getroot().tag.endswith("svg")
-    (problem,) = refused(capsys, "show", "runs/quickstart", "--svg=none/run.svg")
+    (problem,) = error_lines(capsys, "show", "runs/quickstart", "--svg=none/run.svg")
     assert problem.startswith("--svg=none/run.svg cannot be written")
 
 
@@ -116,7 +127,7 @@ def test_resume_checks_a_flag_against_the_settings_of_the_run(mine: Path, capsys
 
 def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -> None:
     assert train("--keep_checkpoints=5", "--schedule=cosine", "--warmup_iters=0", max_iters=6) == 0
-    before = contents(Path("runs/quickstart"))
+    before = folder_contents(Path("runs/quickstart"))
     capsys.readouterr()
     assert main(["train", "--init_from=quickstart@3", "--max_iters=7"]) == 0
     said = capsys.readouterr().out
@@ -126,7 +137,7 @@ def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -
     )
     assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", said, re.MULTILINE)
     assert [record["iter"] for record in records("runs/quickstart-2") if record["kind"] == "step"][-1] == 7
-    assert contents(Path("runs/quickstart")) == before
+    assert folder_contents(Path("runs/quickstart")) == before
     assert main(["sample", "--num_samples=1", "--max_new_tokens=15", "--start=the "]) == 0
     text = capsys.readouterr()
     assert re.fullmatch(r"the (.|\n){15}\n-{15}\n", text.out)
@@ -166,28 +177,30 @@ def test_another_vocabulary_is_refused_on_resume(
     mine: Path, capsys: Capture, text: str, expected: str
 ) -> None:
     assert train() == 0
-    prepared("other", text * 60)
-    before = Path("runs/quickstart", journal.NAME).read_bytes()
-    (problem,) = refused(capsys, "train", "--init_from=resume", "--dataset=other", "--max_iters=6")
+    prepare_text("other", text * 60)
+    before = Path("runs/quickstart", journal.FILE_NAME).read_bytes()
+    (problem,) = error_lines(capsys, "train", "--init_from=resume", "--dataset=other", "--max_iters=6")
     assert problem.startswith("--dataset=other ")
     assert expected in problem
-    assert Path("runs/quickstart", journal.NAME).read_bytes() == before
+    assert Path("runs/quickstart", journal.FILE_NAME).read_bytes() == before
 
 
 def test_another_shape_is_refused_on_resume(mine: Path, capsys: Capture) -> None:
     assert train() == 0
-    (problem,) = refused(capsys, "train", "--init_from=resume", "--n_layer=2")
+    (problem,) = error_lines(capsys, "train", "--init_from=resume", "--n_layer=2")
     assert problem == "--n_layer=2 does not fit runs/quickstart/checkpoints/00000003, which has n_layer=1"
 
 
 def test_a_text_without_a_newline_can_be_sampled(here: Path, capsys: Capture) -> None:
-    prepared("mine", WORDS.replace("\n", " ") * 60)
+    prepare_text("mine", WORDS.replace("\n", " ") * 60)
     assert train(sample_tokens=8) == 0
     assert records("runs/quickstart")[-1]["reason"] == "finished"
 
 
 def test_a_run_in_a_process_of_its_own_prints_plain_lines_and_accounts_for_its_start(mine: Path) -> None:
-    done = glass("train", "--dataset=mine", *TINY, "--block_size=16", "--max_iters=6", "--sample_tokens=8")
+    done = glass(
+        "train", "--dataset=mine", *TINY_FLAGS, "--block_size=16", "--max_iters=6", "--sample_tokens=8"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout)
@@ -207,14 +220,14 @@ def test_a_dataset_by_its_path_is_the_same_for_every_command(
     Path("../mine.txt").write_text(WORDS * 60)
     assert main(["prepare", "../mine.txt", "--out_dir=some/where"]) == 0
     path = str(here / "some/where" if is_absolute else "some/where")
-    flags = [*TINY, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--log_interval=3"]
+    flags = [*TINY_FLAGS, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--log_interval=3"]
     assert main(["train", *flags, f"--dataset={path}", "--out_dir=run", "--max_iters=3"]) == 0
     assert main(["train", "--init_from=resume", "--out_dir=run", "--max_iters=6"]) == 0
     assert main(["train", "--init_from=run", f"--data_dir={path}", "--out_dir=fork", "--max_iters=9"]) == 0
     by_path, resumed, by_folder = (
         record["data"]
         for run in ("run", "fork")
-        for record in journal.read(Path(run, journal.NAME))
+        for record in journal.read(Path(run, journal.FILE_NAME))
         if record["kind"] == "run"
     )
     assert by_path["name"] == "mine"
@@ -232,11 +245,13 @@ def test_home_is_home_and_no_folder_of_that_name(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    flags = [*TINY, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--dataset=mine"]
+    flags = [*TINY_FLAGS, "--block_size=8", "--device=cpu", "--sample_tokens=0", "--dataset=mine"]
     assert main(["train", *flags, "--out_dir=~/run", "--max_iters=3"]) == 0
     run = tmp_path / "home/run"
     assert f"--init_from=resume --out_dir={run} " in capsys.readouterr().out
-    assert refused(capsys, "train", *flags, "--out_dir=~/run")[0].startswith("--out_dir=~/run holds a run")
+    assert error_lines(capsys, "train", *flags, "--out_dir=~/run")[0].startswith(
+        "--out_dir=~/run holds a run"
+    )
     assert main(["train", "--init_from=resume", "--out_dir=~/run", "--max_iters=6"]) == 0
     assert main(["train", "--init_from=~/run", "--out_dir=~/fork", "--max_iters=9"]) == 0
     Path("config.toml").write_text('out_dir = "~/run"\n')

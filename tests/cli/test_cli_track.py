@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import environment, finished_run, glass, record, start, stepped, write_run
+from commands import environment, finished_run, glass, record, run_record, step_record, write_run
 
 TRAIN = """\
 import sys, time
@@ -69,9 +69,9 @@ def test_a_tracker_that_is_not_installed(here: Path, tiny_data: Path) -> None:
 
 def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
     resumed = [
-        {**start(), "process": 1},
+        {**run_record(), "process": 1},
         {**record("resume", 60, from_iter=60, complaints=[]), "process": 1},
-        {**stepped(70, 9.75), "process": 1},
+        {**step_record(70, 9.75), "process": 1},
     ]
     write_run(here / "runs/mine", [*finished_run()[:-1], *resumed])
     done = glass("track", "runs/mine", "--to=csv")

@@ -17,8 +17,8 @@ import pytest
 from commands import environment, finished_run, glass, write_run
 
 from glassgpt.cli import commands, main
-from glassgpt.cli.command import help_of
-from glassgpt.cli.completion import SHELLS, offers
+from glassgpt.cli.command import capture_help
+from glassgpt.cli.completion import SHELLS, complete_line
 from glassgpt.flags import field_types, parse_flags
 from glassgpt.recipe import preset_names
 
@@ -87,7 +87,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_offers(place: Path, line: str, expected: list[str]) -> None:
-    assert offers(line) == expected
+    assert complete_line(line) == expected
 
 
 def test_a_folder_cannot_be_called_a_command(place: Path) -> None:
@@ -107,16 +107,16 @@ def test_a_folder_cannot_be_called_a_command(place: Path) -> None:
     ):
         write_run(place / "runs" / name, finished_run())
     write_run(place / "runs" / "कांच-1.5,b", finished_run())
-    assert offers("glass show ") == ["runs/mine", "runs/कांच-1.5,b"]
-    assert offers("glass show runs/a") == []  # the shell's own, which quotes
+    assert complete_line("glass show ") == ["runs/mine", "runs/कांच-1.5,b"]
+    assert complete_line("glass show runs/a") == []  # the shell's own, which quotes
 
 
 def test_everything_is_offered() -> None:
-    assert offers("glass ") == [*commands(), "--help", "--version"]
-    assert offers("glass train ") == preset_names()
+    assert complete_line("glass ") == [*commands(), "--help", "--version"]
+    assert complete_line("glass train ") == preset_names()
     for name, command in commands().items():
-        offered = {offer.rstrip("=") for offer in offers(f"glass {name} --")}
-        assert offered >= {f"--{field}" for field in field_types(help_of(command).options)} | {"--help"}
+        offered = {offer.rstrip("=") for offer in complete_line(f"glass {name} --")}
+        assert offered >= {f"--{field}" for field in field_types(capture_help(command).options)} | {"--help"}
 
 
 @pytest.mark.parametrize("name", commands())
@@ -124,7 +124,7 @@ def test_every_flag_in_the_help_is_offered(name: str, capsys: pytest.CaptureFixt
     """In what is printed, wherever it stands there."""
     assert main([name, "--help"]) == 0
     printed = set(re.findall(r"(?<![\w-])--(\w[\w.]*)", capsys.readouterr().out)) - {"key"}
-    offered = {offer.strip("-=") for offer in offers(f"glass {name} --")}
+    offered = {offer.strip("-=") for offer in complete_line(f"glass {name} --")}
     assert printed >= {"help"}
     assert printed - offered == set()
 
@@ -132,7 +132,7 @@ def test_every_flag_in_the_help_is_offered(name: str, capsys: pytest.CaptureFixt
 def test_every_flag_offered_is_one_that_the_command_knows(place: Path) -> None:
     """Given one after the other, none of them is called unknown."""
     for name in commands():
-        flags = [offer for offer in offers(f"glass {name} --") if offer != "--help"]
+        flags = [offer for offer in complete_line(f"glass {name} --") if offer != "--help"]
         if flags:
             words = [flag if flag.endswith("=") else f"{flag}=" for flag in flags]
             assert parse_flags(words, object)[2] == []

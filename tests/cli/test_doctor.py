@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import EVIL, controls, environment
+from commands import HOSTILE_TEXT, control_characters, environment
 from rich.console import Console
 
 from glassgpt.cli.doctor_command import _progress, doctor
 from glassgpt.doctor import checks, compile_check, disk_check, selftests, speed_check
-from glassgpt.doctor.check import Answer, Check, Line, Page, Visit
+from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
 from glassgpt.errors import UserError
-from glassgpt.show.terminal.doctor_view import DoctorPage
+from glassgpt.show.terminal.doctor_view import DoctorConsole
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,20 +29,20 @@ DOCTOR = (
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
+def found(monkeypatch: pytest.MonkeyPatch) -> list[DiagnosticLine]:
     """What the only check will find; the rest is not looked at."""
-    lines: list[Line] = []
+    lines: list[DiagnosticLine] = []
 
-    def look(visit: Visit) -> list[Line]:
-        return [*lines, Line("place", str(visit.out_dir))]
+    def look(visit: CheckContext) -> list[DiagnosticLine]:
+        return [*lines, DiagnosticLine("place", str(visit.out_dir))]
 
-    slow = Check("slow one", "machine", look, "taking long", slow=True)
+    slow = Check("slow one", "machine", look, "taking long", is_slow=True)
     monkeypatch.setattr(checks, "CHECKS", (Check("all", "machine", look, "looking"), slow))
     return lines
 
 
-def test_the_page_ends_in_a_verdict(found: list[Line], capsys: Capture) -> None:
-    found.append(Line("gpu", "none found", "note"))
+def test_the_page_ends_in_a_verdict(found: list[DiagnosticLine], capsys: Capture) -> None:
+    found.append(DiagnosticLine("gpu", "none found", "note"))
     assert doctor(["--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
@@ -54,8 +54,10 @@ def test_the_page_ends_in_a_verdict(found: list[Line], capsys: Capture) -> None:
     assert lines[-1].strip() == "left out by --quick: slow one"
 
 
-def test_a_problem_is_told_with_its_fix_and_by_the_exit_code(found: list[Line], capsys: Capture) -> None:
-    found.append(Line("threads", "too many", "problem", "export OMP_NUM_THREADS=2"))
+def test_a_problem_is_told_with_its_fix_and_by_the_exit_code(
+    found: list[DiagnosticLine], capsys: Capture
+) -> None:
+    found.append(DiagnosticLine("threads", "too many", "problem", "export OMP_NUM_THREADS=2"))
     assert doctor(["--quick"]) == 1
     out = capsys.readouterr().out
     assert "problem  threads        too many\n" in out
@@ -64,8 +66,10 @@ def test_a_problem_is_told_with_its_fix_and_by_the_exit_code(found: list[Line], 
     assert "         threads: export OMP_NUM_THREADS=2" in out
 
 
-def test_json_is_one_document(found: list[Line], capsys: Capture) -> None:
-    found.append(Line("disk", "slow", "problem", "another disk", {"speed": float("nan"), "free": 3}))
+def test_json_is_one_document(found: list[DiagnosticLine], capsys: Capture) -> None:
+    found.append(
+        DiagnosticLine("disk", "slow", "problem", "another disk", {"speed": float("nan"), "free": 3})
+    )
     assert doctor(["--json", "--out_dir=elsewhere/runs"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["verdict"], told["problems"], told["left_out"]) == ("problem", 2, [])
@@ -83,12 +87,12 @@ def test_json_is_one_document(found: list[Line], capsys: Capture) -> None:
     assert not Path("elsewhere").exists()
 
 
-def test_nothing_harms_a_terminal(found: list[Line], capsys: Capture) -> None:
-    found.append(Line(EVIL, EVIL, "problem", EVIL, {"name": EVIL}))
+def test_nothing_harms_a_terminal(found: list[DiagnosticLine], capsys: Capture) -> None:
+    found.append(DiagnosticLine(HOSTILE_TEXT, HOSTILE_TEXT, "problem", HOSTILE_TEXT, {"name": HOSTILE_TEXT}))
     doctor([])
-    assert controls(capsys.readouterr().out) == set()
+    assert control_characters(capsys.readouterr().out) == set()
     doctor(["--json"])
-    assert controls(json.loads(capsys.readouterr().out)["lines"][0]["says"]) == set()
+    assert control_characters(json.loads(capsys.readouterr().out)["lines"][0]["says"]) == set()
 
 
 @pytest.mark.parametrize(
@@ -125,12 +129,14 @@ def test_a_narrow_terminal_gets_whole_words() -> None:
     out = io.StringIO()
     console = Console(file=out, width=60, highlight=False, emoji=False)
     check = Check("a", "speed", lambda visit: [], "")
-    line = Line("matmul gpu", "[red]500 TFLOP/s[/red], 51% of the 989 in the table", "note", "see the clocks")
-    page = Page((Answer(check, (line,)),), (), 1.5)
-    shown = DoctorPage(console)
-    shown.add(page.answers[0])
-    shown.add(Answer(check, ()))  # nothing to say
-    shown.close(page)
+    line = DiagnosticLine(
+        "matmul gpu", "[red]500 TFLOP/s[/red], 51% of the 989 in the table", "note", "see the clocks"
+    )
+    page = DoctorReport((CheckResult(check, (line,)),), (), 1.5)
+    shown = DoctorConsole(console)
+    shown.print_answer(page.results[0])
+    shown.print_answer(CheckResult(check, ()))  # nothing to say
+    shown.print_summary(page)
     assert out.getvalue().splitlines() == [
         "speed",
         "note     matmul gpu     [red]500 TFLOP/s[/red], 51% of the",
@@ -155,18 +161,21 @@ def test_a_terminal_sees_what_is_under_way() -> None:
 
 def test_the_page_in_docs_has_the_limits_of_the_program() -> None:
     text = " ".join((Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8").split())
-    for limits in ((speed_check._FAST, speed_check._SLOW), (speed_check._FAST_COPY, speed_check._SLOW_COPY)):
+    for limits in (
+        (speed_check._GOOD_MATMUL_SHARE, speed_check._BAD_MATMUL_SHARE),
+        (speed_check._GOOD_BANDWIDTH_SHARE, speed_check._BAD_BANDWIDTH_SHARE),
+    ):
         assert f"elow {limits[0]:.0%}" in text
         assert f"is a note, below {limits[1]:.0%} a problem" in text
     assert compile_check._LIMIT_S == selftests._LIMIT_S
     assert f"cut off after {compile_check._LIMIT_S:.0f} seconds" in text
-    sizes = [size // 2**20 for size in disk_check._SIZES]
+    sizes = [size // 2**20 for size in disk_check._TEST_FILE_BYTES]
     assert f"Files of {sizes[0]}, {sizes[1]} and {sizes[2]} MiB" in text
     assert f"after {selftests._UPDATES} updates are within 1e-5" in text
-    assert selftests._EQUAL == 1e-5
-    assert f"within {100 * selftests._SAME_ARITHMETIC:g}% in float32" in text
-    assert f"our kernels: losses within {100 * selftests._SAME_FORMULAS:g}%" in text
-    assert text.count(f"within {100 * selftests._LESS_EXACT:g}%") == 2
+    assert selftests._MAX_ABSOLUTE_DIFFERENCE == 1e-5
+    assert f"within {100 * selftests._MAX_CROSS_DEVICE_ERROR:g}% in float32" in text
+    assert f"our kernels: losses within {100 * selftests._MAX_KERNEL_ERROR:g}%" in text
+    assert text.count(f"within {100 * selftests._MAX_HALF_PRECISION_ERROR:g}%") == 2
     assert all(f"| {check.section} | " in text for check in checks.CHECKS)
 
 

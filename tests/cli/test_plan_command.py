@@ -14,11 +14,11 @@ from rich.console import Console
 
 from glassgpt.cli import main
 from glassgpt.cli.plan_command import plan
-from glassgpt.estimate.cards import named_card
-from glassgpt.plan.dataset_size import known_text
-from glassgpt.plan.propose import PROPOSED, propose
-from glassgpt.plan.target import of_card
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.plan.dataset_size import known_dataset_info
+from glassgpt.plan.propose import PROPOSED_SETTINGS, propose
+from glassgpt.plan.target import target_of_card
+from glassgpt.recipe import build_config, find_recipe
 
 
 def test_it_prints_a_page_without_torch() -> None:
@@ -74,12 +74,15 @@ def test_a_context_that_is_said_is_proposed(capsys: pytest.CaptureFixture[str]) 
 
 def test_all_that_is_proposed_is_known_to_be() -> None:
     """No setting is changed by --hours and heeded by nobody."""
-    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     best = propose(
-        config, of_card(named_card("rtx4070").card, "asked for"), known_text("openwebtext"), 3.0
+        config,
+        target_of_card(resolve_card_name("rtx4070").card, "asked for"),
+        known_dataset_info("openwebtext"),
+        3.0,
     ).best
     changed = {name for name, value in asdict(config).items() if value != getattr(best.config, name)}
-    assert changed <= {*PROPOSED}
+    assert changed <= {*PROPOSED_SETTINGS}
 
 
 def test_a_proposal_goes_to_the_home_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +127,7 @@ def test_the_table_of_cards_leaves_this_machine_alone(
 
     for name in ("this_cpu", "this_machine"):
         monkeypatch.setattr(f"glassgpt.plan.target.{name}", probed)
-    monkeypatch.setattr("glassgpt.plan.recommended.CARDS", ("RTX 4090",))
+    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090",))
     assert main(["plan", "--cards", "--json"]) == 0
     assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
     assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
@@ -135,7 +138,7 @@ def test_the_table_of_cards_leaves_this_machine_alone(
 def test_the_table_of_cards_shows_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.plan.recommended.CARDS", ("RTX 4090", "H200"))
+    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
     usual = plan.__globals__["console"]
     monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: shown if stderr else usual())

@@ -58,7 +58,7 @@ def test_its_seconds_are_told_apart(text: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tuning, "tuned_config", slow)
     assert main(["train", "--dataset=my", "--out_dir=run", "--tune", *SMALL]) == 0
-    end = list(journal.read(text / "run" / journal.NAME))[-1]
+    end = list(journal.read(text / "run" / journal.FILE_NAME))[-1]
     total = end["forecast"]["total_s"]
     assert 0.3 <= total["tuning_s"] < end["ledger"]["startup"]
     assert total["measured"] == pytest.approx(end["wall_s"] - total["tuning_s"])

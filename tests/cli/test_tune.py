@@ -24,13 +24,13 @@ from glassgpt.cli import main
 from glassgpt.cli.tune_command import tune
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import combine, find_recipe, read_recipe
+from glassgpt.recipe import build_config, find_recipe, read_recipe
 from glassgpt.show.terminal.tune_view import TuneConsole
 from glassgpt.tune import tuning as tunings
-from glassgpt.tune.setting import Setting
+from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import Ground
-from glassgpt.tune.worker_process import Workshop
+from glassgpt.tune.tune_facts import TuneContext
+from glassgpt.tune.worker_process import TrialRunner
 
 Capture = pytest.CaptureFixture[str]
 GIB = 2**30
@@ -47,20 +47,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- a machine of our own ---
 
 
-def ground_of(config: TrainConfig) -> Ground:
+def ground_of(config: TrainConfig) -> TuneContext:
     sequences = (config.batch_size or 1) * (config.gradient_accumulation_steps or 1)
     sizes = [size for size in range(1, sequences + 1) if sequences % size == 0]
-    return Ground(
+    return TuneContext(
         device_type="cpu", device="cpu", device_name="Ship's computer", torch="2.13", dtype="float32",
         vocab_size=65, parameters=804_096, n_layer=4, block_size=config.block_size, sequences=sequences,
         updates=config.max_iters, flops_per_token=5_168_640, peak=67e9, peak_source="measured",
         free_bytes=8 * GIB, data="random tokens", data_bytes=4096, usable_cores=2.0, threads=2,
         busy_cores=0.0, automatic_batch=config.batch_size or 1,
-        automatics=tuple(Setting(micro_batch=size) for size in sizes), dropout=False, float8=False,
+        automatics=tuple(SpeedSettings(micro_batch=size) for size in sizes), dropout=False, float8=False,
     )  # fmt: skip
 
 
-class FakeWorkshop(Workshop):
+class FakeTrialRunner(TrialRunner):
     """Trials by a formula: 10,000 tokens/s, 20% more with half the micro-batch, half with one thread."""
 
     device = "cpu"
@@ -74,28 +74,32 @@ class FakeWorkshop(Workshop):
     def device_type(self, asked: str, limit_s: float) -> str:
         return self.device
 
-    def look(self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float) -> Ground:
+    def inspect_machine(
+        self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float
+    ) -> TuneContext:
         self.config = config
         return ground_of(config)
 
-    def measure(self, setting: Setting, limit_s: float) -> Trial:
+    def measure(self, setting: SpeedSettings, limit_s: float) -> Trial:
         ground = ground_of(self.config)
         speed = 10_000 * (1.2 if setting.micro_batch == ground.sequences // 3 else 1.0)
         speed *= 0.5 if setting.threads == 1 else 1.0
         if setting.compile:
             return Trial(outcome="crashed", why="no [bold]compiler[/bold]\x1b[31m", wall_s=1.0)
-        times = (ground.tokens / speed,) * 5
+        times = (ground.tokens_per_update / speed,) * 5
         peak = 300 * 2**20 + setting.micro_batch * 2**20
         return Trial(outcome="ran", update_s=times, micro_steps=1, first_s=0.2, peak_bytes=peak, wall_s=0.5)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorkshop]:
-    monkeypatch.setattr("glassgpt.tune.worker_process.Workshop", FakeWorkshop)
-    return FakeWorkshop
+def machine(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrialRunner]:
+    monkeypatch.setattr("glassgpt.tune.worker_process.TrialRunner", FakeTrialRunner)
+    return FakeTrialRunner
 
 
-def test_the_table_the_chart_the_sentence_and_the_file(machine: type[FakeWorkshop], capsys: Capture) -> None:
+def test_the_table_the_chart_the_sentence_and_the_file(
+    machine: type[FakeTrialRunner], capsys: Capture
+) -> None:
     assert tune(["shakespeare_char_cpu"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^tune +shakespeare_char_cpu: 0\.80M parameters, 768 tokens per update", said, re.M)
@@ -114,11 +118,11 @@ def test_the_table_the_chart_the_sentence_and_the_file(machine: type[FakeWorksho
     assert chart[1].count("█") == 50
     assert "Micro-batch 4 is 20% faster than the automatic 12: 2 loses 17%, 1 thread is 50% slower." in said
     assert re.search(r"^next +glass train tuned\.toml$", said, re.M)
-    config = combine(read_recipe(Path("tuned.toml")), {})
+    config = build_config(read_recipe(Path("tuned.toml")), {})
     assert (config.batch_size, config.gradient_accumulation_steps, config.n_layer) == (4, 3, 4)
 
 
-def test_json_is_one_document(machine: type[FakeWorkshop], capsys: Capture) -> None:
+def test_json_is_one_document(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     assert tune(["shakespeare_char_cpu", "--json", "--out=mine.toml"]) == 0
     said = capsys.readouterr()
     document = json.loads(said.out)
@@ -130,14 +134,14 @@ def test_json_is_one_document(machine: type[FakeWorkshop], capsys: Capture) -> N
     assert document["budget_s"] == 90
 
 
-def test_what_is_said_stays(machine: type[FakeWorkshop], capsys: Capture) -> None:
+def test_what_is_said_stays(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     assert tune(["shakespeare_char_cpu", "--batch_size=12", "--compile=off", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     settings = [row["setting"] for row in document["trials"]]
     assert {(one["micro_batch"], one["compile"]) for one in settings} == {(12, False)}
 
 
-def test_the_table_of_a_preset_that_holds_here(machine: type[FakeWorkshop], capsys: Capture) -> None:
+def test_the_table_of_a_preset_that_holds_here(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     assert tune(["--json"]) == 0  # quickstart, which has tables for cpu, cuda and mps
     assert json.loads(capsys.readouterr().out)["settings"]["n_embd"] == 128
     machine.device = "cuda"
@@ -148,31 +152,31 @@ def test_the_table_of_a_preset_that_holds_here(machine: type[FakeWorkshop], caps
     assert json.loads(capsys.readouterr().out)["settings"]["n_embd"] == 384
 
 
-def test_every_run_has_its_own_file(machine: type[FakeWorkshop], capsys: Capture) -> None:
+def test_every_run_has_its_own_file(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     for name in ("tuned.toml", "tuned-2.toml"):
         tune(["shakespeare_char_cpu"])
         assert f"written       {name}" in capsys.readouterr().out
     tune(["tuned.toml", "--force"])
     assert sorted(os.listdir()) == ["tuned-2.toml", "tuned.toml"]
-    assert combine(read_recipe(Path("tuned.toml")), {}).batch_size is not None
+    assert build_config(read_recipe(Path("tuned.toml")), {}).batch_size is not None
 
 
 def test_a_busy_machine_is_told(
-    machine: type[FakeWorkshop], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    machine: type[FakeTrialRunner], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(self: FakeWorkshop, config: TrainConfig, *_: Any) -> Ground:
+    def look(self: FakeTrialRunner, config: TrainConfig, *_: Any) -> TuneContext:
         self.config = config
         return replace(ground_of(config), busy_cores=1.7)
 
-    monkeypatch.setattr(FakeWorkshop, "look", look)
+    monkeypatch.setattr(FakeTrialRunner, "inspect_machine", look)
     tune(["shakespeare_char_cpu"])
     assert "other programs keep 1.7 of 2 cores busy" in capsys.readouterr().out
 
 
-def test_a_bar_on_a_terminal(machine: type[FakeWorkshop]) -> None:
-    shop, screen = FakeWorkshop(), io.StringIO()
+def test_a_bar_on_a_terminal(machine: type[FakeTrialRunner]) -> None:
+    shop, screen = FakeTrialRunner(), io.StringIO()
     out = Console(file=screen, force_terminal=True, width=120)
-    config = combine(find_recipe("shakespeare_char_cpu"), {})
+    config = build_config(find_recipe("shakespeare_char_cpu"), {})
     with TuneConsole(out, "mine", 90.0) as told:
         tunings.tune(config, 90.0, shop, told=told)
     assert "of 1m 30s" in screen.getvalue()
@@ -294,9 +298,9 @@ def wait_until(done: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 def test_the_settings_for_a_run_that_follows(
-    machine: type[FakeWorkshop], monkeypatch: pytest.MonkeyPatch
+    machine: type[FakeTrialRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunings, "Workshop", FakeWorkshop)
+    monkeypatch.setattr(tunings, "TrialRunner", FakeTrialRunner)
     said: list[str] = []
     config = TrainConfig(batch_size=12, gradient_accumulation_steps=1, block_size=64, n_layer=4, n_embd=120)
     tuned = tunings.tuned_config(config, 30.0, said.append)

@@ -13,7 +13,7 @@ from glassgpt.cli import main
 from glassgpt.record import journal
 
 WORDS = "the quick brown fox jumps over a lazy dog;\n"
-TINY = [
+TINY_FLAGS = [
     "--n_layer=1",
     "--n_embd=32",
     "--n_head=2",
@@ -26,19 +26,19 @@ TINY = [
 Capture = pytest.CaptureFixture[str]
 
 
-def prepare_mine(capsys: Capture) -> None:
+def prepare_dataset_mine(capsys: Capture) -> None:
     """A dataset called `mine`, from a text that is elsewhere."""
-    prepared("mine", WORDS * 60)
+    prepare_text("mine", WORDS * 60)
     capsys.readouterr()
 
 
-def prepared(name: str, text: str) -> None:
+def prepare_text(name: str, text: str) -> None:
     path = Path("..", f"{name}.txt")
     path.write_text(text)
     assert main(["prepare", str(path)]) == 0
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
+def folder_contents(folder: Path) -> dict[str, bytes | None]:
     """Every path below a folder, files with what is in them."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
@@ -46,13 +46,13 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def refused(capsys: Capture, *arguments: str) -> list[str]:
+def error_lines(capsys: Capture, *arguments: str) -> list[str]:
     """The problems said, after checking that it was said properly and that nothing was touched."""
-    before = contents(Path.cwd())
+    before = folder_contents(Path.cwd())
     capsys.readouterr()
     assert main(arguments) == 2
     said = capsys.readouterr()
-    assert contents(Path.cwd()) == before
+    assert folder_contents(Path.cwd()) == before
     lines = said.err.splitlines()
     assert lines
     assert all(line.startswith("error: ") for line in lines)
@@ -73,8 +73,8 @@ def glass(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 def train(*more: str, max_iters: int = 3, sample_tokens: int = 0) -> int:
     length = ["--block_size=16", f"--max_iters={max_iters}", f"--sample_tokens={sample_tokens}"]
-    return main(["train", "quickstart", "--dataset=mine", *TINY, *length, *more])
+    return main(["train", "quickstart", "--dataset=mine", *TINY_FLAGS, *length, *more])
 
 
 def records(run_dir: str) -> list[journal.Record]:
-    return list(journal.read(Path(run_dir, journal.NAME)))
+    return list(journal.read(Path(run_dir, journal.FILE_NAME)))

@@ -5,40 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from run_logs import made_history, made_steps
+from run_logs import make_run_log, make_steps
 
 from glassgpt.compare import Comparison, compare
-from glassgpt.config import Value
+from glassgpt.config import ConfigValue
 from glassgpt.record import journal
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import History
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import RunLog
 
-SHAPE: dict[str, Value] = {
+SHAPE: dict[str, ConfigValue] = {
     "n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "gradient_accumulation_steps": 1,
     "dataset": "shakespeare_char", "vocab_size": 65, "eval_iters": 200,
 }  # fmt: skip
 
 
-def run(
+def make_run(
     losses: Sequence[tuple[int, float]] = ((0, 4.2), (500, 2.0), (1000, 1.6)),
     ms: float = 50.0,
     last: int = 1000,
     **settings: str | int | float | bool | None,
-) -> History:
-    steps = made_steps(range(0, last + 1, 10), ms)
-    return made_history(steps, [(at, None, val) for at, val in losses], settings={**SHAPE, **settings})
+) -> RunLog:
+    steps = make_steps(range(0, last + 1, 10), ms)
+    return make_run_log(steps, [(at, None, val) for at, val in losses], settings={**SHAPE, **settings})
 
 
-def compared(*histories: History) -> Comparison:
-    comparison = compare([(history, facts_of(history)) for history in histories])
-    json.dumps(journal.plain(comparison.as_dict()), allow_nan=False)
+def compare_histories(*histories: RunLog) -> Comparison:
+    comparison = compare([(history, compute_facts(history)) for history in histories])
+    json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
     return comparison
 
 
-def ids(comparison: Comparison) -> list[str]:
+def claim_ids(comparison: Comparison) -> list[str]:
     return [one.id for one in comparison.verdict]
 
 
-def said(comparison: Comparison, id: str) -> str:
+def claim_text(comparison: Comparison, id: str) -> str:
     (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.claim, *found.details))
+    return " ".join((found.sentence, *found.details))

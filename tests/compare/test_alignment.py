@@ -9,31 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.compare.alignment import align, reached, read_at
-from glassgpt.compare.loss_curve import Progress
+from glassgpt.compare.alignment import align, find_lowest_common_loss, interpolate_loss
+from glassgpt.compare.loss_curve import LossCurve
 
 
-def curve(points: Sequence[tuple[float, float]]) -> Progress:
+def curve(points: Sequence[tuple[float, float]]) -> LossCurve:
     at = np.array([x for x, _ in points])
-    return Progress(np.array([y for _, y in points]), at.astype(np.int64), {"iterations": at})
+    return LossCurve(np.array([y for _, y in points]), at.astype(np.int64), {"iterations": at})
 
 
 def test_between_two_evaluations_the_line_is_taken() -> None:
-    reading = read_at(curve([(0, 4.0), (100, 2.0)]), "iterations", 25)
+    reading = interpolate_loss(curve([(0, 4.0), (100, 2.0)]), "iterations", 25)
     assert reading is not None
-    assert (reading.loss, reading.low, reading.high, reading.exact) == (3.5, 2.0, 4.0, False)
+    assert (reading.loss, reading.low, reading.high, reading.is_exact) == (3.5, 2.0, 4.0, False)
 
 
 def test_never_beyond_the_evaluations() -> None:
     line = curve([(10, 4.0), (100, 2.0)])
-    assert read_at(line, "iterations", 9) is None
-    assert read_at(line, "iterations", 101) is None
+    assert interpolate_loss(line, "iterations", 9) is None
+    assert interpolate_loss(line, "iterations", 101) is None
 
 
 @given(st.lists(st.floats(0.1, 12), min_size=2, max_size=20), st.floats(0, 1))
 def test_a_reading_lies_between_its_neighbours(losses: list[float], share: float) -> None:
     line = curve([(10.0 * i, value) for i, value in enumerate(losses)])
-    reading = read_at(line, "iterations", share * 10 * (len(losses) - 1))
+    reading = interpolate_loss(line, "iterations", share * 10 * (len(losses) - 1))
     assert reading is not None
     assert min(losses) - 1e-9 <= reading.low <= reading.high <= max(losses) + 1e-9
     assert reading.low - 1e-9 <= reading.loss <= reading.high + 1e-9
@@ -51,7 +51,7 @@ def test_no_common_stretch_no_points() -> None:
 
 
 def test_when_a_loss_was_reached() -> None:
-    found = reached([curve([(0, 4.0), (100, 2.0)]), curve([(0, 4.0), (100, 1.0)])])
+    found = find_lowest_common_loss([curve([(0, 4.0), (100, 2.0)]), curve([(0, 4.0), (100, 1.0)])])
     assert found is not None
     assert found.loss == 2.0
     first, other = found.at["iterations"]

@@ -12,13 +12,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from run_logs import NANOGPT, made_history, made_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.compare import Comparison, compare
-from glassgpt.config import Value
+from glassgpt.config import ConfigValue
 from glassgpt.record import journal
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, History, Segment, Setup
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 
@@ -33,7 +33,7 @@ _NAMES = ("n_layer", "n_embd", "block_size", "batch_size", "gradient_accumulatio
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
+def histories(draw: st.DrawFn) -> RunLog:
     count = draw(st.integers(0, 30))
     columns = {
         name: draw(st.lists(_EXTREMES, min_size=count, max_size=count))
@@ -43,9 +43,9 @@ def histories(draw: st.DrawFn) -> History:
     begin = draw(st.sampled_from([0, 1, 2, 10**15]))
     iterations = [*range(0, 10 * second, 10), *(begin + 10 * i for i in range(count - second))]
     segment = [0] * second + [1] * (count - second)
-    steps = made_steps(iterations, segment=segment, **columns)
+    steps = make_steps(iterations, segment=segment, **columns)
     evals = tuple(
-        Evaluation(
+        LoggedEvaluation(
             draw(st.sampled_from([0, 10, 50, 200, 10**15, None])),
             draw(st.integers(0, 1)),
             draw(st.one_of(st.none(), _EXTREMES)),
@@ -56,11 +56,11 @@ def histories(draw: st.DrawFn) -> History:
         )
         for _ in range(draw(st.integers(0, 12)))
     )
-    chosen: dict[str, Value] = {name: draw(_SIZES) for name in _NAMES}
+    chosen: dict[str, ConfigValue] = {name: draw(_SIZES) for name in _NAMES}
     chosen |= {
         name: draw(st.one_of(_SIZES, st.just(10**400))) for name in ("vocab_size", "eval_iters", "seed")
     }
-    setup = Setup(
+    setup = LoggedSetup(
         settings=chosen,
         parameters=draw(st.sampled_from([None, 0, -1, 10**7, 10**25])),
         trained_parameters=draw(st.sampled_from([None, 10**7, 10**25])),
@@ -70,25 +70,25 @@ def histories(draw: st.DrawFn) -> History:
         world_size=draw(st.sampled_from([None, -1, 0, 8, 10**20])),
         bytes_per_token=draw(st.one_of(st.none(), _EXTREMES)),
     )
-    history = made_history(
+    history = make_run_log(
         steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
     )
     trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
     return replace(history, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
 
 
-def shown(*runs: History) -> Comparison:
+def shown(*runs: RunLog) -> Comparison:
     with np.errstate(all="ignore"):
-        known = [(history, facts_of(history)) for history in runs]
+        known = [(history, compute_facts(history)) for history in runs]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         comparison = compare(known)
-        json.dumps(journal.plain(comparison.as_dict()), allow_nan=False)
+        json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
         print_comparison(comparison, Console(file=io.StringIO(), width=100))
     return comparison
 
 
 @settings(max_examples=80, deadline=None)
 @given(histories(), histories())
-def test_any_values_compare_without_a_warning(first: History, other: History) -> None:
+def test_any_values_compare_without_a_warning(first: RunLog, other: RunLog) -> None:
     shown(first, other)

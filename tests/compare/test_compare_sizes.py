@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from compared_runs import SHAPE, compared, ids, run
-from run_logs import made_history, made_steps
+from compared_runs import SHAPE, claim_ids, compare_histories, make_run
+from run_logs import make_run_log, make_steps
 
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.inference import MAX_ERROR, infer_from, parameters_behind
-from glassgpt.runs.run_log import History
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.inference import MAX_FLOPS_ERROR, infer_flops_per_token, parameters_from_flops
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import BY_ID
 
 _TRUE = 6 * 10_646_784 + 12 * 6 * 384 * 256  # FLOPs per token of 10.65M parameters
@@ -29,63 +29,68 @@ def nano_mfu(flops_per_token: float, ms: Sequence[float], tokens: int = 16_384) 
     return printed
 
 
-def with_mfu(flops_per_token: float, **settings: int | None) -> History:
+def with_mfu(flops_per_token: float, **settings: int | None) -> RunLog:
     ms = [12.0 + (i * 7 % 5) for i in range(200)]
-    steps = made_steps(range(0, 2000, 10), ms, mfu=nano_mfu(flops_per_token, ms))
-    return made_history(steps, settings={**SHAPE, **settings})
+    steps = make_steps(range(0, 2000, 10), ms, mfu=nano_mfu(flops_per_token, ms))
+    return make_run_log(steps, settings={**SHAPE, **settings})
 
 
 def test_the_size_is_read_back_through_the_running_average() -> None:
     history = with_mfu(_TRUE)
-    found = infer_from(history, facts_of(history).tokens_per_iteration)
+    found = infer_flops_per_token(history, compute_facts(history).tokens_per_iteration)
     assert found is not None
     assert found.flops_per_token == pytest.approx(_TRUE, rel=0.002)
-    assert found.error <= MAX_ERROR
-    assert parameters_behind(found.flops_per_token, history) == pytest.approx(10_646_784, rel=0.002)
+    assert found.relative_error <= MAX_FLOPS_ERROR
+    assert parameters_from_flops(found.flops_per_token, history) == pytest.approx(10_646_784, rel=0.002)
 
 
 def test_a_coarse_mfu_infers_nothing() -> None:
     history = with_mfu(1e5)
-    found = infer_from(history, facts_of(history).tokens_per_iteration)
-    assert found is None or found.error > MAX_ERROR
+    found = infer_flops_per_token(history, compute_facts(history).tokens_per_iteration)
+    assert found is None or found.relative_error > MAX_FLOPS_ERROR
 
 
 def test_other_formulas_infer_no_parameters() -> None:
     llmc = replace(BY_ID["llm.c"], mfu_peak=312e12)
     history = replace(with_mfu(71e6), trainer=llmc)
-    assert parameters_behind(71e6, history) is None
+    assert parameters_from_flops(71e6, history) is None
 
 
 def test_several_devices_are_not_a_smaller_model() -> None:
     """MFU is of one of four, tokens per iteration are of all."""
     history = with_mfu(_TRUE / 4)
-    comparison = compared(history, history)
-    assert "parameters-contradicted" not in ids(comparison)
-    assert comparison.sides[0].derived.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
+    comparison = compare_histories(history, history)
+    assert "parameters-contradicted" not in claim_ids(comparison)
+    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
 
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 3, 1 / 2, 1 / 2.4, 2, 40])
 def test_devices_and_micro_steps_contradict_no_size(factor: float) -> None:
-    comparison = compared(with_mfu(_TRUE * factor), run())
-    assert "parameters-contradicted" not in ids(comparison)
-    assert comparison.sides[0].derived.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
+    comparison = compare_histories(with_mfu(_TRUE * factor), make_run())
+    assert "parameters-contradicted" not in claim_ids(comparison)
+    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
 
 
 @pytest.mark.parametrize(("factor", "world"), [(0.8, None), (1.3, None), (1 / 2.4, 1)])
 def test_a_size_that_nothing_explains_is_contradicted(factor: float, world: int | None) -> None:
     history = with_mfu(_TRUE * factor)
     history = replace(history, setup=replace(history.setup, world_size=world))
-    assert "parameters-contradicted" in ids(compared(history, run()))
+    assert "parameters-contradicted" in claim_ids(compare_histories(history, make_run()))
 
 
 def test_the_optimizers_groups_are_exact() -> None:
-    history = run(vocab_size=None)
+    history = make_run(vocab_size=None)
     setup = replace(history.setup, parameters=10_650_000, trained_parameters=10_745_088)
-    size = compared(replace(history, setup=setup), run()).sides[0].derived.size
+    size = compare_histories(replace(history, setup=setup), make_run()).runs[0].metrics.size
     assert size.parameters == 10_745_088 - 256 * 384
     assert size.flops_per_token == _TRUE
 
 
 def test_an_iteration_of_litgpt_is_a_micro_batch() -> None:
     litgpt = BY_ID["litgpt"]
-    assert compared(replace(run(), trainer=litgpt), run()).sides[0].derived.tokens_per_iteration is None
+    assert (
+        compare_histories(replace(make_run(), trainer=litgpt), make_run())
+        .runs[0]
+        .metrics.tokens_per_iteration
+        is None
+    )

@@ -26,14 +26,14 @@ WORDS = (
 )
 
 
-def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents are many parcels."""
-    monkeypatch.setattr(document_batches, "PARCEL_BYTES", 1000)
+    monkeypatch.setattr(document_batches, "TARGET_BATCH_BYTES", 1000)
     monkeypatch.setattr(document_batches, "BLOCK_BYTES", 1500)
-    monkeypatch.setattr(parquet, "_ROWS", 7)
+    monkeypatch.setattr(parquet, "_MAX_ROWS_PER_READ", 7)
 
 
-def documents(count: int, first: int = 0) -> list[str]:
+def make_documents(count: int, first: int = 0) -> list[str]:
     """Different ones, of different lengths."""
     return [
         f"Document {i}.\n" + " ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(5 + i % 60))
@@ -41,7 +41,7 @@ def documents(count: int, first: int = 0) -> list[str]:
     ]
 
 
-def fineweb_parquet(path: Path, texts: Sequence[str | None], rows: int = 10) -> Path:
+def write_fineweb_parquet(path: Path, texts: Sequence[str | None], rows: int = 10) -> Path:
     """The columns of FineWeb-Edu's files; `rows` to a row group."""
     n = len(texts)
     columns: dict[str, Any] = {
@@ -61,7 +61,7 @@ def fineweb_parquet(path: Path, texts: Sequence[str | None], rows: int = 10) -> 
     return path
 
 
-def json_lines(path: Path, texts: Sequence[str], field: str = "text") -> Path:
+def write_json_lines(path: Path, texts: Sequence[str], field: str = "text") -> Path:
     """Compressed as the name says."""
     lines = "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def json_lines(path: Path, texts: Sequence[str], field: str = "text") -> Path:
     return path
 
 
-def made(dataset: Path | str, out: Path, **options: Any) -> Dataset:
+def prepare_dataset(dataset: Path | str, out: Path, **options: Any) -> Dataset:
     options = {"tokenizer": "bpe:300", "val_fraction": 0.2, **options}
     prepare(PrepareOptions(str(dataset), out_dir=str(out), **options), lambda line: None, progress=False)
     dataset_there = open_dataset(out)
@@ -89,7 +89,7 @@ def texts_in(dataset: Dataset, split: str) -> list[str]:
     return decoded.removesuffix(END_OF_TEXT).split(END_OF_TEXT)
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def folder_contents(folder: Path) -> dict[str, bytes]:
     """The content of every file; of the manifest all but when it was written."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     manifest = json.loads(files["manifest.json"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from glassgpt.data.bpe_table import Ranks, parse_tokenizer_json
+from glassgpt.data.bpe_table import MergeRanks, parse_tokenizer_json
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [
@@ -20,7 +20,7 @@ CORPUS = [
 ]
 
 
-def learn(vocab_size: int = 400) -> Tokenizer:
+def train_small_bpe(vocab_size: int = 400) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,16 +53,16 @@ def write_layouts(tokenizer: Tokenizer, root: Path) -> list[Path]:
 
 
 @functools.cache
-def library() -> Tokenizer:
-    return learn()
+def small_hf_tokenizer() -> Tokenizer:
+    return train_small_bpe()
 
 
 @functools.cache
 def small_bpe() -> BytePairTokenizer:
-    return gpt2_tokenizer(ranks_of(library()))
+    return gpt2_tokenizer(ranks_of(small_hf_tokenizer()))
 
 
-def ranks_of(tokenizer: Tokenizer) -> Ranks:
+def ranks_of(tokenizer: Tokenizer) -> MergeRanks:
     ranks = parse_tokenizer_json(tokenizer.to_str().encode()).ranks
     assert ranks is not None
     return ranks

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from glassgpt.data.batches import (
     IGNORED_TARGET,
     evaluation_batch,
-    evaluation_windows,
-    gather,
-    shuffled,
+    evaluation_window_starts,
+    feistel_permute,
+    gather_windows,
     training_batch,
     window_starts,
 )
@@ -47,7 +47,7 @@ def test_starts_are_stable_forever() -> None:
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6))
 def test_a_shuffle_is_one_to_one(n: int, keys: list[int]) -> None:
     keys_of_places = np.repeat(np.array(keys, dtype=np.uint64)[:, None], n, axis=1)
-    places = shuffled(np.arange(n, dtype=np.int64), n, keys_of_places)
+    places = feistel_permute(np.arange(n, dtype=np.int64), n, keys_of_places)
     assert sorted(places.tolist()) == list(range(n))
 
 
@@ -85,7 +85,7 @@ def test_epochs_and_seeds_differ_and_order_is_random() -> None:
 def test_gather_is_slicing(n: int, length: int, data: st.DataObject) -> None:
     tokens = np.arange(n + length, dtype="<u2")
     starts = np.array(data.draw(st.lists(st.integers(0, n), max_size=8)), dtype=np.int64)
-    rows = gather(tokens, starts, length)
+    rows = gather_windows(tokens, starts, length)
     assert rows.dtype == np.int64
     assert rows.tolist() == [tokens[s : s + length].tolist() for s in starts]
 
@@ -119,7 +119,7 @@ def test_a_text_of_one_block_trains_and_a_shorter_one_says_why_not() -> None:
 @given(st.integers(2, 400), st.integers(1, 60), st.integers(1, 7))
 def test_whole_split_predicts_every_token_once(n_tokens: int, block_size: int, batch: int) -> None:
     tokens = np.arange(n_tokens, dtype="<u2")
-    starts = evaluation_windows(n_tokens, block_size, None)
+    starts = evaluation_window_starts(n_tokens, block_size, None)
     seen = []
     for i in range(0, len(starts), batch):
         x, y = evaluation_batch(tokens, starts[i : i + batch], block_size)
@@ -133,10 +133,10 @@ def test_whole_split_predicts_every_token_once(n_tokens: int, block_size: int, b
 @few
 @given(st.integers(2, 3000), st.integers(1, 60), st.integers(1, 4000))
 def test_limited_windows_are_few_and_do_not_overlap(n_tokens: int, block_size: int, limit: int) -> None:
-    starts = evaluation_windows(n_tokens, block_size, limit)
+    starts = evaluation_window_starts(n_tokens, block_size, limit)
     assert starts[0] == 0
     if limit >= n_tokens - 1:
-        assert np.array_equal(starts, evaluation_windows(n_tokens, block_size, None))
+        assert np.array_equal(starts, evaluation_window_starts(n_tokens, block_size, None))
         return
     assert len(starts) == max(1, limit // block_size)
     steps = np.diff(starts)
@@ -148,4 +148,4 @@ def test_limited_windows_are_few_and_do_not_overlap(n_tokens: int, block_size: i
 
 def test_a_single_token_cannot_be_evaluated() -> None:
     with pytest.raises(UserError, match="nothing to predict"):
-        evaluation_windows(1, 8, None)
+        evaluation_window_starts(1, 8, None)

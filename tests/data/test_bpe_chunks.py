@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_gpt2 import library, small_bpe
+from small_gpt2 import small_bpe, small_hf_tokenizer
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.bpe_chunks import cut_for_learning, cut_safely
-from glassgpt.data.bpe_table import MARKS_PATTERN, PATTERN
+from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
+from glassgpt.data.bpe_table import COMBINING_MARKS_PATTERN, GPT2_PATTERN
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer, train_bpe
 
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
@@ -40,10 +40,10 @@ def pair_bpe(pattern: str) -> BytePairTokenizer:
 @example(["a\n \x85b"])
 @example(["it", "'s ", "'s"])
 def test_encoding_the_pieces_equals_encoding_the_whole(chunks: list[str]) -> None:
-    pieces = list(cut_safely(chunks))
+    pieces = list(split_at_bpe_boundaries(chunks))
     whole = "".join(chunks)
     assert "".join(pieces) == whole
-    for pattern in (PATTERN, MARKS_PATTERN):
+    for pattern in (GPT2_PATTERN, COMBINING_MARKS_PATTERN):
         encode = pair_bpe(pattern).encode
         encoded = [encode(piece).tolist() for piece in pieces]
         assert list(itertools.chain(*encoded)) == encode(whole).tolist()
@@ -64,11 +64,11 @@ def words(text: str) -> list[str]:
 
 def test_pieces_follow_the_stream_and_do_not_pile_up() -> None:
     chunks = ["word " * 200] * 50
-    assert max(map(len, cut_safely(chunks))) < 1100
+    assert max(map(len, split_at_bpe_boundaries(chunks))) < 1100
 
 
 def test_text_without_blanks_is_cut_all_the_same() -> None:
-    pieces = list(cut_safely(["x" * 30] * 20, longest_uncut=100))
+    pieces = list(split_at_bpe_boundaries(["x" * 30] * 20, longest_uncut=100))
     assert "".join(pieces) == "x" * 600
     assert max(map(len, pieces)) < 131
 
@@ -81,13 +81,13 @@ def test_a_million_blanks_are_encoded(blank: str) -> None:
     assert small_bpe().decode(ids) == text
     # What a cut does to a long run is what the library does to it whole.
     shorter = "a" + blank * 20_000 + "b c"
-    assert small_bpe().encode(shorter).tolist() == library().encode(shorter).ids
+    assert small_bpe().encode(shorter).tolist() == small_hf_tokenizer().encode(shorter).ids
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(seams, max_size=6))
 def test_what_is_learned_from_has_the_same_words(chunks: list[str]) -> None:
-    pieces = list(cut_for_learning(chunks))
+    pieces = list(split_for_bpe_training(chunks))
     assert list(itertools.chain(*map(words, pieces))) == words("".join(chunks))
 
 
@@ -95,7 +95,7 @@ def test_what_is_learned_from_has_the_same_words(chunks: list[str]) -> None:
 def test_no_piece_to_learn_from_has_an_endless_word(filler: str) -> None:
     # Learning takes the square of a word's length, and memory for the whole of a piece.
     text = "a b " + filler * 300_000 + " c d" + " word" * 100_000
-    pieces = list(cut_for_learning([text]))
+    pieces = list(split_for_bpe_training([text]))
     assert "".join(pieces) == text
     assert max(len(word) for piece in pieces for word in words(piece)) <= 3 * 1001  # three bytes a letter
     assert max(map(len, pieces)) <= 2**17

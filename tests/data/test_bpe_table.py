@@ -9,53 +9,53 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import learn, write_layouts
+from small_gpt2 import train_small_bpe, write_layouts
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks, load_tiktoken_bpe
 from tokenizers import Tokenizer as Library
 
 from glassgpt.data.bpe_table import (
-    PATTERN,
-    RANKS_FILE,
-    Ranks,
-    characters_of_bytes,
-    download_ranks,
+    GPT2_PATTERN,
+    TIKTOKEN_FILE,
+    MergeRanks,
+    bytes_to_unicode,
+    download_gpt2_ranks,
     dump_ranks,
     parse_ranks,
     parse_tokenizer_json,
 )
-from glassgpt.data.tokenizer_json import tokenizer_beside
+from glassgpt.data.tokenizer_json import require_tokenizer_in
 from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 from glassgpt.errors import UserError
 
 
-def read_ranks(folder: Path) -> Ranks:
-    found = tokenizer_beside(folder, "--tokenizer_files", "bring GPT-2's")
+def read_ranks(folder: Path) -> MergeRanks:
+    found = require_tokenizer_in(folder, "--tokenizer_files", "bring GPT-2's")
     assert isinstance(found, BytePairTokenizer)
     return found.ranks
 
 
 def test_every_layout_gives_tiktokens_own_reading(tmp_path: Path) -> None:
-    folders = write_layouts(learn(), tmp_path)
+    folders = write_layouts(train_small_bpe(), tmp_path)
     openai = folders[0]
     expected = data_gym_to_mergeable_bpe_ranks(str(openai / "vocab.bpe"), str(openai / "encoder.json"))
     assert len(expected) == 399
     for folder in folders:
         assert read_ranks(folder) == expected
-    (tmp_path / RANKS_FILE).write_bytes(dump_ranks(expected))
+    (tmp_path / TIKTOKEN_FILE).write_bytes(dump_ranks(expected))
     assert read_ranks(tmp_path) == expected
 
 
 def test_the_stored_form_is_tiktokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
-    ranks = read_ranks(write_layouts(learn(), tmp_path)[0])
-    (tmp_path / RANKS_FILE).write_bytes(dump_ranks(ranks))
-    assert load_tiktoken_bpe(str(tmp_path / RANKS_FILE)) == ranks == parse_ranks(dump_ranks(ranks))
+    ranks = read_ranks(write_layouts(train_small_bpe(), tmp_path)[0])
+    (tmp_path / TIKTOKEN_FILE).write_bytes(dump_ranks(ranks))
+    assert load_tiktoken_bpe(str(tmp_path / TIKTOKEN_FILE)) == ranks == parse_ranks(dump_ranks(ranks))
 
 
 def test_the_pattern_is_tiktokens() -> None:
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    assert r50k_pat_str == PATTERN
+    assert r50k_pat_str == GPT2_PATTERN
 
 
 def edited(folder: Path, **changes: Any) -> None:
@@ -64,7 +64,7 @@ def edited(folder: Path, **changes: Any) -> None:
 
 
 def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
-    folder = write_layouts(learn(), tmp_path)[2]
+    folder = write_layouts(train_small_bpe(), tmp_path)[2]
     original = (folder / "tokenizer.json").read_text()
     model = json.loads(original)["model"]
     split = {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": False}
@@ -106,8 +106,8 @@ def test_a_table_is_tiktokens_only_if_its_merges_are(data: st.DataObject) -> Non
         if first + second not in tokens:
             merges.append([first, second])
             tokens.append(first + second)
-    document = json.loads(learn(258).to_str())
-    bytes_first = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    document = json.loads(train_small_bpe(258).to_str())
+    bytes_first = {character: byte for byte, character in enumerate(bytes_to_unicode())}
     made = {first + second: 256 + i for i, (first, second) in enumerate(merges)}
     document["model"] |= {"vocab": bytes_first | made, "merges": merges}
     document["added_tokens"][0]["id"] = 256 + len(merges)
@@ -121,8 +121,8 @@ def test_a_table_is_tiktokens_only_if_its_merges_are(data: st.DataObject) -> Non
 
 
 def test_a_merge_that_is_never_reached_is_not_given_to_tiktoken() -> None:
-    document = json.loads(learn(258).to_str())
-    bytes_first = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    document = json.loads(train_small_bpe(258).to_str())
+    bytes_first = {character: byte for byte, character in enumerate(bytes_to_unicode())}
     document["model"] |= {
         "vocab": bytes_first | {"ab": 256, "bc": 257, "abc": 258},
         "merges": [["a", "b"], ["b", "c"], ["a", "bc"]],  # but of "abc" the first two merge first
@@ -152,4 +152,4 @@ def test_without_a_network_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(tiktoken_ext.openai_public, "gpt2", no_network)
     with pytest.raises(UserError, match=r"ConnectionError.*--tokenizer_files FOLDER"):
-        download_ranks()
+        download_gpt2_ranks()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from glassgpt.data.decompress import Unpacked
-from glassgpt.data.document_batches import TextFiles
+from glassgpt.data.decompress import DecompressedFile
+from glassgpt.data.document_batches import TextFilesReader
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -29,7 +29,7 @@ def test_the_beginning_tells_how_much_there_is(tmp_path: Path) -> None:
     for name, pack in PACKERS.items():
         path = tmp_path / f"a.jsonl.{name}"
         path.write_bytes(pack(content))
-        with Unpacked(path) as file:
+        with DecompressedFile(path) as file:
             file.read(read_bytes)
             shares[name] = file.disk_bytes() / path.stat().st_size
             file.read(len(content))
@@ -42,7 +42,7 @@ def test_several_parts_that_each_tell_their_own_length(tmp_path: Path) -> None:
     for name, pack in PACKERS.items():
         path = tmp_path / f"a.jsonl.{name}"
         path.write_bytes(pack(content[:4500]) + pack(content[4500:]) + pack(b""))
-        with Unpacked(path) as file:
+        with DecompressedFile(path) as file:
             while file.read(1000):
                 assert 0 < file.disk_bytes() <= path.stat().st_size
             assert file.disk_bytes() == path.stat().st_size
@@ -53,4 +53,4 @@ def test_compressed_texts_count_with_their_size_on_disk(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(lzma.compress(b"a text that is shorter on the disk\n" * 100))
     size = sum(path.stat().st_size for path in paths)
-    assert [parcel.disk_bytes for parcel in TextFiles(tmp_path, paths, size).parcels()] == [size]
+    assert [parcel.disk_bytes for parcel in TextFilesReader(tmp_path, paths, size).read_batches()] == [size]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.document_windows import Passages, passage_batch
-from glassgpt.data.shards import Shards
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.shards import ShardedTokens
 
 END = 9
 
@@ -30,9 +30,9 @@ def test_an_epoch_predicts_every_token_once_from_its_own_document(
     if len(tokens) < 2:
         return
     document_of = np.concatenate([[0], np.cumsum(tokens == END)[:-1]])
-    passages = Passages(tokens, END, block_size)
-    starts, counts = passages.drawn(seed, len(passages) * 3, len(passages))  # the fourth epoch
-    x, y = passage_batch(tokens, starts, counts, block_size)
+    passages = DocumentWindows(tokens, END, block_size)
+    starts, counts = passages.draw(seed, len(passages) * 3, len(passages))  # the fourth epoch
+    x, y = document_window_batch(tokens, starts, counts, block_size)
     predicted: Counter[int] = Counter()
     for row in range(len(starts)):
         for column in range(block_size):
@@ -48,24 +48,24 @@ def test_an_epoch_predicts_every_token_once_from_its_own_document(
             assert all(document_of[i] == own or (i == starts[row] and tokens[i] == END) for i in seen)
             predicted[int(place)] += 1
     assert predicted == Counter(range(1, len(tokens)))
-    assert passages.filled == pytest.approx((len(tokens) - 1) / (len(passages) * block_size))
+    assert passages.filled_fraction == pytest.approx((len(tokens) - 1) / (len(passages) * block_size))
 
 
 def test_a_sequence_is_a_function_of_seed_and_number() -> None:
     tokens = np.random.default_rng(0).integers(0, END, 3000, endpoint=True).astype(np.uint16)
-    passages = Passages(tokens, END, 8)
-    parts = Passages(Shards([tokens[:1001], tokens[1001:]]), END, 8)
-    whole = passages.drawn(7, 1000, 500)
+    passages = DocumentWindows(tokens, END, 8)
+    parts = DocumentWindows(ShardedTokens([tokens[:1001], tokens[1001:]]), END, 8)
+    whole = passages.draw(7, 1000, 500)
     for begin in range(0, 500, 50):
-        for one, all_of_them in zip(parts.drawn(7, 1000 + begin, 50), whole, strict=True):
+        for one, all_of_them in zip(parts.draw(7, 1000 + begin, 50), whole, strict=True):
             assert np.array_equal(one, all_of_them[begin : begin + 50])
-    assert not np.array_equal(passages.drawn(8, 1000, 500)[0], whole[0])
+    assert not np.array_equal(passages.draw(8, 1000, 500)[0], whole[0])
 
 
 def test_a_text_without_an_end_is_one_document() -> None:
-    passages = Passages(np.arange(100) % 5, END, 30)
+    passages = DocumentWindows(np.arange(100) % 5, END, 30)
     assert len(passages) == 4
-    starts, counts = passages.drawn(0, 0, 4)
+    starts, counts = passages.draw(0, 0, 4)
     assert sorted(zip(starts.tolist(), counts.tolist(), strict=True)) == [
         (0, 30),
         (30, 30),

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.paths import nearest_folder
+from glassgpt.paths import nearest_existing_folder
 
 
 def test_the_nearest_folder_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert nearest_folder(Path("runs")) == tmp_path
-    assert nearest_folder(Path("runs/a/b")) == tmp_path
+    assert nearest_existing_folder(Path("runs")) == tmp_path
+    assert nearest_existing_folder(Path("runs/a/b")) == tmp_path
     (tmp_path / "runs").mkdir()
-    assert nearest_folder(Path("runs")) == Path("runs")
-    assert nearest_folder(tmp_path / "x" / "y") == tmp_path
+    assert nearest_existing_folder(Path("runs")) == Path("runs")
+    assert nearest_existing_folder(tmp_path / "x" / "y") == tmp_path

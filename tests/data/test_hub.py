@@ -14,15 +14,21 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from corpora import documents, fineweb_parquet, json_lines, texts_in
+from corpora import make_documents, texts_in, write_fineweb_parquet, write_json_lines
 
 from glassgpt.data.corpus import could_be_on_hub, is_corpus, open_corpus
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.hub import KNOWN, HubName, Listing, chosen, hub_name
+from glassgpt.data.hub import (
+    NAMED_HUB_DATASETS,
+    HubDataset,
+    RepositoryListing,
+    parse_hub_dataset,
+    training_files,
+)
 from glassgpt.errors import UserError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
-TEXTS = documents(120)
+TEXTS = make_documents(120)
 
 
 class Hub:
@@ -136,8 +142,10 @@ NOWHERE = "http://127.0.0.1:9"
 def test_fineweb_edu_is_downloaded_once_and_then_needs_no_network(tmp_path: Path, hub: Hub) -> None:
     folder = hub.root / "HuggingFaceFW" / "fineweb-edu"
     for i in range(3):
-        fineweb_parquet(folder / "sample" / "10BT" / f"{i:03}_00000.parquet", TEXTS[i * 40 : i * 40 + 40])
-    fineweb_parquet(folder / "data" / "CC-MAIN-2013-20" / "train-00000-of-00014.parquet", ["much more"])
+        write_fineweb_parquet(
+            folder / "sample" / "10BT" / f"{i:03}_00000.parquet", TEXTS[i * 40 : i * 40 + 40]
+        )
+    write_fineweb_parquet(folder / "data" / "CC-MAIN-2013-20" / "train-00000-of-00014.parquet", ["much more"])
     done = glass(tmp_path, hub.address, "fineweb_edu")
     assert done.returncode == 0, done.stderr
     dataset = open_dataset(tmp_path / "data" / "fineweb_edu")
@@ -161,9 +169,9 @@ def test_fineweb_edu_is_downloaded_once_and_then_needs_no_network(tmp_path: Path
 
 def test_a_configuration_of_the_card(tmp_path: Path, hub: Hub) -> None:
     folder = hub.root / "someone" / "texts"
-    json_lines(folder / "hi" / "train.jsonl.gz", TEXTS[:60])
-    json_lines(folder / "hi" / "test.jsonl.gz", ["never"])
-    json_lines(folder / "ar" / "train.jsonl.gz", TEXTS[60:])
+    write_json_lines(folder / "hi" / "train.jsonl.gz", TEXTS[:60])
+    write_json_lines(folder / "hi" / "test.jsonl.gz", ["never"])
+    write_json_lines(folder / "ar" / "train.jsonl.gz", TEXTS[60:])
     splits = {
         name: [{"split": "train", "path": f"{name}/train*"}, {"split": "test", "path": f"{name}/test*"}]
         for name in ("hi", "ar")
@@ -191,7 +199,7 @@ def test_without_a_network_it_says_how_to_bring_the_files(tmp_path: Path) -> Non
     ):
         assert part in done.stderr
     assert not (tmp_path / "data").exists()
-    fineweb_parquet(tmp_path / "brought" / "sample" / "10BT" / "000_00000.parquet", TEXTS)
+    write_fineweb_parquet(tmp_path / "brought" / "sample" / "10BT" / "000_00000.parquet", TEXTS)
     brought = glass(tmp_path, NOWHERE, "fineweb_edu", "--source", "brought")
     assert brought.returncode == 0, brought.stderr
     dataset = open_dataset(tmp_path / "data" / "fineweb_edu")
@@ -214,7 +222,7 @@ def test_a_download_that_does_not_fit_is_refused_unless_it_is_there(
 ) -> None:
     """A file of 30 exabytes, said the server; and then one that is in the cache already."""
     folder = hub.root / "someone" / "texts"
-    json_lines(folder / "train.jsonl.gz", TEXTS)
+    write_json_lines(folder / "train.jsonl.gz", TEXTS)
     hub.claimed_bytes = 2**62
     done = glass(tmp_path, hub.address, "someone/texts")
     assert done.returncode == 2
@@ -231,10 +239,14 @@ def test_a_download_that_does_not_fit_is_refused_unless_it_is_there(
 
 
 def test_names() -> None:
-    assert hub_name("tinystories") == KNOWN["tinystories"] == HubName("roneneldan/TinyStories")
-    assert hub_name("allenai/c4:en") == HubName("allenai/c4", "en")
-    assert hub_name("no-owner") is None
-    assert hub_name("a/b/c") is None
+    assert (
+        parse_hub_dataset("tinystories")
+        == NAMED_HUB_DATASETS["tinystories"]
+        == HubDataset("roneneldan/TinyStories")
+    )
+    assert parse_hub_dataset("allenai/c4:en") == HubDataset("allenai/c4", "en")
+    assert parse_hub_dataset("no-owner") is None
+    assert parse_hub_dataset("a/b/c") is None
     assert could_be_on_hub("allenai/c4")
     assert not could_be_on_hub("texts/mine.txt")
     assert not could_be_on_hub("crawl/a.jsonl.gz")
@@ -262,8 +274,8 @@ def test_a_path_that_is_not_there_is_no_name(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_which_files_are_for_training(files: list[str], part: str, expected: list[str]) -> None:
-    listing = Listing("main", SHA, dict.fromkeys(files, 1), ())
-    assert chosen(listing, HubName("some/one", part)) == expected
+    listing = RepositoryListing("main", SHA, dict.fromkeys(files, 1), ())
+    assert training_files(listing, HubDataset("some/one", part)) == expected
 
 
 def test_cards_in_all_their_forms() -> None:
@@ -274,8 +286,10 @@ def test_cards_in_all_their_forms() -> None:
         [{"split": "train", "path": ["a/train*"]}],
         [{"path": "a/tr*"}],
     ):
-        listing = Listing("main", SHA, sizes, [{"config_name": "default", "data_files": data_files}])
-        assert chosen(listing, HubName("some/one")) == ["a/train.parquet"]
+        listing = RepositoryListing(
+            "main", SHA, sizes, [{"config_name": "default", "data_files": data_files}]
+        )
+        assert training_files(listing, HubDataset("some/one")) == ["a/train.parquet"]
     for config in (
         {"data_files": {"train": "a/train*", "test": "a/test*"}},
         {"data_files": {"train": ["a/tr*"]}, "data_dir": "."},
@@ -285,29 +299,31 @@ def test_cards_in_all_their_forms() -> None:
         {"data_dir": "./a/", "data_files": "*.parquet"},
         {"data_dir": "a", "data_files": [{"split": "train", "path": "train*"}]},
     ):
-        assert chosen(Listing("main", SHA, sizes, [config]), HubName("some/one")) == ["a/train.parquet"], (
-            config
-        )
+        assert training_files(RepositoryListing("main", SHA, sizes, [config]), HubDataset("some/one")) == [
+            "a/train.parquet"
+        ], config
     # A file that the card says is for training is, whatever it is called.
     called_test = {"data_files": {"train": "a/test*"}}
-    assert chosen(Listing("main", SHA, sizes, [called_test]), HubName("some/one")) == ["a/test.parquet"]
+    assert training_files(RepositoryListing("main", SHA, sizes, [called_test]), HubDataset("some/one")) == [
+        "a/test.parquet"
+    ]
     two: list[dict[str, object]] = [
         {"config_name": "x", "data_files": "a/*"},
         {"config_name": "y", "data_files": "b*", "default": True},
     ]
-    assert chosen(Listing("main", SHA, sizes, two), HubName("some/one")) == ["b.parquet"]
+    assert training_files(RepositoryListing("main", SHA, sizes, two), HubDataset("some/one")) == ["b.parquet"]
     with pytest.raises(UserError, match="has no 'z'; there are x, y"):
-        chosen(Listing("main", SHA, sizes, two), HubName("some/one", "z"))
+        training_files(RepositoryListing("main", SHA, sizes, two), HubDataset("some/one", "z"))
 
 
 def test_a_folder_that_was_brought_is_chosen_from_as_the_hub_is(tmp_path: Path) -> None:
     folder = tmp_path / "brought"
     for name in ("a/train.parquet", "a/test.parquet", "b/train.parquet", ".cache/x.parquet"):
-        fineweb_parquet(folder / name, TEXTS[:5])
+        write_fineweb_parquet(folder / name, TEXTS[:5])
 
     def files(name: str) -> list[str]:
         corpus = open_corpus(name, str(folder), "text")
-        return [piece.path.relative_to(folder).as_posix() for piece in corpus.pieces]
+        return [piece.path.relative_to(folder).as_posix() for piece in corpus.readers]
 
     assert files("some/one") == ["a/train.parquet", "b/train.parquet"]
     assert files("some/one:a") == ["a/train.parquet"]

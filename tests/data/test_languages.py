@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import json_lines, made, texts_in
-from small_gpt2 import learn
+from corpora import prepare_dataset, texts_in, write_json_lines
+from small_gpt2 import train_small_bpe
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
-from glassgpt.data.bpe_table import PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer, carried_tokenizer, load_tokenizer, train_bpe
+from glassgpt.data.bpe_table import GPT2_PATTERN
+from glassgpt.data.tokenizers import BytePairTokenizer, load_folder_bpe, load_tokenizer, train_bpe
 
 HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",
@@ -36,8 +36,8 @@ TEXTS = [f"{i}. {a} {b}" for i in range(12) for a in HINDI + ARABIC for b in FOR
 
 @pytest.mark.parametrize("tokenizer", ["bpe:600", "byte"])
 def test_hindi_and_arabic_come_back_to_the_byte(tmp_path: Path, tokenizer: str) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=tokenizer)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=tokenizer)
     if tokenizer == "byte":
         parts = [np.asarray(dataset.tokens(split)).astype(np.uint8).tobytes() for split in ("train", "val")]
         back = [text for part in parts for text in part.decode().removesuffix("\n").split("\n")]
@@ -52,10 +52,12 @@ def test_hindi_and_arabic_come_back_to_the_byte(tmp_path: Path, tokenizer: str) 
 
 
 def test_bytes_per_token_are_told(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     told = {}
     for tokenizer in ("byte", "bpe:600"):
-        dataset = made(tmp_path / "a.jsonl", tmp_path / tokenizer.replace(":", ""), tokenizer=tokenizer)
+        dataset = prepare_dataset(
+            tmp_path / "a.jsonl", tmp_path / tokenizer.replace(":", ""), tokenizer=tokenizer
+        )
         manifest = json.loads((dataset.directory / "manifest.json").read_text(encoding="utf-8"))
         told[tokenizer] = manifest["bytes_per_token"]["train"]
         text_bytes = sum(len(text.encode()) for text in texts_of(dataset.directory))
@@ -111,10 +113,10 @@ def test_hindi_takes_half_the_tokens_it_took() -> None:
 
 def test_a_dataset_from_before_keeps_its_words(tmp_path: Path) -> None:
     """Its tokenizer.json has GPT-2's pattern: the ids that a model was trained with stay what they were."""
-    library = learn()
+    library = train_small_bpe()
     (tmp_path / "tokenizer.json").write_text(library.to_str(pretty=True))
-    old = carried_tokenizer("bpe:400", tmp_path)
+    old = load_folder_bpe("bpe:400", tmp_path)
     assert isinstance(old, BytePairTokenizer)
-    assert old.pattern == PATTERN
+    assert old.pattern == GPT2_PATTERN
     for text in TEXTS:
         assert old.encode(text).tolist() == library.encode(text).ids

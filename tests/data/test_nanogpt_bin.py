@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import learn, ranks_of
+from small_gpt2 import ranks_of, train_small_bpe
 
 from glassgpt.data import tokenizers
-from glassgpt.data.bpe_table import Ranks
+from glassgpt.data.bpe_table import MergeRanks
 from glassgpt.data.dataset import open_dataset, read_manifest, verify
-from glassgpt.data.digests import SAMPLED, WHOLE_BYTES, blocks
+from glassgpt.data.digests import MIN_SAMPLED_BYTES, SAMPLED_PREFIX, read_hashed_blocks
 from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer, write_tokenizer
@@ -109,11 +109,11 @@ def test_without_meta_the_ids_are_gpt2s(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in run.iterdir()] == ["manifest.json"]
     asked: list[str] = []
 
-    def small_table(fix: str) -> Ranks:
+    def small_table(fix: str) -> MergeRanks:
         asked.append(fix)
-        return ranks_of(learn())
+        return ranks_of(train_small_bpe())
 
-    monkeypatch.setattr(tokenizers, "download_ranks", small_table)
+    monkeypatch.setattr(tokenizers, "download_gpt2_ranks", small_table)
     for place in (folder, run):
         tokenizer = load_tokenizer(place)
         assert tokenizer.name == "gpt2"
@@ -269,10 +269,10 @@ def test_a_huge_file_is_opened_at_once(huge: Path) -> None:
     dataset = open_dataset(huge)
     verify(dataset)
     assert time.monotonic() - began < 2
-    assert sum(map(len, blocks(huge / "train.bin"))) < WHOLE_BYTES / 10
+    assert sum(map(len, read_hashed_blocks(huge / "train.bin"))) < MIN_SAMPLED_BYTES / 10
     assert dataset.manifest.tokens["train"] == len(dataset.tokens("train")) == 3_000_000_000
-    assert dataset.manifest.sha256["train.bin"].startswith(SAMPLED)
-    assert not dataset.manifest.sha256["val.bin"].startswith(SAMPLED)
+    assert dataset.manifest.sha256["train.bin"].startswith(SAMPLED_PREFIX)
+    assert not dataset.manifest.sha256["val.bin"].startswith(SAMPLED_PREFIX)
     assert any("train.bin is large" in note for note in dataset.manifest.notes)
     # All of the validation text was counted; of the training text only a part, which says nothing.
     assert math.isnan(dataset.bytes_per_token("train"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import documents, json_lines
-from small_gpt2 import CORPUS, learn, write_layouts
+from corpora import make_documents, write_json_lines
+from small_gpt2 import CORPUS, train_small_bpe, write_layouts
 
 from glassgpt import files
 from glassgpt.data import prepare as prepare_module
@@ -87,7 +87,7 @@ def test_encodings_and_line_ends_make_no_difference_and_are_said(tmp_path: Path)
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe:300", "gpt2"])
 def test_the_text_can_be_read_back_from_the_ids(tmp_path: Path, text_file: Path, tokenizer: str) -> None:
-    table_files = str(write_layouts(learn(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
+    table_files = str(write_layouts(train_small_bpe(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
     dataset = made(text_file, tmp_path / "out", tokenizer=tokenizer, tokenizer_files=table_files)
     loaded = load_tokenizer(tmp_path / "out")
     raw = text_file.read_bytes()
@@ -344,7 +344,7 @@ def test_what_appeared_meanwhile_is_kept(
     made(text_file, tmp_path / "other")
     monkeypatch.setattr(prepare_module, "_write_dataset", meanwhile)
     with (
-        files.alone(tmp_path / "other"),
+        files.exclusive_lock(tmp_path / "other"),
         pytest.raises(UserError, match=r"holds other files \(thesis\.tex\)"),
     ):
         made(text_file, tmp_path / "out")
@@ -363,13 +363,13 @@ def test_a_lock_that_was_removed_is_not_taken(tmp_path: Path, monkeypatch: pytes
         return True
 
     monkeypatch.setattr(files, "try_lock", lock)
-    with files.alone(tmp_path / "out"):
+    with files.exclusive_lock(tmp_path / "out"):
         assert (tmp_path / ".out.lock").exists()
         assert len(tried) == 2
 
 
 def test_a_leftover_of_an_earlier_swap_is_in_nobodys_way(tmp_path: Path, text_file: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", documents(50))
+    write_json_lines(tmp_path / "a.jsonl", make_documents(50))
     made(text_file, tmp_path / "out")
     (tmp_path / ".out.old").mkdir()
     (tmp_path / ".out.old" / "train.bin").touch()
@@ -427,7 +427,7 @@ def test_without_a_network_text_and_tokenizer_are_both_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "SHAKESPEARE_URL", (tmp_path / "nowhere").as_uri())
-    monkeypatch.setattr(tokenizer_json, "download_ranks", failing(UserError("bring --tokenizer_files")))
+    monkeypatch.setattr(tokenizer_json, "download_gpt2_ranks", failing(UserError("bring --tokenizer_files")))
     with pytest.raises(UserError) as caught:
         made("shakespeare", tmp_path / "out")
     assert [("--source" in p, "--tokenizer_files" in p) for p in caught.value.problems] == [

@@ -18,25 +18,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from corpora import cut_small, documents, files_of, fineweb_parquet, json_lines, made, texts_in
-from small_gpt2 import learn, write_layouts
+from corpora import (
+    folder_contents,
+    make_documents,
+    prepare_dataset,
+    texts_in,
+    use_small_batches,
+    write_fineweb_parquet,
+    write_json_lines,
+)
+from small_gpt2 import train_small_bpe, write_layouts
 
 from glassgpt.data import document_batches, parquet, progress, train_tokenizer, workers
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.split import are_validation, document_key
+from glassgpt.data.split import document_key, is_validation_mask
 from glassgpt.errors import UserError
 
-TEXTS = documents(200)
+TEXTS = make_documents(200)
 
 
 def is_held_out(text: str, fraction: float = 0.2) -> bool:
-    return bool(are_validation(np.array([document_key(text.encode())], dtype=np.uint64), fraction)[0])
+    return bool(is_validation_mask(np.array([document_key(text.encode())], dtype=np.uint64), fraction)[0])
 
 
 @pytest.fixture(autouse=True)
 def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
+    use_small_batches(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +54,10 @@ def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_layout_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
     source: Path | str = tmp_path / name
     if name == "a.parquet":
-        fineweb_parquet(tmp_path / name, TEXTS)
+        write_fineweb_parquet(tmp_path / name, TEXTS)
     elif name == "folder":
-        fineweb_parquet(tmp_path / name / "sample" / "000.parquet", TEXTS[:90])
-        json_lines(tmp_path / name / "sample" / "001.jsonl.gz", TEXTS[90:])
+        write_fineweb_parquet(tmp_path / name / "sample" / "000.parquet", TEXTS[:90])
+        write_json_lines(tmp_path / name / "sample" / "001.jsonl.gz", TEXTS[90:])
         (tmp_path / name / "README.md").write_text("About this dataset.")
     elif name == "pattern":
         for i, text in enumerate(TEXTS):
@@ -57,8 +65,8 @@ def test_every_layout_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
             (tmp_path / "texts" / str(i % 3) / f"{i:03}.txt").write_text(text, encoding="utf-8")
         source = f"{tmp_path}/texts/**/*.txt"
     else:
-        json_lines(tmp_path / name, TEXTS)
-    dataset = made(source, tmp_path / "out")
+        write_json_lines(tmp_path / name, TEXTS)
+    dataset = prepare_dataset(source, tmp_path / "out")
     train, val = texts_in(dataset, "train"), texts_in(dataset, "val")
     assert sorted(train) == sorted(text for text in TEXTS if not is_held_out(text))
     assert sorted(val) == sorted(text for text in TEXTS if is_held_out(text))
@@ -74,19 +82,19 @@ def test_a_table_among_texts_is_a_text(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     for i, text in enumerate(TEXTS):
         (folder / f"{i:03}.py").write_text(text, encoding="utf-8")
-    json_lines(folder / "fixture.jsonl", ["a row"])
-    assert made(folder, tmp_path / "small").manifest.files("train") == ["train.bin"]
+    write_json_lines(folder / "fixture.jsonl", ["a row"])
+    assert prepare_dataset(folder, tmp_path / "small").manifest.split_files("train") == ["train.bin"]
     # The same when it is large, and so read in bulk.
     monkeypatch.setattr("glassgpt.data.corpus.LARGE_FOLDER_BYTES", 1000)
-    dataset = made(folder, tmp_path / "large")
-    assert dataset.manifest.files("train") == ["train-00000.bin"]
+    dataset = prepare_dataset(folder, tmp_path / "large")
+    assert dataset.manifest.split_files("train") == ["train-00000.bin"]
     assert len(texts_in(dataset, "train")) + len(texts_in(dataset, "val")) == len(TEXTS) + 1
 
 
 def test_the_ids_are_those_of_each_document_alone(tmp_path: Path) -> None:
     tricky = ["ends in blanks  \n\n", "\n begins in them", "a <|endoftext|> of its own", " " * 20_000 + "x"]
-    json_lines(tmp_path / "a.jsonl", tricky + TEXTS[:20])
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", val_fraction=0.3)
+    write_json_lines(tmp_path / "a.jsonl", tricky + TEXTS[:20])
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", val_fraction=0.3)
     from glassgpt.data.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(tmp_path / "out")
@@ -101,19 +109,19 @@ def test_the_ids_are_those_of_each_document_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokenizer", ["byte", "gpt2", "bpe:300"])
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer: str) -> None:
-    fineweb_parquet(tmp_path / "a.parquet", TEXTS)
-    files = str(write_layouts(learn(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
+    write_fineweb_parquet(tmp_path / "a.parquet", TEXTS)
+    files = str(write_layouts(train_small_bpe(), tmp_path / "files")[1]) if tokenizer == "gpt2" else ""
     options: dict[str, Any] = {"tokenizer": tokenizer, "tokenizer_files": files, "shard_tokens": 500}
-    made(tmp_path / "a.parquet", tmp_path / "one", workers=1, **options)
-    made(tmp_path / "a.parquet", tmp_path / "two", workers=2, **options)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    assert len(open_dataset(tmp_path / "one").manifest.files("train")) > 3
+    prepare_dataset(tmp_path / "a.parquet", tmp_path / "one", workers=1, **options)
+    prepare_dataset(tmp_path / "a.parquet", tmp_path / "two", workers=2, **options)
+    assert folder_contents(tmp_path / "one") == folder_contents(tmp_path / "two")
+    assert len(open_dataset(tmp_path / "one").manifest.split_files("train")) > 3
 
 
 def test_the_split_does_not_depend_on_the_order(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
-    json_lines(tmp_path / "b.jsonl", TEXTS[::-1])
-    a, b = (made(tmp_path / f"{name}.jsonl", tmp_path / name) for name in "ab")
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "b.jsonl", TEXTS[::-1])
+    a, b = (prepare_dataset(tmp_path / f"{name}.jsonl", tmp_path / name) for name in "ab")
     assert sorted(texts_in(a, "val")) == sorted(texts_in(b, "val"))
 
 
@@ -122,9 +130,9 @@ def test_a_folder_of_texts_splits_in_bulk_as_it_does_else(tmp_path: Path) -> Non
     folder.mkdir()
     for i, text in enumerate(TEXTS):
         (folder / f"{i:03}.txt").write_text(text, encoding="utf-8")
-    else_way = made(folder, tmp_path / "a")
-    in_bulk = made(f"{folder}/*.txt", tmp_path / "b")
-    assert else_way.manifest.files("val") == ["val.bin"]
+    else_way = prepare_dataset(folder, tmp_path / "a")
+    in_bulk = prepare_dataset(f"{folder}/*.txt", tmp_path / "b")
+    assert else_way.manifest.split_files("val") == ["val.bin"]
     decoded = texts_in(in_bulk, "val")
     assert len(decoded) == sum(map(is_held_out, TEXTS))
     notes = " ".join(else_way.manifest.notes)
@@ -132,33 +140,33 @@ def test_a_folder_of_texts_splits_in_bulk_as_it_does_else(tmp_path: Path) -> Non
 
 
 def test_shards_are_full_but_for_the_last(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=700)
-    names = dataset.manifest.files("train")
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=700)
+    names = dataset.manifest.split_files("train")
     sizes = [(tmp_path / "out" / name).stat().st_size for name in names]
     assert names[:2] == ["train-00000.bin", "train-00001.bin"]
     assert set(sizes[:-1]) == {1400}
     assert 0 < sizes[-1] <= 1400
-    whole = made(tmp_path / "a.jsonl", tmp_path / "whole")
+    whole = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole")
     assert dataset.tokens("train")[:].tolist() == whole.tokens("train")[:].tolist()
 
 
 def test_copies_are_left_out_on_request(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS[:60] + TEXTS[:30] + TEXTS[40:80])
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", dedup=True)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS[:60] + TEXTS[:30] + TEXTS[40:80])
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", dedup=True)
     assert texts_in(dataset, "train") == [text for text in TEXTS[:80] if not is_held_out(text)]
     assert "left out 50 documents that had been there before" in dataset.manifest.notes
-    with_copies = made(tmp_path / "a.jsonl", tmp_path / "all")
+    with_copies = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "all")
     assert sum(with_copies.manifest.tokens.values()) > sum(dataset.manifest.tokens.values())
 
 
 def test_empty_documents_are_left_out(tmp_path: Path) -> None:
-    fineweb_parquet(tmp_path / "a.parquet", ["", None, *TEXTS[:30], ""])
-    dataset = made(tmp_path / "a.parquet", tmp_path / "out")
+    write_fineweb_parquet(tmp_path / "a.parquet", ["", None, *TEXTS[:30], ""])
+    dataset = prepare_dataset(tmp_path / "a.parquet", tmp_path / "out")
     assert texts_in(dataset, "train") == [text for text in TEXTS[:30] if not is_held_out(text)]
     assert "left out 3 empty documents" in dataset.manifest.notes
     (tmp_path / "b.jsonl").write_text("\n\n".join(json.dumps({"text": t}) for t in ["", *TEXTS[:30]]))
-    again = made(tmp_path / "b.jsonl", tmp_path / "out2")
+    again = prepare_dataset(tmp_path / "b.jsonl", tmp_path / "out2")
     assert "left out 1 empty document" in again.manifest.notes
     assert texts_in(again, "train") == texts_in(dataset, "train")
 
@@ -166,20 +174,20 @@ def test_empty_documents_are_left_out(tmp_path: Path) -> None:
 def test_half_a_character_is_replaced_and_told(tmp_path: Path) -> None:
     lines = [json.dumps({"text": text}) for text in TEXTS[:30]] + [r'{"text": "half \ud83d of it"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", val_fraction=0.5)
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", val_fraction=0.5)
     assert "half ? of it" in texts_in(dataset, "train") + texts_in(dataset, "val")
     assert "in 1 document half characters became question marks" in dataset.manifest.notes
 
 
 def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
-        json_lines(tmp_path / "many" / f"{i}.jsonl", documents(100, 100 * i))
-    monkeypatch.setattr(train_tokenizer, "SAMPLE_BYTES", 8000)
-    monkeypatch.setattr(train_tokenizer, "_SAMPLED_PIECES", 2)
-    notes = made(tmp_path / "many", tmp_path / "out").manifest.notes
+        write_json_lines(tmp_path / "many" / f"{i}.jsonl", make_documents(100, 100 * i))
+    monkeypatch.setattr(train_tokenizer, "MAX_BPE_SAMPLE_BYTES", 8000)
+    monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLED_FILES", 2)
+    notes = prepare_dataset(tmp_path / "many", tmp_path / "out").manifest.notes
     assert any("learned from a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()
-    notes = made(tmp_path / "many", tmp_path / "all").manifest.notes
+    notes = prepare_dataset(tmp_path / "many", tmp_path / "all").manifest.notes
     assert any("bpe:300 was learned from all training text" in note for note in notes)
 
 
@@ -190,7 +198,7 @@ def failing(tmp_path: Path, source: Path | str, **options: Any) -> str:
     """The complaint; and nothing is left behind."""
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(UserError) as caught:
-        made(source, tmp_path / "out", **options)
+        prepare_dataset(source, tmp_path / "out", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     return str(caught.value)
 
@@ -214,8 +222,8 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
 def test_parcels_without_a_text_are_passed_over(tmp_path: Path, first: bool) -> None:
     """Seven rows are a parcel, and what the disk is asked for is foreseen from the first."""
     empty: list[str | None] = [None, ""] * 7
-    fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
-    dataset = made(tmp_path / "a.parquet", tmp_path / "out")
+    write_fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
+    dataset = prepare_dataset(tmp_path / "a.parquet", tmp_path / "out")
     assert texts_in(dataset, "train") == [text for text in TEXTS if not is_held_out(text)]
     assert "left out 14 empty documents" in dataset.manifest.notes
 
@@ -228,12 +236,12 @@ def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
     (folder / "07.txt").write_bytes("Käse".encode("latin-1"))
     complaint = failing(tmp_path, f"{folder}/*.txt")
     assert f"{folder}/07.txt is not UTF-8 at its byte 1" in complaint
-    dataset = made(f"{folder}/*.txt", tmp_path / "bytes", tokenizer="byte", val_fraction=0.5)
+    dataset = prepare_dataset(f"{folder}/*.txt", tmp_path / "bytes", tokenizer="byte", val_fraction=0.5)
     ids = np.concatenate([dataset.tokens("train")[:], dataset.tokens("val")[:]]).astype(np.uint8).tobytes()
     assert b"K\xe4se\n" in ids
     # Binary files are left out, and that is said.
     (folder / "picture.txt").write_bytes(b"\0\1\2")
-    notes = made(f"{folder}/[p1]*.txt", tmp_path / "some", val_fraction=0.5).manifest.notes
+    notes = prepare_dataset(f"{folder}/[p1]*.txt", tmp_path / "some", val_fraction=0.5).manifest.notes
     assert "skipped 1 binary file" in notes
 
 
@@ -246,7 +254,7 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     for i, text in enumerate(TEXTS[:40]):
         (folder / f"{i:02}.txt.{suffix}").write_bytes(pack[suffix](text.encode()))
     (folder / f"picture.png.{suffix}").write_bytes(pack[suffix](b"png\0" * 10))
-    dataset = made(f"{folder}/*", tmp_path / "made")
+    dataset = prepare_dataset(f"{folder}/*", tmp_path / "made")
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
     assert "skipped 1 binary file" in dataset.manifest.notes
     assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
@@ -259,7 +267,7 @@ def test_encodings_and_line_ends_of_texts_make_no_difference(tmp_path: Path) -> 
     for i, text in enumerate(TEXTS[:30]):
         lines = text.replace("\n", "\r\n") if i % 2 else text
         (folder / f"{i:02}.txt").write_bytes(lines.encode(encodings[i % 3]))
-    dataset = made(f"{folder}/*", tmp_path / "made")
+    dataset = prepare_dataset(f"{folder}/*", tmp_path / "made")
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:30])
     assert any("UTF-16" in note for note in dataset.manifest.notes)
 
@@ -271,7 +279,7 @@ def test_a_file_is_read_once_however_many_names_it_has(tmp_path: Path) -> None:
     for i, text in enumerate(TEXTS[:20]):
         (folder / "below" / f"{i:02}.txt").write_text(text, encoding="utf-8")
     (folder / "circle").symlink_to(folder)
-    dataset = made(f"{folder}/**/*.txt", tmp_path / "out", val_fraction=0.5)
+    dataset = prepare_dataset(f"{folder}/**/*.txt", tmp_path / "out", val_fraction=0.5)
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:20])
     assert any(note.startswith("skipped ") and "repeated files" in note for note in dataset.manifest.notes)
 
@@ -279,14 +287,14 @@ def test_a_file_is_read_once_however_many_names_it_has(tmp_path: Path) -> None:
 def test_links_to_folders_are_said_to_be_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "crawl"
     folder.mkdir()
-    json_lines(folder / "a.jsonl", TEXTS[:40])
+    write_json_lines(folder / "a.jsonl", TEXTS[:40])
     (folder / "linked").symlink_to(tmp_path)
-    notes = made(folder, tmp_path / "out").manifest.notes
+    notes = prepare_dataset(folder, tmp_path / "out").manifest.notes
     assert any(note.startswith("skipped 1 linked folder") for note in notes)
 
 
 def test_nothing_but_empty_documents_is_said(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", [""] * 7)
+    write_json_lines(tmp_path / "a.jsonl", [""] * 7)
     assert "there is no text in it (left out 7 empty documents)" in failing(tmp_path, tmp_path / "a.jsonl")
 
 
@@ -299,7 +307,7 @@ def test_two_columns_of_one_name_are_not_called_damage(tmp_path: Path) -> None:
 def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 MB take a minute, and nothing else is said meanwhile."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
     prepare(options, said.append)
@@ -313,7 +321,7 @@ def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyte
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(workers, "ProcessPoolExecutor", without_shared_memory)
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
     assert "could not be started" in complaint
     assert "--workers 1" in complaint
@@ -322,23 +330,27 @@ def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyte
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps({"text": text}) for text in TEXTS[:40])
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8-sig")
-    assert len(texts_in(made(tmp_path / "a.jsonl", tmp_path / "out"), "train")) > 20
+    assert len(texts_in(prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out"), "train")) > 20
 
 
 def test_parquet_without_the_column_says_which_there_are(tmp_path: Path) -> None:
-    fineweb_parquet(tmp_path / "many" / "a.parquet", TEXTS)
-    fineweb_parquet(tmp_path / "many" / "b.parquet", TEXTS)
+    write_fineweb_parquet(tmp_path / "many" / "a.parquet", TEXTS)
+    write_fineweb_parquet(tmp_path / "many" / "b.parquet", TEXTS)
     complaint = failing(tmp_path, tmp_path / "many", text_column="content")
     assert complaint.count("has no column 'content'; its text columns are text, id, dump") == 2
     complaint = failing(tmp_path, tmp_path / "many", text_column="score")
     assert "its column 'score' holds double, not text" in complaint
-    assert len(texts_in(made(tmp_path / "many", tmp_path / "urls", text_column="url"), "train")) > 300
+    assert (
+        len(texts_in(prepare_dataset(tmp_path / "many", tmp_path / "urls", text_column="url"), "train")) > 300
+    )
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet"])
 def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    whole = (fineweb_parquet if suffix == ".parquet" else json_lines)(path, documents(3000)).read_bytes()
+    whole = (write_fineweb_parquet if suffix == ".parquet" else write_json_lines)(
+        path, make_documents(3000)
+    ).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])  # a download that broke off
     assert f"a{suffix} is damaged" in failing(tmp_path, path)
     here = 2000 if suffix == ".parquet" else len(whole) // 2  # in the column of the text, which comes first
@@ -348,19 +360,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
 
 def test_compressed_members_follow_each_other(tmp_path: Path) -> None:
     for suffix in ("gz", "xz", "zst"):
-        path = json_lines(tmp_path / f"a.jsonl.{suffix}", TEXTS[:100])
+        path = write_json_lines(tmp_path / f"a.jsonl.{suffix}", TEXTS[:100])
         first = path.read_bytes()
-        path.write_bytes(first + json_lines(path, TEXTS[100:]).read_bytes())
-        dataset = made(path, tmp_path / suffix)
+        path.write_bytes(first + write_json_lines(path, TEXTS[100:]).read_bytes())
+        dataset = prepare_dataset(path, tmp_path / suffix)
         assert texts_in(dataset, "train") == [text for text in TEXTS if not is_held_out(text)]
         path.write_bytes(first + b"\0" * 8)
-        made(path, tmp_path / f"{suffix}-padded")
+        prepare_dataset(path, tmp_path / f"{suffix}-padded")
         path.write_bytes(first + b"this is no second member")
         assert f"a.jsonl.{suffix} is damaged" in failing(tmp_path, path)
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
     short = json.dumps({"text": TEXTS[0]})
     (tmp_path / "a.jsonl").write_text("\n".join([short] * 30 + ['{"text": "' + "x" * 20_000 + '"}', short]))
     assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
@@ -369,8 +381,8 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MOST_BYTES", 10_000)
-    fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
+    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
+    write_fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
     assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
 
 
@@ -380,11 +392,11 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
 ) -> None:
     monkeypatch.undo()
     texts = [("x" if text == "equal" else str(i)) * 500_000 for i in range(100, 300)]
-    path = fineweb_parquet(tmp_path / "a.parquet", texts, rows=200)
+    path = write_fineweb_parquet(tmp_path / "a.parquet", texts, rows=200)
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in parquet.Parquet(path, path.stat().st_size, "text").parcels(skip=3):
+    for parcel in parquet.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
         most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -395,14 +407,14 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
 
 
 def test_too_few_documents_to_split(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", [next(text for text in TEXTS if not is_held_out(text))])
+    write_json_lines(tmp_path / "a.jsonl", [next(text for text in TEXTS if not is_held_out(text))])
     assert "of 1 document none is for validation: bring more" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("")
     assert "there is no text in it" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), out_dir=str(tmp_path / "fits"), tokenizer="byte")
     manifest = prepare(options, said.append, progress=False)
@@ -420,7 +432,7 @@ def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_options_that_do_not_fit_are_all_told(tmp_path: Path) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", tokenizer="char", workers=0, shard_tokens=0)
     assert "--tokenizer char has to know every character" in complaint
     assert "--workers 0 is not at least 1" in complaint
@@ -437,7 +449,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     script.write_text(MEASURED)
     peaks = []
     for times in (1, 6):
-        path = json_lines(tmp_path / f"{times}.jsonl", documents(40_000) * times)
+        path = write_json_lines(tmp_path / f"{times}.jsonl", make_documents(40_000) * times)
         command = [sys.executable, str(script), str(path), str(tmp_path / f"out{times}")]
         process = psutil.Popen(command)
         peaks.append(0)
@@ -461,8 +473,8 @@ if __name__ == "__main__":
 
 
 def test_a_file_with_a_wrong_name_is_not_called_damaged(tmp_path: Path) -> None:
-    plain = json_lines(tmp_path / "a.jsonl", TEXTS).read_bytes()
-    packed = json_lines(tmp_path / "b.jsonl.gz", TEXTS).read_bytes()
+    plain = write_json_lines(tmp_path / "a.jsonl", TEXTS).read_bytes()
+    packed = write_json_lines(tmp_path / "b.jsonl.gz", TEXTS).read_bytes()
     for suffix in (".gz", ".xz", ".zst"):
         path = tmp_path / f"c.jsonl{suffix}"
         path.write_bytes(plain)  # as browsers leave it
@@ -481,7 +493,7 @@ def test_what_is_in_the_way_of_the_work_is_left_alone(tmp_path: Path, inside: st
         work.write_text("mine")
     else:
         (work / inside).mkdir(parents=True)
-    path = json_lines(tmp_path / "a.jsonl", TEXTS)
+    path = write_json_lines(tmp_path / "a.jsonl", TEXTS)
     with pytest.raises(UserError, match=r"\.out\.unfinished is in the way: remove it"):
-        made(path, tmp_path / "out")
+        prepare_dataset(path, tmp_path / "out")
     assert work.read_text() == "mine" if inside is None else (work / inside).is_dir()

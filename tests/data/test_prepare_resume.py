@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from corpora import cut_small, documents, files_of, json_lines, made
+from corpora import folder_contents, make_documents, prepare_dataset, use_small_batches, write_json_lines
 
 from glassgpt import files
 from glassgpt.data import manifest, prepare_bulk
@@ -21,12 +21,12 @@ from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
 
-TEXTS = documents(200)
+TEXTS = make_documents(200)
 
 
 @pytest.fixture(autouse=True)
 def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
+    use_small_batches(monkeypatch)
 
 
 PREPARE = """
@@ -52,8 +52,8 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     tmp_path: Path, workers: int, kill: signal.Signals
 ) -> None:
     source, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
-    many = documents(3000)
-    json_lines(source, many[:1500] + many)
+    many = make_documents(3000)
+    write_json_lines(source, many[:1500] + many)
     process = start(tmp_path / "go.py", source, out, workers)
     work = tmp_path / ".out.unfinished"
     deadline = time.monotonic() + 60
@@ -77,7 +77,7 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     whole = tmp_path / "whole"
     start(tmp_path / "go.py", source, whole, 1).communicate()
     verify(open_dataset(out))
-    ours, theirs = files_of(out), files_of(whole)
+    ours, theirs = folder_contents(out), folder_contents(whole)
     assert ours.keys() == theirs.keys()
     for name in theirs:
         assert ours[name] == theirs[name], name
@@ -85,7 +85,7 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
 
 def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    json_lines(source, documents(4000))
+    write_json_lines(source, make_documents(4000))
     process = start(tmp_path / "go.py", source, out, 2)
     while not (tmp_path / ".out.unfinished" / "train-00001.bin").exists():
         assert process.poll() is None, process.communicate()
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
 
 
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
         with monkeypatch.context() as patch:
 
@@ -113,36 +113,36 @@ def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pyte
 
             patch.setattr(prepare_bulk, step, stop)
             with pytest.raises(_Stopped):
-                made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
-    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+                prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert folder_contents(tmp_path / "out") == folder_contents(tmp_path / "whole")
 
 
 def test_killed_before_the_renaming_only_that_is_left_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     with monkeypatch.context() as patch:
 
         def stop(*arguments: Any) -> None:
             raise _Stopped
 
-        patch.setattr(prepare_bulk, "move_into_place", stop)
+        patch.setattr(prepare_bulk, "commit_folder", stop)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
         patch.undo()
         patch.setattr(prepare_bulk, "_encode", stop)
-        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+        prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
         patch.undo()
         # Killed right after it: a mark is left in the dataset, and is in nobody's way.
-        patch.setattr(prepare_bulk, "forget_mark", stop)
+        patch.setattr(prepare_bulk, "remove_prepare_state", stop)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
     assert (tmp_path / "out" / "unfinished.json").exists()
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
-    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400)
+    assert folder_contents(tmp_path / "out") == folder_contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "whole"]
 
 
@@ -162,14 +162,14 @@ def stop_after_shards(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
 
 
 def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     with monkeypatch.context() as patch:
         stop_after_shards(patch, 2)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
     with pytest.raises(UserError, match=r"was stopped, of other files or with other settings.*--overwrite"):
-        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=300, overwrite=True)
+        prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=300, overwrite=True)
     assert not (tmp_path / ".out.unfinished").exists()
 
 
@@ -178,11 +178,11 @@ def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: py
 def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, gone: bool
 ) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     with monkeypatch.context() as patch:
         stop_after_shards(patch, 3)
         with pytest.raises(_Stopped):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
     work = tmp_path / ".out.unfinished"
     path = max(work.glob("train-*.bin")) if file == "begun" else work / file
     assert path.stat().st_size > 2
@@ -201,39 +201,39 @@ def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
     )
     prepare(options, said.append, progress=False)
     assert f"{work} lost a part of what it held since it was stopped: beginning anew" in said
-    made(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
+    assert folder_contents(tmp_path / "out") == folder_contents(tmp_path / "whole")
 
 
 def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
     save = prepare_bulk._save
 
     def another(*arguments: Any) -> None:
         save(*arguments)
         with pytest.raises(UserError, match="another process is preparing"):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
 
     monkeypatch.setattr(prepare_bulk, "_save", another)
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
 
 
 def test_nobody_comes_in_at_the_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
-    move = files.move_into_place
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    move = files.commit_folder
 
     def another(work: Path, out: Path) -> None:
         with pytest.raises(UserError, match="another process is preparing"):
-            made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+            prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
         move(work, out)
 
-    monkeypatch.setattr(prepare_bulk, "move_into_place", another)
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+    monkeypatch.setattr(prepare_bulk, "commit_folder", another)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
 
 
 def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", TEXTS)
-    made(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
+    write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "other", tokenizer="byte")
     write = manifest.write_manifest
 
     def meanwhile(work: Path, content: Any) -> None:
@@ -242,9 +242,9 @@ def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(prepare_bulk, "write_manifest", meanwhile)
     with pytest.raises(UserError, match="holds a dataset already: add --overwrite"):
-        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
+        prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
     assert open_dataset(tmp_path / "out").manifest.tokenizer == "byte"
     # What was done is not lost.
     monkeypatch.setattr(prepare_bulk, "_encode", None)
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
     assert dataset.manifest.tokenizer == "bpe:300"

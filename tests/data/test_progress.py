@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from glassgpt.data.progress import passing, tokenizing
+from glassgpt.data.progress import show_byte_progress, show_token_progress
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 def test_lines_are_rare_and_their_numbers_true() -> None:
     now = 0.0
     said: list[str] = []
-    with passing("reading", 100_000_000, said.append, True, clock=lambda: now) as advance:
+    with show_byte_progress("reading", 100_000_000, said.append, True, clock=lambda: now) as advance:
         for _ in range(50):
             now += 1.0
             advance(2_000_000)
@@ -33,7 +33,9 @@ def test_lines_are_rare_and_their_numbers_true() -> None:
 
 def test_silence_when_not_asked() -> None:
     said: list[str] = []
-    with passing("reading", 100, said.append, False, clock=iter(range(0, 9000, 60)).__next__) as advance:
+    with show_byte_progress(
+        "reading", 100, said.append, False, clock=iter(range(0, 9000, 60)).__next__
+    ) as advance:
         advance(50)
         advance(50)
     assert said == []
@@ -45,7 +47,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     said: list[str] = []
-    with passing("encoding", 2_000_000, said.append, True) as advance:
+    with show_byte_progress("encoding", 2_000_000, said.append, True) as advance:
         advance(2_000_000)
     assert said == []
     assert "encoding" in terminal.getvalue()
@@ -55,7 +57,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_per_second_and_the_time_left_are_true() -> None:
     now = 0.0
     said: list[str] = []
-    with tokenizing(100_000_000, said.append, True, clock=lambda: now) as advance:
+    with show_token_progress(100_000_000, said.append, True, clock=lambda: now) as advance:
         for _ in range(40):
             now += 1.0
             advance(2_000_000, 500_000)
@@ -65,7 +67,7 @@ def test_tokens_per_second_and_the_time_left_are_true() -> None:
         "encoding: 60%, 15M tokens, 500k tokens/s, 20 s left",
         "encoding: 80%, 20M tokens, 500k tokens/s, 10 s left",
     ]
-    with tokenizing(100, said.append, False) as advance:
+    with show_token_progress(100, said.append, False) as advance:
         advance(1, 1)
     assert len(said) == 4
 
@@ -76,7 +78,7 @@ def test_a_terminal_sees_tokens_in_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     now = 0.0
-    with tokenizing(1000, print, True, clock=lambda: now) as advance:
+    with show_token_progress(1000, print, True, clock=lambda: now) as advance:
         now = 2.0
         advance(500, 3000)
     assert "50%" in terminal.getvalue()

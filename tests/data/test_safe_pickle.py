@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data import safe_pickle
-from glassgpt.data.safe_pickle import NotPlainError, load_plain
+from glassgpt.data.safe_pickle import UnsafePickleError, load_safe_pickle
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 few = settings(max_examples=150, deadline=None)
@@ -46,8 +46,8 @@ class State:
 
 def refusal_of(content: bytes) -> str:
     try:
-        load_plain(content)
-    except NotPlainError as error:
+        load_safe_pickle(content)
+    except UnsafePickleError as error:
         return str(error)
     return ""
 
@@ -60,13 +60,13 @@ def refusal_of(content: bytes) -> str:
 def test_plain_data_comes_back_from_every_protocol(value: Any) -> None:
     for protocol in PROTOCOLS:
         content = pickle.dumps(value, protocol)
-        assert load_plain(content) == value
-        assert load_plain(pickletools.optimize(content)) == value
+        assert load_safe_pickle(content) == value
+        assert load_safe_pickle(pickletools.optimize(content)) == value
 
 
 def test_so_do_bytes_where_a_protocol_has_them() -> None:
     for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
-        assert load_plain(pickle.dumps([b"\xff", b"x" * 300], protocol)) == [b"\xff", b"x" * 300]
+        assert load_safe_pickle(pickle.dumps([b"\xff", b"x" * 300], protocol)) == [b"\xff", b"x" * 300]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -75,8 +75,8 @@ def test_a_call_is_named_and_never_made(tmp_path: Path, protocol: int, hidden: b
     made = tmp_path / "made"
     value: Any = Call(os.mkdir, str(made))
     content = pickle.dumps({"vocab_size": 65, "itos": [{1: value}]} if hidden else value, protocol)
-    with pytest.raises(NotPlainError, match=rf"wants to call {os.mkdir.__module__}\.mkdir at byte \d+"):
-        load_plain(content)
+    with pytest.raises(UnsafePickleError, match=rf"wants to call {os.mkdir.__module__}\.mkdir at byte \d+"):
+        load_safe_pickle(content)
     assert not made.exists()
     pickle.loads(content)  # noqa: S301 (the test would prove nothing if this did not)
     assert made.exists()
@@ -85,8 +85,8 @@ def test_a_call_is_named_and_never_made(tmp_path: Path, protocol: int, hidden: b
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("value", [State(), State, print, {1, 2}, 1j, (1, 2), bytearray(b"x")])
 def test_whatever_is_not_plain_is_refused(protocol: int, value: Any) -> None:
-    with pytest.raises(NotPlainError, match=r"(wants to call|has the instruction) .* at byte"):
-        load_plain(pickle.dumps({"x": value}, protocol))
+    with pytest.raises(UnsafePickleError, match=r"(wants to call|has the instruction) .* at byte"):
+        load_safe_pickle(pickle.dumps({"x": value}, protocol))
 
 
 REFUSED = {
@@ -112,8 +112,8 @@ def test_every_instruction_is_either_known_to_be_harmless_or_refused() -> None:
 
 
 def test_names_cannot_write_to_the_terminal() -> None:
-    with pytest.raises(NotPlainError) as caught:
-        load_plain(b"cos\x1b[2J\n" + b"x" * 1000 + b"\n.")
+    with pytest.raises(UnsafePickleError) as caught:
+        load_safe_pickle(b"cos\x1b[2J\n" + b"x" * 1000 + b"\n.")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
 
@@ -121,10 +121,10 @@ def test_names_cannot_write_to_the_terminal() -> None:
 def test_the_second_lock_holds_without_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safe_pickle, "_check_instructions", lambda content: None)
     for protocol in PROTOCOLS:
-        with pytest.raises(NotPlainError, match="wants to call"):
-            load_plain(pickle.dumps(Call(os.mkdir, str(tmp_path / "made")), protocol))
-    with pytest.raises(NotPlainError, match="from elsewhere"):
-        load_plain(b"Px\n.")
+        with pytest.raises(UnsafePickleError, match="wants to call"):
+            load_safe_pickle(pickle.dumps(Call(os.mkdir, str(tmp_path / "made")), protocol))
+    with pytest.raises(UnsafePickleError, match="from elsewhere"):
+        load_safe_pickle(b"Px\n.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,31 +151,31 @@ def test_the_second_lock_holds_without_the_first(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_nonsense_is_refused_at_once(content: bytes, message: str) -> None:
-    with pytest.raises(NotPlainError, match=message):
-        load_plain(content)
+    with pytest.raises(UnsafePickleError, match=message):
+        load_safe_pickle(content)
 
 
 def test_bombs_do_not_go_off() -> None:
     began = time.monotonic()
     # A list that holds a list twice, which holds ...: harmless, as long as nobody walks it.
     nested = b"\x80\x02]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(200)) + b"."
-    assert isinstance(load_plain(nested), list)
+    assert isinstance(load_safe_pickle(nested), list)
     # The same with tuples, as the key of a dict: hashing it would take 2^200 steps.
     tuples = b"\x80\x02)q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(200))
-    with pytest.raises(NotPlainError, match="TUPLE"):
-        load_plain(b"\x80\x02}" + tuples[2:] + b"Ns.")
+    with pytest.raises(UnsafePickleError, match="TUPLE"):
+        load_safe_pickle(b"\x80\x02}" + tuples[2:] + b"Ns.")
     # A million lists, one in another: nothing recurses, not even when they are thrown away.
-    deep = load_plain(b"\x80\x02" + b"]" * 900_000 + b"a" * 899_999 + b".")
+    deep = load_safe_pickle(b"\x80\x02" + b"]" * 900_000 + b"a" * 899_999 + b".")
     assert len(deep) == 1
     del deep
     # Numbers that all hash to the same value.
     collide = b"".join(pickle.dumps(i * sys.hash_info.modulus, 2)[2:-1] + b"N" for i in range(100_000))
-    with pytest.raises(NotPlainError, match="absurdly large"):
-        load_plain(b"\x80\x02}(" + collide + b"u.")
-    with pytest.raises(NotPlainError, match="instructions"):
-        load_plain(b"}" * 3_000_000 + b".")
-    with pytest.raises(NotPlainError, match="bytes"):
-        load_plain(b"}" * (safe_pickle.MOST_BYTES + 1))
+    with pytest.raises(UnsafePickleError, match="absurdly large"):
+        load_safe_pickle(b"\x80\x02}(" + collide + b"u.")
+    with pytest.raises(UnsafePickleError, match="instructions"):
+        load_safe_pickle(b"}" * 3_000_000 + b".")
+    with pytest.raises(UnsafePickleError, match="bytes"):
+        load_safe_pickle(b"}" * (safe_pickle.MAX_PICKLE_BYTES + 1))
     assert time.monotonic() - began < 30
 
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import documents, json_lines, made
+from corpora import make_documents, prepare_dataset, write_json_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.data.batches import evaluation_batch, gather, training_batch
+from glassgpt.data.batches import evaluation_batch, gather_windows, training_batch
 from glassgpt.data.dataset import open_dataset, verify
-from glassgpt.data.dedup import Seen
-from glassgpt.data.shards import Shards, ShardWriter
+from glassgpt.data.dedup import DedupKeys
+from glassgpt.data.shards import ShardedTokens, ShardWriter
 from glassgpt.errors import UserError
 
 NUMBERS = np.arange(1000, dtype=np.uint16)
 
 
-def cut(size: int) -> Shards:
-    return Shards([NUMBERS[start : start + size] for start in range(0, len(NUMBERS), size)])
+def cut(size: int) -> ShardedTokens:
+    return ShardedTokens([NUMBERS[start : start + size] for start in range(0, len(NUMBERS), size)])
 
 
 @given(
@@ -62,7 +62,7 @@ def test_shards_are_as_fast_as_one_file(tmp_path: Path) -> None:
     for i in range(40):
         tokens[i * 100_000 : (i + 1) * 100_000].tofile(tmp_path / f"{i:02}.bin")
     one = np.memmap(tmp_path / "one.bin", dtype=np.uint16, mode="r")
-    many = Shards(
+    many = ShardedTokens(
         [np.memmap(path, dtype=np.uint16, mode="r") for path in sorted(tmp_path.glob("[0-9]*.bin"))]
     )
     starts = np.random.default_rng(1).integers(0, 3_990_000, 64)
@@ -70,9 +70,9 @@ def test_shards_are_as_fast_as_one_file(tmp_path: Path) -> None:
     for _ in range(30):
         for name, text in (("one", one), ("many", many)):
             began = time.perf_counter()
-            rows = gather(text, starts, 1025)
+            rows = gather_windows(text, starts, 1025)
             best[name] = min(best[name], time.perf_counter() - began)
-    assert np.array_equal(rows, gather(one, starts, 1025))
+    assert np.array_equal(rows, gather_windows(one, starts, 1025))
     assert best["many"] < 3 * best["one"]
 
 
@@ -85,7 +85,7 @@ def test_what_is_written_in_parts_is_in_full_shards(lengths: list[int], shard_to
         folder = Path(name)
         writer = ShardWriter(folder, "train", shard_tokens, np.dtype("<u2"), {}, 0)
         for length in lengths:
-            writer.append(NUMBERS[writer.tokens : writer.tokens + length])
+            writer.append(NUMBERS[writer.token_count : writer.token_count + length])
         names = writer.finish()
         contents = [(folder / name).read_bytes() for name in names]
         assert b"".join(contents) == NUMBERS[: sum(lengths)].tobytes()
@@ -97,7 +97,7 @@ def test_what_is_written_in_parts_is_in_full_shards(lengths: list[int], shard_to
 def test_going_on_cuts_back_what_came_after_the_mark(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, "val", 10, np.dtype("<u2"), {}, 0)
     writer.append(NUMBERS[:14])
-    closed, tokens = dict(writer.closed), writer.tokens
+    closed, tokens = dict(writer.sha256_by_full_shard), writer.token_count
     writer.append(NUMBERS[500:503])  # lost
     writer.close()
     writer = ShardWriter(tmp_path, "val", 10, np.dtype("<u2"), closed, tokens)
@@ -110,12 +110,12 @@ def test_going_on_cuts_back_what_came_after_the_mark(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_lines(tmp_path / "a.jsonl", documents(300))
-    dataset = made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=25)
+    write_json_lines(tmp_path / "a.jsonl", make_documents(300))
+    dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=25)
     expected = np.concatenate(
-        [np.fromfile(tmp_path / "out" / name, "<u2") for name in dataset.manifest.files("train")]
+        [np.fromfile(tmp_path / "out" / name, "<u2") for name in dataset.manifest.split_files("train")]
     )
-    assert len(dataset.manifest.files("train")) > 300
+    assert len(dataset.manifest.split_files("train")) > 300
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 150, hard))
@@ -125,24 +125,24 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.
         assert np.array_equal(np.asarray(tokens), expected)
         places = np.random.default_rng(0).integers(0, len(expected) - 60, 400)
         assert np.array_equal(tokens[places], expected[places])
-        rows = gather(tokens, places, 60)
-        assert np.array_equal(rows, gather(expected, places, 60))
+        rows = gather_windows(tokens, places, 60)
+        assert np.array_equal(rows, gather_windows(expected, places, 60))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_too_many_shards_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.data.prepare_bulk._MOST_SHARDS", 100)
-    json_lines(tmp_path / "a.jsonl", documents(300))
+    monkeypatch.setattr("glassgpt.data.prepare_bulk._MAX_SHARDS", 100)
+    write_json_lines(tmp_path / "a.jsonl", make_documents(300))
     with pytest.raises(UserError, match=r"--shard_tokens 10 would make about [0-9,]+ files .* at least"):
-        made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=10)
+        prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=10)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    json_lines(tmp_path / "a.jsonl", documents(100))
-    made(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=600)
+    write_json_lines(tmp_path / "a.jsonl", make_documents(100))
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=600)
     return tmp_path / "out"
 
 
@@ -188,7 +188,7 @@ def test_a_gap_in_the_names_is_no_manifest(folder: Path) -> None:
 
 
 def test_overwriting_removes_all_shards(folder: Path) -> None:
-    made(folder.parent / "a.jsonl", folder, overwrite=True)
+    prepare_dataset(folder.parent / "a.jsonl", folder, overwrite=True)
     assert sorted(path.name for path in folder.iterdir()) == [
         "manifest.json",
         "tokenizer.json",
@@ -198,15 +198,15 @@ def test_overwriting_removes_all_shards(folder: Path) -> None:
 
 
 def test_seen_remembers_across_files_and_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.data.dedup._RECENT", 5)
+    monkeypatch.setattr("glassgpt.data.dedup._MAX_RECENT_KEYS", 5)
     drawn = np.random.default_rng(0).integers(0, 60, 200, dtype=np.uint64) + np.uint64(2**63)
-    seen, known = Seen(tmp_path / "keys"), set()
+    seen, known = DedupKeys(tmp_path / "keys"), set()
     for start in range(0, 200, 8):
         keys = drawn[start : start + 8]
         expected = [key not in known and not known.add(key) for key in keys.tolist()]  # type: ignore[func-returns-value]
-        assert seen.are_new(keys).tolist() == expected
+        assert seen.add_new(keys).tolist() == expected
         if start == 96:
             saved, at_mark = seen.save(), set(known)
-    later = Seen(tmp_path / "keys", saved)
+    later = DedupKeys(tmp_path / "keys", saved)
     everything = np.arange(60, dtype=np.uint64) + np.uint64(2**63)
-    assert later.are_new(everything).tolist() == [key not in at_mark for key in everything.tolist()]
+    assert later.add_new(everything).tolist() == [key not in at_mark for key in everything.tolist()]

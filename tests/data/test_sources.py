@@ -19,9 +19,9 @@ from glassgpt.data.prepare_options import PrepareOptions, check_options
 from glassgpt.data.sources import (
     Document,
     Source,
+    dataset_of_nanogpt_script,
     dataset_problem,
-    is_kept_download,
-    named_by_script,
+    is_cached_download,
     open_source,
 )
 from glassgpt.errors import UserError
@@ -146,7 +146,7 @@ def test_unknown_names_get_the_nearest_one() -> None:
     ],
 )
 def test_nanogpts_scripts_name_their_dataset(asked: str, name: str | None) -> None:
-    assert named_by_script(asked) == name
+    assert dataset_of_nanogpt_script(asked) == name
 
 
 def test_nanogpts_script_of_something_else_is_to_be_run(
@@ -185,7 +185,7 @@ def test_shakespeare_is_downloaded_and_kept(canonical: Path, tmp_path: Path) -> 
     source = source_of("shakespeare_char", folder=tmp_path)
     assert [document.path for document in source.documents] == [tmp_path / "input.txt"]
     assert (tmp_path / "input.txt").read_bytes() == PLAY
-    assert is_kept_download(tmp_path / "input.txt")
+    assert is_cached_download(tmp_path / "input.txt")
     # The next time it comes from the dataset that is there, not from the network.
     canonical.unlink()
     again = tmp_path / "again"

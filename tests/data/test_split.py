@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data.sources import Document
-from glassgpt.data.split import Span, Survey, split_documents, survey_documents
+from glassgpt.data.split import DocumentScan, Span, scan_documents, split_documents
 from glassgpt.errors import UserError
 
 
-def survey(folder: Path, texts: list[str]) -> Survey:
+def survey(folder: Path, texts: list[str]) -> DocumentScan:
     documents = []
     for i, text in enumerate(texts):
         path = folder / f"{i:03}.txt"
         path.write_bytes(text.encode())
         documents.append(Document(path.name, path, path.stat().st_size))
-    return survey_documents(documents, "utf-8", lambda done: None)
+    return scan_documents(documents, "utf-8", lambda done: None)
 
 
 def read(spans: tuple[Span, ...]) -> list[str]:
@@ -91,7 +91,7 @@ def test_all_bad_files_are_named(tmp_path: Path) -> None:
         path.write_bytes(b"ok" if i == 3 else b"\xff")
         documents.append(Document(path.name, path, 1))
     with pytest.raises(UserError) as caught:
-        survey_documents(documents, "utf-8", lambda done: None)
+        scan_documents(documents, "utf-8", lambda done: None)
     problems = caught.value.problems
     assert len(problems) == 11
     assert problems[-1] == "... and 3 more files like these"
@@ -101,7 +101,7 @@ def test_all_bad_files_are_named(tmp_path: Path) -> None:
 def test_progress_adds_up_to_the_bytes(tmp_path: Path) -> None:
     found = survey(tmp_path, ["é" * 100, "a" * 50])
     done: list[int] = []
-    survey_documents(found.documents, "utf-8", done.append)
+    scan_documents(found.documents, "utf-8", done.append)
     assert sum(done) == 250
 
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS, learn, ranks_of, write_layouts
+from small_gpt2 import CORPUS, ranks_of, train_small_bpe, write_layouts
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.bpe_table import download_ranks
-from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, same_tokens, tokenizer_beside
+from glassgpt.data.bpe_table import download_gpt2_ranks
+from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, require_tokenizer_in, same_tokenizer
 from glassgpt.data.tokenizers import (
-    GPT2_DIGEST,
+    GPT2_TOKENIZER_DIGEST,
     ByteTokenizer,
     CharTokenizer,
+    HuggingFaceBpeTokenizer,
     IdsTokenizer,
-    NumberedTokenizer,
     Tokenizer,
     gpt2_tokenizer,
     tokenizer_digest,
@@ -36,7 +36,7 @@ CHARACTERS = "".join(sorted(set(TEXT)))
 OURS: list[Tokenizer] = [
     CharTokenizer(CHARACTERS),
     ByteTokenizer(),
-    gpt2_tokenizer(ranks_of(learn())),
+    gpt2_tokenizer(ranks_of(train_small_bpe())),
     train_bpe(CORPUS, 330),
 ]
 LIBRARIES = [Library.from_str(dump_tokenizer(tokenizer).decode()) for tokenizer in OURS]
@@ -66,13 +66,13 @@ def test_all_of_the_vocabulary_is_there(ours: Tokenizer, theirs: Library) -> Non
 def test_the_file_is_read_back_as_the_same_tokenizer(ours: Tokenizer, theirs: Library) -> None:
     assert theirs is not None
     again = parse_tokenizer(dump_tokenizer(ours))
-    assert same_tokens(again, ours)
+    assert same_tokenizer(again, ours)
     assert type(again) is type(ours)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
 
 
 def test_merges_found_from_ranks_are_those_that_were_learned() -> None:
-    learned = json.loads(learn().to_str())
+    learned = json.loads(train_small_bpe().to_str())
     made = json.loads(dump_tokenizer(OURS[2]))
     assert [list(merge) for merge in learned["model"]["merges"]] == made["model"]["merges"]
     assert made["model"]["vocab"] | {"<|endoftext|>": 399} == learned["model"]["vocab"] | {
@@ -94,11 +94,11 @@ def test_ids_are_numbers_between_blanks() -> None:
 
 
 def test_tokens_are_the_same_only_if_each_is() -> None:
-    assert same_tokens(CharTokenizer("abc"), CharTokenizer("abc"))
-    assert not same_tokens(CharTokenizer("abc"), CharTokenizer("acb"))
-    assert not same_tokens(CharTokenizer("abc"), CharTokenizer("abcd"))
-    assert not same_tokens(OURS[2], train_bpe([TEXT.swapcase()], 400))
-    assert not same_tokens(OURS[1], CharTokenizer("".join(map(chr, range(256)))))
+    assert same_tokenizer(CharTokenizer("abc"), CharTokenizer("abc"))
+    assert not same_tokenizer(CharTokenizer("abc"), CharTokenizer("acb"))
+    assert not same_tokenizer(CharTokenizer("abc"), CharTokenizer("abcd"))
+    assert not same_tokenizer(OURS[2], train_bpe([TEXT.swapcase()], 400))
+    assert not same_tokenizer(OURS[1], CharTokenizer("".join(map(chr, range(256)))))
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any
     document = json.loads(dump_tokenizer(OURS[0])) | change
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match=r"--init_from .*tokenizer\.json .*: take another"):
-        tokenizer_beside(tmp_path, "--init_from", "take another")
+        require_tokenizer_in(tmp_path, "--init_from", "take another")
 
 
 def test_every_layout_of_gpt2s_files_is_found(tmp_path: Path) -> None:
-    for folder in write_layouts(learn(), tmp_path):
-        assert same_tokens(tokenizer_beside(folder, "--init_from", "take another"), OURS[2])
+    for folder in write_layouts(train_small_bpe(), tmp_path):
+        assert same_tokenizer(require_tokenizer_in(folder, "--init_from", "take another"), OURS[2])
 
 
 # --- any numbering ---
@@ -130,7 +130,7 @@ def test_every_layout_of_gpt2s_files_is_found(tmp_path: Path) -> None:
 def numbered(seed: int) -> dict[str, Any]:
     """A file with its ids in any order and with holes, special tokens anywhere, and another added token."""
     rng = random.Random(seed)
-    document: dict[str, Any] = json.loads(learn(330).to_str())
+    document: dict[str, Any] = json.loads(train_small_bpe(330).to_str())
     special = document["added_tokens"][0]
     vocab = document["model"]["vocab"] | {"<|endoftext|>": 0, "<pad>": 0}
     ids = rng.sample([id for id in range(400) if id != len(vocab)], len(vocab))
@@ -146,7 +146,7 @@ def numbered(seed: int) -> dict[str, Any]:
 def test_any_numbering_gives_the_librarys_ids(seed: int, text: str) -> None:
     document = numbered(seed)
     ours = parse_tokenizer(json.dumps(document).encode())
-    assert isinstance(ours, NumberedTokenizer)
+    assert isinstance(ours, HuggingFaceBpeTokenizer)
     theirs = Library.from_str(json.dumps(document | {"truncation": None}))
     again = pickle.loads(pickle.dumps(ours))  # noqa: S301  as a worker gets it
     for some in (text, "the dog, <pad> the dog<n>", TEXT):
@@ -160,7 +160,7 @@ def test_any_numbering_gives_the_librarys_ids(seed: int, text: str) -> None:
     parts = np.split(together, np.cumsum(lengths)[:-1])
     assert [ours.decode(part[:-1]) for part in parts] == [text, "", "a<|endoftext|>b"]
     assert [part[-1] for part in parts] == [ours.eot] * 3
-    assert ours.token_bytes(next(id for id in range(400) if id not in ours.tokens)) == b""
+    assert ours.token_bytes(next(id for id in range(400) if id not in ours.bytes_by_id)) == b""
 
 
 def test_a_numbering_is_its_content() -> None:
@@ -168,16 +168,16 @@ def test_a_numbering_is_its_content() -> None:
     one = parse_tokenizer(json.dumps(document).encode())
     vocab = dict(reversed(document["model"]["vocab"].items()))
     written_otherwise = document | {"model": document["model"] | {"vocab": vocab}}
-    assert same_tokens(parse_tokenizer(json.dumps(written_otherwise, indent=1).encode()), one)
+    assert same_tokenizer(parse_tokenizer(json.dumps(written_otherwise, indent=1).encode()), one)
     for key, value in (("a", vocab["b"]), ("b", vocab["a"])):
         vocab[key] = value
-    assert not same_tokens(parse_tokenizer(json.dumps(written_otherwise).encode()), one)
-    assert not same_tokens(parse_tokenizer(json.dumps(numbered(1)).encode()), one)
+    assert not same_tokenizer(parse_tokenizer(json.dumps(written_otherwise).encode()), one)
+    assert not same_tokenizer(parse_tokenizer(json.dumps(numbered(1)).encode()), one)
 
 
 def test_gpt2s_own_digest_is_of_its_table() -> None:
     """nanoGPT's folders have no table; another one of that name is told from OpenAI's all the same."""
-    assert tokenizer_digest(OURS[2]) != GPT2_DIGEST
+    assert tokenizer_digest(OURS[2]) != GPT2_TOKENIZER_DIGEST
     if not os.environ.get("TIKTOKEN_CACHE_DIR"):
         pytest.skip("GPT-2's table is needed: set TIKTOKEN_CACHE_DIR to a folder that tiktoken keeps it in")
-    assert tokenizer_digest(gpt2_tokenizer(download_ranks())) == GPT2_DIGEST
+    assert tokenizer_digest(gpt2_tokenizer(download_gpt2_ranks())) == GPT2_TOKENIZER_DIGEST

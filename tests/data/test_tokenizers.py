@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS, library, small_bpe, write_layouts
+from small_gpt2 import CORPUS, small_bpe, small_hf_tokenizer, write_layouts
 
 from glassgpt.data import tokenizers
-from glassgpt.data.bpe_table import PATTERN
+from glassgpt.data.bpe_table import GPT2_PATTERN
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizer_json import tokenizer_beside
+from glassgpt.data.tokenizer_json import require_tokenizer_in
 from glassgpt.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -86,14 +86,16 @@ def test_bytes_that_are_not_text_decode_to_a_replacement() -> None:
 @example("".join(CORPUS))
 @example(HINDI + " " + ARABIC + EMOJI)
 def test_bpe_ids_are_the_tokenizers_librarys(text: str) -> None:
-    assert small_bpe().encode(text).tolist() == library().encode(text, add_special_tokens=False).ids
+    assert (
+        small_bpe().encode(text).tolist() == small_hf_tokenizer().encode(text, add_special_tokens=False).ids
+    )
 
 
 def test_every_layout_encodes_alike(tmp_path: Path) -> None:
     text = "".join(CORPUS)
-    expected = library().encode(text).ids
-    for folder in write_layouts(library(), tmp_path):
-        assert tokenizer_beside(folder, "", "").encode(text).tolist() == expected
+    expected = small_hf_tokenizer().encode(text).ids
+    for folder in write_layouts(small_hf_tokenizer(), tmp_path):
+        assert require_tokenizer_in(folder, "", "").encode(text).tolist() == expected
 
 
 def test_a_literal_end_of_text_is_ordinary_text() -> None:
@@ -158,7 +160,7 @@ def test_prompts_are_tiktokens(text: str) -> None:
 
     bpe = small_bpe()
     ends = {"<|endoftext|>": bpe.eot}
-    reference = tiktoken.Encoding("x", pat_str=PATTERN, mergeable_ranks=bpe.ranks, special_tokens=ends)
+    reference = tiktoken.Encoding("x", pat_str=GPT2_PATTERN, mergeable_ranks=bpe.ranks, special_tokens=ends)
     assert encode_prompt(bpe, text).tolist() == reference.encode(text, allowed_special=set(ends))
 
 
@@ -227,7 +229,7 @@ def test_unknown_tokenizers(name: str, message: str) -> None:
 def test_a_run_folder_carries_its_tokenizer(tmp_path: Path, kind: str) -> None:
     text = "".join(CORPUS).replace("\r\n", "\n")
     (tmp_path / "t.txt").write_text(text, encoding="utf-8", newline="")
-    files = str(write_layouts(library(), tmp_path / "files")[0]) if kind == "gpt2" else ""
+    files = str(write_layouts(small_hf_tokenizer(), tmp_path / "files")[0]) if kind == "gpt2" else ""
     options = PrepareOptions(
         str(tmp_path / "t.txt"), tokenizer=kind, tokenizer_files=files, out_dir=str(tmp_path / "out")
     )
@@ -291,12 +293,12 @@ def test_a_table_that_the_manifest_names_is_never_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
-    out, files = tmp_path / "out", str(write_layouts(library(), tmp_path / "files")[0])
+    out, files = tmp_path / "out", str(write_layouts(small_hf_tokenizer(), tmp_path / "files")[0])
     options = PrepareOptions(
         str(tmp_path / "t.txt"), tokenizer="gpt2", tokenizer_files=files, out_dir=str(out)
     )
     prepare(options, say=lambda line: None)
     (out / "gpt2.tiktoken").unlink()
-    monkeypatch.setattr(tokenizers, "download_ranks", lambda fix: pytest.fail("asked for a download"))
+    monkeypatch.setattr(tokenizers, "download_gpt2_ranks", lambda fix: pytest.fail("asked for a download"))
     with pytest.raises(UserError, match="missing or damaged"):
         load_tokenizer(out)

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from glassgpt.doctor import compile_check
-from glassgpt.doctor.check import Line, Visit
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.compile_check import (
     build_kernels,
+    check_compile,
+    check_compilers,
+    check_kernels,
     compile_line,
-    compile_something,
+    compile_small_function,
     compiler_line,
-    look_at_compile,
-    look_at_compilers,
-    look_at_kernels,
 )
-from glassgpt.doctor.isolate import Failed, look_apart
-from glassgpt.doctor.shell import Told
+from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated
+from glassgpt.doctor.shell import CommandOutput
 from glassgpt.record.machine import find_compiler
 
 
@@ -43,7 +43,9 @@ def test_compilers_are_found_as_torch_finds_them() -> None:
 
 
 def test_a_compiler_is_named_with_its_version_and_without_its_folder() -> None:
-    line = compiler_line("C++", "/home/me/bin/g++-13", "cpu", lambda *_: Told("g++ (GCC) 13.2.0\nCopyright"))
+    line = compiler_line(
+        "C++", "/home/me/bin/g++-13", "cpu", lambda *_: CommandOutput("g++ (GCC) 13.2.0\nCopyright")
+    )
     assert (line.says, line.verdict) == ("g++-13: g++ (GCC) 13.2.0", "ok")
     line = compiler_line("C++", "g++", "cpu", lambda *_: None)
     assert line.says == "g++: of a version it does not tell"
@@ -66,7 +68,7 @@ def test_a_missing_compiler_matters_where_it_is_used(language: str, device_type:
 
 
 def test_these_compilers(tmp_path: Path) -> None:
-    assert [line.name for line in look_at_compilers(Visit(tmp_path, tmp_path))] == [
+    assert [line.name for line in check_compilers(CheckContext(tmp_path, tmp_path))] == [
         "C compiler",
         "C++ compiler",
     ]
@@ -76,28 +78,28 @@ def test_these_compilers(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_compiling_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_check, "main_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(compile_check, "look_apart", lambda *_: pytest.fail("tried"))
-    (line,) = look_at_compile(Visit(tmp_path, tmp_path))
+    monkeypatch.setattr(compile_check, "run_isolated", lambda *_: pytest.fail("tried"))
+    (line,) = check_compile(CheckContext(tmp_path, tmp_path))
     assert (line.says, line.verdict) == ("not tried: no C++ compiler was found", "note")
 
 
 def test_with_one_it_is_tried_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_check, "main_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    found = [Line("compile", "works")]
+    found = [DiagnosticLine("compile", "works")]
     asked: list[Any] = []
 
-    def apart(*given: Any) -> list[Line]:
+    def apart(*given: Any) -> list[DiagnosticLine]:
         asked.append(given)
         return found
 
-    monkeypatch.setattr(compile_check, "look_apart", apart)
-    assert look_at_compile(Visit(tmp_path, tmp_path)) == found
-    assert asked[0][0] is compile_something
+    monkeypatch.setattr(compile_check, "run_isolated", apart)
+    assert check_compile(CheckContext(tmp_path, tmp_path)) == found
+    assert asked[0][0] is compile_small_function
     assert 0 < asked[0][2] < 600
 
 
@@ -121,14 +123,14 @@ def test_a_compiler_that_breaks_down_is_told_with_its_own_words(
     broken.write_text(_BROKEN_COMPILER)
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(Failed) as caught:
-        look_apart(compile_something, tmp_path, 120)
+    with pytest.raises(IsolatedCheckFailed) as caught:
+        run_isolated(compile_small_function, tmp_path, 120)
     assert "fatal error: Python.h: No such file" in str(caught.value)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 def test_it_really_compiles(tmp_path: Path) -> None:
-    (line,) = look_apart(compile_something, tmp_path, 240)
+    (line,) = run_isolated(compile_small_function, tmp_path, 240)
     assert (line.verdict, "torch.compile works" in line.says) == ("ok", True)
     assert list((tmp_path / "torchinductor_cache_dir").rglob("*.cpp"))  # built here, not found elsewhere
 
@@ -137,21 +139,21 @@ def test_it_really_compiles(tmp_path: Path) -> None:
 
 
 def test_our_kernels_are_for_cuda_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_check, "main_device", lambda: torch.device("cpu"))
-    (line,) = look_at_kernels(Visit(tmp_path, tmp_path))
+    monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cpu"))
+    (line,) = check_kernels(CheckContext(tmp_path, tmp_path))
     assert line.verdict == "ok"
 
 
 def test_a_card_without_what_kernels_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     card(6, 1)
-    monkeypatch.setattr(compile_check, "main_device", lambda: torch.device("cuda", 0))
-    (line,) = look_at_kernels(Visit(tmp_path, tmp_path))
+    monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cuda", 0))
+    (line,) = check_kernels(CheckContext(tmp_path, tmp_path))
     assert (line.says, line.verdict) == ("not tried: the card is too old for triton", "problem")
     assert "--kernels=plain" in line.fix
 
 
 @pytest.mark.gpu
 def test_they_build_and_run_here(tmp_path: Path) -> None:
-    lines = look_apart(build_kernels, tmp_path, 240)
+    lines = run_isolated(build_kernels, tmp_path, 240)
     assert [line.name for line in lines] == ["kernels", "fp8"]
     assert lines[0].verdict == "ok"

@@ -10,34 +10,34 @@ from typing import Any
 import pytest
 
 from glassgpt.doctor import cpu_checks, gpt2, software_check
-from glassgpt.doctor.check import Visit
+from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.cpu_checks import (
-    Clock,
     Cores,
+    CpuClock,
+    check_processor,
+    check_threads,
     clock_line,
     cores_line,
-    hottest,
+    hottest_cpu_celsius,
     load_line,
-    look_at_processor,
-    look_at_threads,
     read_clock,
     threads_line,
 )
-from glassgpt.doctor.memory_check import look_at_memory, memory_line
+from glassgpt.doctor.memory_check import check_memory, memory_line
 from glassgpt.version import VERSION
 
 GIB = 2**30
 
 
-def visit(folder: Path) -> Visit:
-    return Visit(folder / "runs", folder)
+def visit(folder: Path) -> CheckContext:
+    return CheckContext(folder / "runs", folder)
 
 
 # --- software ---
 
 
 def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
-    lines = {line.name: line for line in software_check.look_at_system(visit(tmp_path))}
+    lines = {line.name: line for line in software_check.check_system(visit(tmp_path))}
     assert list(lines) == ["system", "python", "glassgpt"]
     assert lines["glassgpt"].says.startswith(VERSION)
     assert all(line.verdict == "ok" for line in lines.values())
@@ -138,8 +138,8 @@ def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch
     monkeypatch.setattr(cpu_checks, "find_cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(cpu_checks, "busy_cores", lambda: 0.0)
-    (line,) = look_at_threads(visit(tmp_path))
+    monkeypatch.setattr(cpu_checks, "measure_busy_cores", lambda: 0.0)
+    (line,) = check_threads(visit(tmp_path))
     assert line.numbers == {"threads": 8, "omp_num_threads": None, "usable_cores": 3.0}
     assert line.fix == "export OMP_NUM_THREADS=3"
 
@@ -180,16 +180,16 @@ def test_the_clock_is_read_from_linux(tmp_path: Path) -> None:
         scaling_driver="intel_pstate",
     )
     clock = read_clock(folder)
-    assert clock == Clock(3412.345, 4800.0, "performance", "intel_pstate")
+    assert clock == CpuClock(3412.345, 4800.0, "performance", "intel_pstate")
     line = clock_line(clock, 61.0)
     assert (line.says, line.verdict) == ("3.4 of 4.8 GHz just now, governor performance, 61 °C", "ok")
 
 
 def test_no_clock_to_read_is_said(tmp_path: Path) -> None:
-    assert read_clock(tmp_path) == Clock()
-    line = clock_line(Clock())
+    assert read_clock(tmp_path) == CpuClock()
+    line = clock_line(CpuClock())
     assert (line.verdict, "virtual machine" in line.says) == ("note", True)
-    assert read_clock(cpufreq(tmp_path, scaling_cur_freq="<unknown>")).now is None
+    assert read_clock(cpufreq(tmp_path, scaling_cur_freq="<unknown>")).mhz is None
 
 
 @pytest.mark.parametrize(
@@ -204,26 +204,26 @@ def test_no_clock_to_read_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_a_governor_that_holds_the_clock_down(governor: str, driver: str, verdict: str) -> None:
-    assert clock_line(Clock(800.0, 4800.0, governor, driver)).verdict == verdict
+    assert clock_line(CpuClock(800.0, 4800.0, governor, driver)).verdict == verdict
 
 
 def test_a_hot_processor_is_a_problem() -> None:
-    assert clock_line(Clock(), 94.0).verdict == "ok"
-    assert "slows itself" in clock_line(Clock(1200.0, 4800.0), 97.0).says
+    assert clock_line(CpuClock(), 94.0).verdict == "ok"
+    assert "slows itself" in clock_line(CpuClock(1200.0, 4800.0), 97.0).says
 
 
 def test_the_hottest_of_the_processors_own_sensors() -> None:
     def sensors(**values: list[float]) -> Any:
         return {name: [SimpleNamespace(current=value) for value in found] for name, found in values.items()}
 
-    assert hottest({}) is None
-    assert hottest(sensors(coretemp=[50.0, 71.5, 60.0], nvme=[99.0])) == 71.5
-    assert hottest(sensors(nvme=[99.0])) is None
-    assert hottest(sensors(k10temp=[0.0])) is None  # a sensor that is not connected
+    assert hottest_cpu_celsius({}) is None
+    assert hottest_cpu_celsius(sensors(coretemp=[50.0, 71.5, 60.0], nvme=[99.0])) == 71.5
+    assert hottest_cpu_celsius(sensors(nvme=[99.0])) is None
+    assert hottest_cpu_celsius(sensors(k10temp=[0.0])) is None  # a sensor that is not connected
 
 
 def test_this_processor(tmp_path: Path) -> None:
-    lines = look_at_processor(visit(tmp_path))
+    lines = check_processor(visit(tmp_path))
     assert [line.name for line in lines] == ["processor", "load", "clock"]
 
 
@@ -250,7 +250,7 @@ def test_memory(available: int, total: int, room: Any, says: str, verdict: str) 
 
 
 def test_this_memory(tmp_path: Path) -> None:
-    (line,) = look_at_memory(visit(tmp_path))
+    (line,) = check_memory(visit(tmp_path))
     assert 0 < int(line.numbers["available"] or 0) <= int(line.numbers["total"] or 0)
 
 
@@ -267,4 +267,4 @@ def test_gpt2_is_as_large_as_we_say() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == gpt2.PARAMETERS
     assert f"{gpt2.CHECKPOINT_BYTES / GIB:.1f}" == "1.4"
-    assert gpt2.STATE_BYTES / parameters == 16
+    assert gpt2.TRAINING_STATE_BYTES / parameters == 16

@@ -11,32 +11,34 @@ import doctor_checks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from glassgpt.doctor.check import Answer, Check, Line, Page, Verdict, Visit
+from glassgpt.doctor.check import Check, CheckContext, CheckResult, CheckVerdict, DiagnosticLine, DoctorReport
 from glassgpt.doctor.checks import CHECKS
-from glassgpt.doctor.isolate import Failed, failure_line, look_apart
-from glassgpt.doctor.redact import discreet
-from glassgpt.doctor.runner import examine
+from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated, summarize_error
+from glassgpt.doctor.redact import redact
+from glassgpt.doctor.runner import run_checks
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"
 
 
-def saying(*lines: Line) -> Callable[[Visit], list[Line]]:
+def saying(*lines: DiagnosticLine) -> Callable[[CheckContext], list[DiagnosticLine]]:
     return lambda visit: list(lines)
 
 
-def failing(error: BaseException) -> Callable[[Visit], list[Line]]:
-    def look(visit: Visit) -> list[Line]:
+def failing(error: BaseException) -> Callable[[CheckContext], list[DiagnosticLine]]:
+    def look(visit: CheckContext) -> list[DiagnosticLine]:
         raise error
 
     return look
 
 
-def check(name: str, look: Callable[[Visit], list[Line]], slow: bool = False, needs: str = "") -> Check:
+def check(
+    name: str, look: Callable[[CheckContext], list[DiagnosticLine]], slow: bool = False, needs: str = ""
+) -> Check:
     return Check(name, "section", look, f"doing {name}", slow, needs)
 
 
-def examined(*checks: Check, quick: bool = False) -> Page:
-    return examine(checks, Path("runs"), quick)
+def examined(*checks: Check, quick: bool = False) -> DoctorReport:
+    return run_checks(checks, Path("runs"), quick)
 
 
 # --- the page ---
@@ -52,9 +54,9 @@ def examined(*checks: Check, quick: bool = False) -> Page:
     ],
 )
 def test_the_worst_line_is_the_verdict_and_only_a_problem_the_exit_code(
-    verdicts: list[Verdict], verdict: str, code: int
+    verdicts: list[CheckVerdict], verdict: str, code: int
 ) -> None:
-    page = examined(check("a", saying(*(Line("x", "y", given) for given in verdicts))))
+    page = examined(check("a", saying(*(DiagnosticLine("x", "y", given) for given in verdicts))))
     assert (page.verdict, page.exit_code) == (verdict, code)
     told = page.as_dict()
     assert told["verdict"] == verdict
@@ -66,12 +68,12 @@ def test_the_worst_line_is_the_verdict_and_only_a_problem_the_exit_code(
 
 def test_a_check_that_fails_is_a_problem_and_the_rest_goes_on() -> None:
     page = examined(
-        check("good", saying(Line("good", "fine"))),
+        check("good", saying(DiagnosticLine("good", "fine"))),
         check("bad", failing(ValueError("what is this"))),
-        check("after", saying(Line("after", "fine too"))),
+        check("after", saying(DiagnosticLine("after", "fine too"))),
     )
-    assert [line.verdict for answer in page.answers for line in answer.lines] == ["ok", "problem", "ok"]
-    line = page.of("problem")[0]
+    assert [line.verdict for answer in page.results for line in answer.lines] == ["ok", "problem", "ok"]
+    line = page.lines_with("problem")[0]
     assert (line.name, line.says) == ("bad", "failed: ValueError: what is this")
     assert "glass doctor --json" in line.fix
     assert "Traceback" in line.error
@@ -80,8 +82,10 @@ def test_a_check_that_fails_is_a_problem_and_the_rest_goes_on() -> None:
 
 def test_an_error_of_the_card_asks_to_look_at_the_card() -> None:
     page = examined(check("bad", failing(RuntimeError("CUDA error: unspecified launch failure\nmore"))))
-    assert page.of("problem")[0].says == "failed: RuntimeError: CUDA error: unspecified launch failure"
-    assert "nvidia-smi" in page.of("problem")[0].fix
+    assert (
+        page.lines_with("problem")[0].says == "failed: RuntimeError: CUDA error: unspecified launch failure"
+    )
+    assert "nvidia-smi" in page.lines_with("problem")[0].fix
 
 
 def test_being_interrupted_is_no_finding() -> None:
@@ -93,9 +97,9 @@ def test_what_needs_a_broken_check_is_not_tried() -> None:
     page = examined(
         check("torch", failing(ImportError("no torch"))),
         check("speed", failing(AssertionError("must not be called")), needs="torch"),
-        check("disk", saying(Line("disk", "fine"))),
+        check("disk", saying(DiagnosticLine("disk", "fine"))),
     )
-    lines = [line for answer in page.answers for line in answer.lines]
+    lines = [line for answer in page.results for line in answer.lines]
     assert [line.verdict for line in lines] == ["problem", "note", "ok"]
     assert lines[1].says == "not looked at, because torch does not work"
 
@@ -103,10 +107,10 @@ def test_what_needs_a_broken_check_is_not_tried() -> None:
 def test_quick_leaves_out_what_is_slow_and_says_so() -> None:
     seen: list[str] = []
     checks = [
-        check("fast", saying(Line("a", "b"))),
+        check("fast", saying(DiagnosticLine("a", "b"))),
         check("slow", failing(AssertionError("must not be called")), slow=True),
     ]
-    page = examine(checks, Path("runs"), quick=True, begin=lambda check: seen.append(check.name))
+    page = run_checks(checks, Path("runs"), quick=True, begin=lambda check: seen.append(check.name))
     assert seen == ["fast"]
     assert page.as_dict()["left_out"] == ["slow"]
     assert page.exit_code == 0
@@ -116,13 +120,13 @@ def test_everybody_is_told_in_order_and_the_clock_is_read_around_it() -> None:
     ticks = iter([10.0, 12.5])
     told: list[str] = []
 
-    def tell(answer: Answer) -> None:
+    def tell(answer: CheckResult) -> None:
         told.append(f"told {answer.lines[0].name}")
 
-    page = examine(
-        [check("a", saying(Line("a", ""))), check("b", saying(Line("b", "")))],
+    page = run_checks(
+        [check("a", saying(DiagnosticLine("a", ""))), check("b", saying(DiagnosticLine("b", "")))],
         Path("runs"),
-        begin=lambda check: told.append(check.doing),
+        begin=lambda check: told.append(check.progress_text),
         tell=tell,
         clock=lambda: next(ticks),
     )
@@ -133,9 +137,9 @@ def test_everybody_is_told_in_order_and_the_clock_is_read_around_it() -> None:
 def test_the_folder_to_work_in_is_gone_afterwards() -> None:
     folders: list[Path] = []
 
-    def look(visit: Visit) -> list[Line]:
-        folders.append(visit.folder)
-        (visit.folder / "file").write_text("x")
+    def look(visit: CheckContext) -> list[DiagnosticLine]:
+        folders.append(visit.scratch_dir)
+        (visit.scratch_dir / "file").write_text("x")
         return []
 
     examined(check("a", look))
@@ -146,8 +150,8 @@ def test_the_checks_have_names_of_their_own_and_need_what_comes_before() -> None
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     for number, one in enumerate(CHECKS):
-        assert not one.needs or one.needs in names[:number]
-        assert one.doing
+        assert not one.depends_on or one.depends_on in names[:number]
+        assert one.progress_text
     sections = [check.section for check in CHECKS]
     assert sorted(set(sections), key=sections.index) == [
         section for at, section in enumerate(sections) if at == 0 or sections[at - 1] != section
@@ -158,12 +162,12 @@ def test_the_checks_have_names_of_their_own_and_need_what_comes_before() -> None
 
 
 def test_control_characters_do_not_get_out() -> None:
-    line = Line(EVIL, EVIL, "problem", EVIL, {"name": EVIL, "speed": 1.5, "none": None}, EVIL)
+    line = DiagnosticLine(EVIL, EVIL, "problem", EVIL, {"name": EVIL, "speed": 1.5, "none": None}, EVIL)
     page = examined(check("a", saying(line)), check("b", failing(RuntimeError(EVIL))))
-    for line in page.of("problem"):
+    for line in page.lines_with("problem"):
         for text in (line.name, line.says, line.fix, line.error, str(line.numbers)):
             assert not set(text) & set("\x1b\x07\u202e\x9b")
-    assert page.answers[0].lines[0].numbers["speed"] == 1.5
+    assert page.results[0].lines[0].numbers["speed"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -179,13 +183,13 @@ def test_control_characters_do_not_get_out() -> None:
     ],
 )
 def test_whose_machine_it_is_stays_there(text: str, clean: str) -> None:
-    assert discreet(text, "/home/alice", "alice", "box7") == clean
+    assert redact(text, "/home/alice", "alice", "box7") == clean
 
 
 def test_a_crash_does_not_tell_the_home_folder() -> None:
     path = Path.home() / "secret" / "x.py"
     page = examined(check("a", failing(OSError(f"cannot read {path}"))))
-    line = page.of("problem")[0]
+    line = page.lines_with("problem")[0]
     assert line.says == "failed: OSError: cannot read ~/secret/x.py"
     assert str(path) not in line.error
 
@@ -194,32 +198,34 @@ def test_a_crash_does_not_tell_the_home_folder() -> None:
 
 
 def test_lines_come_back_from_another_process(tmp_path: Path) -> None:
-    lines = look_apart(doctor_checks.fine, tmp_path, 30)
-    assert lines == [Line("fine", f"in {tmp_path.name}", numbers={"share": 0.5, "none": None})]
+    lines = run_isolated(doctor_checks.fine, tmp_path, 30)
+    assert lines == [DiagnosticLine("fine", f"in {tmp_path.name}", numbers={"share": 0.5, "none": None})]
 
 
 def test_what_is_printed_there_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert look_apart(doctor_checks.chatty, tmp_path, 30) == [Line("chatty", "said it all")]
+    assert run_isolated(doctor_checks.chatty, tmp_path, 30) == [DiagnosticLine("chatty", "said it all")]
     assert capfd.readouterr().out == ""
 
 
 def test_an_error_there_is_told_here(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"RuntimeError: no such thing: .*Python\.h: No such file") as caught:
-        look_apart(doctor_checks.broken, tmp_path, 30)
+    with pytest.raises(
+        IsolatedCheckFailed, match=r"RuntimeError: no such thing: .*Python\.h: No such file"
+    ) as caught:
+        run_isolated(doctor_checks.broken, tmp_path, 30)
     assert "Traceback" in caught.value.trace
 
 
 def test_a_process_that_dies_says_how_and_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"its process died \(SIGSEGV\): this is the end"):
-        look_apart(doctor_checks.deadly, tmp_path, 30)
-    with pytest.raises(Failed, match=r"its process died \(exit code 7\)$"):
-        look_apart(doctor_checks.leaving, tmp_path, 30)
+    with pytest.raises(IsolatedCheckFailed, match=r"its process died \(SIGSEGV\): this is the end"):
+        run_isolated(doctor_checks.deadly, tmp_path, 30)
+    with pytest.raises(IsolatedCheckFailed, match=r"its process died \(exit code 7\)$"):
+        run_isolated(doctor_checks.leaving, tmp_path, 30)
 
 
 def test_what_takes_too_long_is_cut_off_with_all_it_started(tmp_path: Path) -> None:
     before = time.monotonic()
-    with pytest.raises(Failed, match="took longer than 3 s and was cut off"):
-        look_apart(doctor_checks.endless, tmp_path, 3)
+    with pytest.raises(IsolatedCheckFailed, match="took longer than 3 s and was cut off"):
+        run_isolated(doctor_checks.endless, tmp_path, 3)
     assert time.monotonic() - before < 30
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
@@ -240,7 +246,7 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    numbers = look_apart(doctor_checks.surroundings, tmp_path, 30)[0].numbers
+    numbers = run_isolated(doctor_checks.surroundings, tmp_path, 30)[0].numbers
     assert numbers["NVIDIA_TF32_OVERRIDE"] == "0"
     places = [str(numbers[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")]
     assert all(place.startswith(str(tmp_path)) for place in places)
@@ -248,16 +254,17 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
 
 
 def test_a_failure_apart_is_a_line_of_the_page(tmp_path: Path) -> None:
-    page = examined(check("build", lambda visit: look_apart(doctor_checks.broken, visit.folder, 30)))
-    line = page.of("problem")[0]
+    page = examined(check("build", lambda visit: run_isolated(doctor_checks.broken, visit.scratch_dir, 30)))
+    line = page.lines_with("problem")[0]
     assert line.says.startswith("failed: RuntimeError: no such thing")
     assert "doctor_checks.py" in line.error
 
 
 def test_an_error_in_one_line() -> None:
-    assert failure_line(ValueError("\n one \ntwo")) == "ValueError: one"
-    assert failure_line(ValueError()) == "ValueError"
+    assert summarize_error(ValueError("\n one \ntwo")) == "ValueError: one"
+    assert summarize_error(ValueError()) == "ValueError"
     assert (
-        failure_line(ValueError("one\nx:2: error: no\ny:3: error: not")) == "ValueError: one: x:2: error: no"
+        summarize_error(ValueError("one\nx:2: error: no\ny:3: error: not"))
+        == "ValueError: one: x:2: error: no"
     )
-    assert len(failure_line(ValueError("x" * 10_000))) < 500
+    assert len(summarize_error(ValueError("x" * 10_000))) < 500

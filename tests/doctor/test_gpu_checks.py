@@ -13,20 +13,20 @@ import torch
 
 from glassgpt.doctor import gpu_checks
 from glassgpt.doctor import nvidia_smi as nvidia_smi_module
-from glassgpt.doctor.check import Visit
-from glassgpt.doctor.dtype_check import dtype_line, look_at_dtypes, measured_dtypes
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.dtype_check import check_dtypes, dtype_line, dtypes_to_measure
 from glassgpt.doctor.gpu_checks import (
-    FoundCard,
-    beside,
+    TorchCard,
     card_line,
+    check_clocks,
+    check_gpus,
     clocks_line,
     has_code_for,
-    look_at_clocks,
-    look_at_gpus,
+    query_under_load,
     without_gpu_line,
 )
-from glassgpt.doctor.nvidia_smi import CardState, parse_cards, read_cards
-from glassgpt.doctor.shell import Told, ask
+from glassgpt.doctor.nvidia_smi import CardState, parse_card_states, read_card_states
+from glassgpt.doctor.shell import CommandOutput, run_command
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
@@ -49,11 +49,11 @@ SICK = (
 )
 
 
-def nvidia_smi(*answers: Told | None) -> Any:
+def nvidia_smi(*answers: CommandOutput | None) -> Any:
     """nvidia-smi with an answer for each time it is asked."""
     left = list(answers)
 
-    def asked(*command: str) -> Told | None:
+    def asked(*command: str) -> CommandOutput | None:
         assert command[0] == "nvidia-smi"
         assert command[2] == "--format=csv,noheader,nounits"
         return left.pop(0)
@@ -61,15 +61,15 @@ def nvidia_smi(*answers: Told | None) -> Any:
     return asked
 
 
-def unknown(field: str) -> Told:
-    return Told(f'Field "{field}" is not a valid field to query.', 2)
+def unknown(field: str) -> CommandOutput:
+    return CommandOutput(f'Field "{field}" is not a valid field to query.', 2)
 
 
 # --- nvidia-smi ---
 
 
 def test_several_cards_are_read() -> None:
-    found, complaint = read_cards(nvidia_smi(Told(f"{H100}\n{LAPTOP}\n")))
+    found, complaint = read_card_states(nvidia_smi(CommandOutput(f"{H100}\n{LAPTOP}\n")))
     assert complaint == ""
     assert found[0] == CardState(
         "6f0c3a4e-1111-2222-3333-444455556666",
@@ -88,7 +88,7 @@ def test_several_cards_are_read() -> None:
 
 
 def test_a_card_that_answers_nothing_is_still_a_card() -> None:
-    (card,) = parse_cards(SICK)
+    (card,) = parse_card_states(SICK)
     assert card.name == "NVIDIA GeForce GTX 1080"
     assert {card.temperature, card.clock, card.power, card.busy, card.reasons} == {None}
 
@@ -96,44 +96,46 @@ def test_a_card_that_answers_nothing_is_still_a_card() -> None:
 def test_older_drivers_have_other_names_for_the_reasons() -> None:
     asked: list[str] = []
 
-    def old_driver(*command: str) -> Told:
+    def old_driver(*command: str) -> CommandOutput:
         asked.append(command[1].rpartition(",")[2])
-        return unknown("clocks_event_reasons.active") if "event" in command[1] else Told(K80)
+        return unknown("clocks_event_reasons.active") if "event" in command[1] else CommandOutput(K80)
 
-    found, _ = read_cards(old_driver)
+    found, _ = read_card_states(old_driver)
     assert asked == ["clocks_event_reasons.active", "clocks_throttle_reasons.active"]
     assert found[0].reasons == 1
 
 
 def test_the_oldest_drivers_have_no_reasons() -> None:
     without = K80.rpartition(",")[0]
-    found, _ = read_cards(nvidia_smi(unknown("clocks_event"), unknown("clocks_throttle"), Told(without)))
+    found, _ = read_card_states(
+        nvidia_smi(unknown("clocks_event"), unknown("clocks_throttle"), CommandOutput(without))
+    )
     assert (found[0].name, found[0].reasons) == ("Tesla K80", None)
     assert not found[0].is_too_hot
 
 
 def test_warnings_between_the_lines_are_passed_over() -> None:
     text = f"WARNING: infoROM is corrupted at gpu 0000:01:00.0\n{H100}\n"
-    assert [card.name for card in parse_cards(text)] == ["NVIDIA H100 80GB HBM3"]
-    assert parse_cards("") == parse_cards("No devices were found") == []
+    assert [card.name for card in parse_card_states(text)] == ["NVIDIA H100 80GB HBM3"]
+    assert parse_card_states("") == parse_card_states("No devices were found") == []
 
 
 def test_what_nvidia_smi_complains_about() -> None:
     mismatch = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54"
-    assert read_cards(nvidia_smi(Told(mismatch, 18))) == ([], mismatch.splitlines()[0])
-    assert read_cards(nvidia_smi(Told("", 9))) == ([], "exit code 9")
-    assert read_cards(nvidia_smi(None)) == ([], "")
+    assert read_card_states(nvidia_smi(CommandOutput(mismatch, 18))) == ([], mismatch.splitlines()[0])
+    assert read_card_states(nvidia_smi(CommandOutput("", 9))) == ([], "exit code 9")
+    assert read_card_states(nvidia_smi(None)) == ([], "")
 
 
 def test_a_program_that_is_not_there_gives_no_answer() -> None:
-    assert ask("no-such-program-anywhere") is None
-    assert ask("sleep", "30", limit_s=0.2) is None
-    assert ask("sh", "-c", "echo out; echo err >&2; exit 3") == Told("out\nerr", 3)
+    assert run_command("no-such-program-anywhere") is None
+    assert run_command("sleep", "30", limit_s=0.2) is None
+    assert run_command("sh", "-c", "echo out; echo err >&2; exit 3") == CommandOutput("out\nerr", 3)
 
 
 # --- the card itself ---
 
-CARD = FoundCard("NVIDIA H100 80GB HBM3", (9, 0), 79 * GIB, 80 * GIB, "570.86", "12.8", ("sm_80", "sm_90"))
+CARD = TorchCard("NVIDIA H100 80GB HBM3", (9, 0), 79 * GIB, 80 * GIB, "570.86", "12.8", ("sm_80", "sm_90"))
 IDLE = CardState("x", CARD.name, busy=0.0)
 
 
@@ -150,7 +152,7 @@ def test_a_card_with_all_that_is_known_of_it() -> None:
 
 
 def test_a_card_that_others_use() -> None:
-    line = card_line("gpu", replace(CARD, free=50 * GIB), IDLE)
+    line = card_line("gpu", replace(CARD, free_bytes=50 * GIB), IDLE)
     assert (line.verdict, "other programs hold 30.0 GiB" in line.says) == ("note", True)
     line = card_line("gpu", CARD, replace(IDLE, busy=43.0))
     assert (line.verdict, "busy 43% of the time" in line.says) == ("note", True)
@@ -227,9 +229,9 @@ def test_several_cards_have_a_line_each_and_are_known_by_identity(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=ids[device.index])
     )
-    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(Told(f"{LAPTOP}\n{H100}")))
+    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(CommandOutput(f"{LAPTOP}\n{H100}")))
     monkeypatch.setattr(gpu_checks, "_describe", lambda device: replace(CARD, name=f"card {device.index}"))
-    lines = look_at_gpus(Visit(tmp_path, tmp_path))
+    lines = check_gpus(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["cuda:0", "cuda:1"]
     assert [line.numbers["busy_percent"] for line in lines] == [97.0, 99.0]
     assert not any(number in str(lines) for number in ids.values())
@@ -238,10 +240,10 @@ def test_several_cards_have_a_line_each_and_are_known_by_identity(
 def test_here_is_what_torch_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(None))
-    (line,) = look_at_gpus(Visit(tmp_path, tmp_path))
+    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(None))
+    (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
     assert (line.name, line.verdict) == ("gpu", "note")
-    assert look_at_clocks(Visit(tmp_path, tmp_path)) == []
+    assert check_clocks(CheckContext(tmp_path, tmp_path)) == []
 
 
 def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,8 +251,8 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * GIB)
     monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
-    monkeypatch.setattr(gpu_checks, "ask", nvidia_smi(None))
-    (line,) = look_at_gpus(Visit(tmp_path, tmp_path))
+    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(None))
+    (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
     assert (line.says, line.verdict) == (
         "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the main memory",
         "ok",
@@ -301,7 +303,7 @@ def test_the_question_is_asked_while_the_card_works() -> None:
             time.sleep(0.001)
         return begun
 
-    assert beside(question, load) >= 1
+    assert query_under_load(question, load) >= 1
     assert rounds >= 4
 
 
@@ -313,7 +315,7 @@ def test_no_load_goes_on_for_ever() -> None:
         time.sleep(0.2)
         return "late"
 
-    assert beside(question, lambda: rounds.append(1), lambda: next(ticks)) == "late"
+    assert query_under_load(question, lambda: rounds.append(1), lambda: next(ticks)) == "late"
     assert len(rounds) == 2
 
 
@@ -322,7 +324,7 @@ def test_an_error_of_the_question_is_not_lost() -> None:
         raise RuntimeError("nvidia-smi broke")
 
     with pytest.raises(RuntimeError, match="nvidia-smi broke"):
-        beside(question, lambda: None)
+        query_under_load(question, lambda: None)
 
 
 # --- dtypes ---
@@ -336,28 +338,28 @@ def test_dtypes_with_their_reasons(card: Any) -> None:
     assert line.says.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
     assert "bfloat16: this card only emulates it, slowly" in line.says
     assert line.numbers["dtype"] == "float16"
-    assert measured_dtypes(CUDA) == ["float16", "float32"]
+    assert dtypes_to_measure(CUDA) == ["float16", "float32"]
 
 
 def test_every_device_has_a_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     card(8, 6, count=2)
-    lines = look_at_dtypes(Visit(tmp_path, tmp_path))
+    lines = check_dtypes(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["dtype cuda:0", "dtype cuda:1", "dtype cpu"]
     assert lines[2].says == "bfloat16: this CPU multiplies it twice as fast as float32"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    assert measured_dtypes(torch.device("cpu")) == ["float32"]
+    assert dtypes_to_measure(torch.device("cpu")) == ["float32"]
 
 
 @pytest.mark.gpu
 def test_this_card(tmp_path: Path) -> None:
-    visit = Visit(tmp_path, tmp_path)
-    gpus = look_at_gpus(visit)
+    visit = CheckContext(tmp_path, tmp_path)
+    gpus = check_gpus(visit)
     assert [line.name for line in gpus] == [
-        gpu_checks.short_name(device) for device in gpu_checks.find_gpus()
+        gpu_checks.device_label(device) for device in gpu_checks.find_gpus()
     ]
     assert gpus[0].numbers["name"] == torch.cuda.get_device_name(0)
     assert 0 < int(gpus[0].numbers["free"] or 0) <= int(gpus[0].numbers["total"] or 0)
-    clocks = look_at_clocks(visit)
+    clocks = check_clocks(visit)
     assert len(clocks) == len(gpus)
-    assert nvidia_smi_module.read_cards(ask)[0]
+    assert nvidia_smi_module.read_card_states(run_command)[0]

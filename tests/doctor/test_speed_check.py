@@ -15,19 +15,25 @@ import torch
 from safetensors.torch import load_file
 
 from glassgpt.doctor import disk_check, speed_check
-from glassgpt.doctor.check import Visit
-from glassgpt.doctor.disk_check import checkpoint_line, look_at_disk, room_line, some_bytes, write_speed
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.disk_check import (
+    check_disk,
+    checkpoint_line,
+    free_space_line,
+    measure_write_speed,
+    random_payload,
+)
 from glassgpt.doctor.speed_check import (
-    bandwidth,
     bandwidth_line,
-    copy_bytes,
-    look_at_bandwidth,
-    look_at_matmuls,
+    check_bandwidth,
+    check_matmuls,
+    copy_size_bytes,
     matmul_line,
+    measure_bandwidth,
 )
 from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.peak import Peak
-from glassgpt.training.checkpoint.tensor_file import Packed, write_packed
+from glassgpt.estimate.peak import PeakFlops
+from glassgpt.training.checkpoint.tensor_file import PackedTensors, write_packed
 
 MIB, GIB = 2**20, 2**30
 
@@ -59,7 +65,7 @@ class FakeClock:
     ],
 )
 def test_a_peak_beside_the_table(measured: float, verdict: str, said: str) -> None:
-    line = matmul_line("matmul gpu", "cuda", "bfloat16", Peak(989e12, "NVIDIA", measured, "measured"))
+    line = matmul_line("matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured"))
     assert (line.verdict, said in line.says) == (verdict, True)
     assert line.says.startswith("bfloat16: ")
     assert bool(line.fix) == (verdict != "ok")
@@ -67,14 +73,14 @@ def test_a_peak_beside_the_table(measured: float, verdict: str, said: str) -> No
 
 
 def test_what_the_table_does_not_have_is_measured_only() -> None:
-    peak = Peak(None, None, 131e9, "measured")
+    peak = PeakFlops(None, None, 131e9, "measured")
     assert matmul_line("matmul cpu", "cpu", "float32", peak).verdict == "ok"
     line = matmul_line("matmul gpu", "cuda", "float32", peak)
     assert (line.verdict, "not in the table" in line.says) == ("note", True)
 
 
 def test_a_probe_that_failed_is_a_problem() -> None:
-    peak = Peak(989e12, "NVIDIA", None, "unknown: the bfloat16 probe failed: CUDA out of memory")
+    peak = PeakFlops(989e12, "NVIDIA", None, "unknown: the bfloat16 probe failed: CUDA out of memory")
     line = matmul_line("matmul gpu", "cuda", "bfloat16", peak)
     assert (line.verdict, "out of memory" in line.says, bool(line.fix)) == ("problem", True, True)
 
@@ -82,14 +88,14 @@ def test_a_probe_that_failed_is_a_problem() -> None:
 def test_the_probes_are_of_the_dtypes_that_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def find_peak(*arguments: Any) -> Peak:
+    def find_peak(*arguments: Any) -> PeakFlops:
         asked.append(arguments)
-        return Peak(None, None, 1e11, "measured")
+        return PeakFlops(None, None, 1e11, "measured")
 
     monkeypatch.setattr(speed_check, "find_peak", find_peak)
     monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    lines = look_at_matmuls(Visit(tmp_path, tmp_path))
+    lines = check_matmuls(CheckContext(tmp_path, tmp_path))
     assert [(found[0], found[2]) for found in asked] == [("cpu", "bfloat16"), ("cpu", "float32")]
     assert [line.name for line in lines] == ["matmul cpu", "matmul cpu"]
     assert all(line.says.endswith(": 100 GFLOP/s") for line in lines)
@@ -105,7 +111,7 @@ def test_bandwidth_is_bytes_read_and_written_over_time(per_second: float, size: 
     def copy(count: int) -> None:
         clock.spend(count * 2 * size / per_second)
 
-    assert bandwidth(copy, size, 0.5, clock) == pytest.approx(per_second, rel=1e-6)
+    assert measure_bandwidth(copy, size, 0.5, clock) == pytest.approx(per_second, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_bandwidth_is_bytes_read_and_written_over_time(per_second: float, size: 
     [("cuda", 80 * GIB, GIB), ("cuda", 4 * GIB, GIB // 2), ("cpu", 64 * GIB, 256 * MIB), ("cpu", 3, 4)],
 )
 def test_a_copy_leaves_room_for_others(device_type: str, free: int, expected: int) -> None:
-    assert copy_bytes(device_type, free) == expected
+    assert copy_size_bytes(device_type, free) == expected
 
 
 def test_bandwidth_beside_the_table() -> None:
@@ -131,7 +137,7 @@ def test_bandwidth_beside_the_table() -> None:
 def test_this_memory_is_really_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
     monkeypatch.setattr(speed_check, "_free_bytes", lambda device: 64 * MIB)
-    (line,) = look_at_bandwidth(Visit(tmp_path, tmp_path))
+    (line,) = check_bandwidth(CheckContext(tmp_path, tmp_path))
     assert 1e7 < float(line.numbers["measured_bytes_per_s"] or 0) < 1e13
     copied = speed_check._copying(torch.device("cpu"), 400)
     copied(2)
@@ -145,7 +151,9 @@ def _is_target(value: Any) -> bool:
 
 @pytest.mark.gpu
 def test_this_card_is_measured(tmp_path: Path) -> None:
-    lines = look_at_matmuls(Visit(tmp_path, tmp_path)) + look_at_bandwidth(Visit(tmp_path, tmp_path))
+    lines = check_matmuls(CheckContext(tmp_path, tmp_path)) + check_bandwidth(
+        CheckContext(tmp_path, tmp_path)
+    )
     assert {line.numbers["device"] for line in lines} == {"cuda", "cpu"}
     for line in lines:
         assert line.numbers.get("measured_flops_per_s") or line.numbers.get("measured_bytes_per_s")
@@ -154,8 +162,10 @@ def test_this_card_is_measured(tmp_path: Path) -> None:
 # --- the disk ---
 
 
-def fake_disk(clock: FakeClock, per_second: float, latency: float = 0.0) -> Callable[[Path, Packed], None]:
-    def write(path: Path, packed: Packed) -> None:
+def fake_disk(
+    clock: FakeClock, per_second: float, latency: float = 0.0
+) -> Callable[[Path, PackedTensors], None]:
+    def write(path: Path, packed: PackedTensors) -> None:
         clock.spend(latency + len(packed.content) / per_second)
 
     return write
@@ -178,7 +188,7 @@ def test_the_speed_is_that_of_the_largest_file_that_fits_the_time(
     tmp_path: Path, per_second: float, latency: float, largest: int
 ) -> None:
     clock = FakeClock()
-    found = write_speed(tmp_path, SIZES, 1.0, clock, fake_disk(clock, per_second, latency))
+    found = measure_write_speed(tmp_path, SIZES, 1.0, clock, fake_disk(clock, per_second, latency))
     assert found == pytest.approx(largest / (latency + largest / per_second), rel=1e-9)
     assert list(tmp_path.iterdir()) == []
 
@@ -199,9 +209,9 @@ def test_what_is_written_is_on_the_disk_before_the_clock_is_read(
         events.append("clock")
         return float(len(events))
 
-    assert write_speed(tmp_path, (3 * MIB + 5,), 1.0, clock) > 0
+    assert measure_write_speed(tmp_path, (3 * MIB + 5,), 1.0, clock) > 0
     assert events == ["clock", "clock", "synced", "clock"]
-    packed = some_bytes(3 * MIB + 5)
+    packed = random_payload(3 * MIB + 5)
     assert len(packed.content) == 3 * MIB + 5
     assert len(set(packed.content[:1000].tolist())) > 100  # not zeros
     write_packed(tmp_path / "file", packed)
@@ -231,15 +241,15 @@ def test_a_checkpoint_in_words() -> None:
 
 @pytest.mark.parametrize(("free", "verdict"), [(70 * GIB, "ok"), (3 * GIB, "note"), (GIB, "problem")])
 def test_room_for_checkpoints(free: int, verdict: str) -> None:
-    line = room_line("runs", free, exists=False)
+    line = free_space_line("runs", free, exists=False)
     assert line.verdict == verdict
     assert "free at runs (to be made)" in line.says
     assert bool(line.fix) == ("3 checkpoints of GPT-2 124M" in line.says) == (verdict != "ok")
 
 
 def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_check, "_SIZES", (MIB,))
-    lines = look_at_disk(Visit(tmp_path / "runs" / "new", tmp_path))
+    monkeypatch.setattr(disk_check, "_TEST_FILE_BYTES", (MIB,))
+    lines = check_disk(CheckContext(tmp_path / "runs" / "new", tmp_path))
     assert [line.name for line in lines] == ["disk", "disk speed"]
     assert float(lines[1].numbers["write_bytes_per_s"] or 0) > 0
     assert list(tmp_path.iterdir()) == []
@@ -258,12 +268,12 @@ def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
-    def write(path: Path, packed: Packed) -> None:
+    def write(path: Path, packed: PackedTensors) -> None:
         path.write_bytes(b"a part of it")
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(disk_check, "write_packed", write)
-    lines = look_at_disk(Visit(tmp_path, tmp_path))
+    lines = check_disk(CheckContext(tmp_path, tmp_path))
     assert lines[-1].verdict == "problem"
     assert said in lines[-1].says
     assert "--out_dir" in lines[-1].fix
@@ -273,10 +283,10 @@ def test_a_disk_that_cannot_be_written(
 def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10 * MIB))
     monkeypatch.setattr(disk_check, "write_packed", lambda path, packed: pytest.fail("written"))
-    (line,) = look_at_disk(Visit(tmp_path, tmp_path))
+    (line,) = check_disk(CheckContext(tmp_path, tmp_path))
     assert (line.verdict, "--out_dir" in line.fix) == ("problem", True)
     written: list[int] = []
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20 * MIB))
     monkeypatch.setattr(disk_check, "write_packed", lambda path, packed: written.append(len(packed.content)))
-    look_at_disk(Visit(tmp_path, tmp_path))
+    check_disk(CheckContext(tmp_path, tmp_path))
     assert written == [4 * MIB]  # a quarter of what is left, at most

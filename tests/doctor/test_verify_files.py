@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import prepared, trained
+from small_runs import prepare_dataset, train_run
 
 from glassgpt.cli import main
-from glassgpt.data.digests import MARKER
-from glassgpt.doctor.verify_files import Verified, find, verify
+from glassgpt.data.digests import EXPORT_RECORD_FILE
+from glassgpt.doctor.verify_files import VerifyReport, find_target, verify
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
@@ -28,8 +28,8 @@ Capture = pytest.CaptureFixture[str]
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, a run on it with three checkpoints, and an export of the run."""
     place = tmp_path_factory.mktemp("verify")
-    data = prepared(place, "mine", "bpe:300")
-    run = trained(place / "runs" / "small", data)
+    data = prepare_dataset(place, "mine", "bpe:300")
+    run = train_run(place / "runs" / "small", data)
     export(f"{run}@last", ExportOptions(to="glass", out=str(place / "exports" / "small")))
     return place
 
@@ -42,12 +42,12 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path / "copy"
 
 
-def verified(name: str) -> Verified:
-    return verify(*find(name), lambda size: None)
+def verified(name: str) -> VerifyReport:
+    return verify(*find_target(name), lambda size: None)
 
 
 def damaged(name: str) -> dict[str, str]:
-    return {part.name: part.says for part in verified(name).of("damaged")}
+    return {part.name: part.says for part in verified(name).with_verdict("damaged")}
 
 
 def flip(path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_flipped_bit_or_a_missing_file_is_named(place: Path, capsys: Capture) 
         for path in sorted(Path(name).iterdir()):
             content = path.read_bytes()
             for change in spoil:
-                if change is not flip and path.name in ("manifest.json", MARKER):
+                if change is not flip and path.name in ("manifest.json", EXPORT_RECORD_FILE):
                     continue  # then it is something else
                 change(path)
                 (part,) = damaged(str(run)).items()
@@ -103,11 +103,11 @@ def test_a_flipped_bit_or_a_missing_file_is_named(place: Path, capsys: Capture) 
 
 
 def test_a_torn_line_of_the_journal_is_counted_and_no_damage(place: Path) -> None:
-    with (Path("runs/small") / journal.NAME).open("ab") as file:
+    with (Path("runs/small") / journal.FILE_NAME).open("ab") as file:
         file.write(b'{"kind": "st')
     told = {part.name: part for part in verified("small").parts}
-    assert told[journal.NAME].verdict == "no digest"
-    assert told[journal.NAME].says.endswith("1 torn line")
+    assert told[journal.FILE_NAME].verdict == "no digest"
+    assert told[journal.FILE_NAME].says.endswith("1 torn line")
     assert not verified("small").next
 
 
@@ -153,8 +153,8 @@ def test_the_way_to_continue_depends_on_what_is_good(place: Path) -> None:
     assert step.command == f"mv runs/small/checkpoints/20261116 {points[-1]}"
     shutil.rmtree("runs/small/checkpoints")
     assert damaged("small").keys() == {"checkpoints"}
-    flip(Path("exports/small") / MARKER)
-    assert damaged("exports/small").keys() == {MARKER}
+    flip(Path("exports/small") / EXPORT_RECORD_FILE)
+    assert damaged("exports/small").keys() == {EXPORT_RECORD_FILE}
 
 
 def test_what_cannot_be_verified_is_an_error(place: Path, capsys: Capture) -> None:
@@ -166,4 +166,4 @@ def test_what_cannot_be_verified_is_an_error(place: Path, capsys: Capture) -> No
     assert "records no digests" in said[2]
     assert main(["verify"]) == 2
     with pytest.raises(UserError, match="neither a run"):
-        find("runs/small/config.toml")
+        find_target("runs/small/config.toml")

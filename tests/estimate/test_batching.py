@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan, plan_batch
-from glassgpt.validate import find_problems
+from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=200, deadline=None)
 sizes = st.none() | st.integers(1, 64)
@@ -40,7 +40,7 @@ def test_sizes_multiply_to_the_tokens(
         gradient_accumulation_steps=steps,
         batch_tokens=sequences and sequences * T,
     )
-    if find_problems(config):
+    if find_config_problems(config):
         return
     try:
         plan, choices = plan_batch(config, device, fits, ranks)
@@ -53,7 +53,7 @@ def test_sizes_multiply_to_the_tokens(
     assert plan.sequences == plan.batch_size * plan.micro_steps * ranks
     assert plan.tokens == plan.sequences * T
     assert plan.tokens == config.batch_tokens or config.batch_tokens is None
-    assert plan.own_tokens * ranks == plan.tokens
+    assert plan.tokens_per_rank * ranks == plan.tokens
     asked = steps or (sequences // size if sequences and size else 0)
     if asked % ranks == 0:
         assert size in (None, plan.batch_size)
@@ -139,6 +139,6 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
     ],
 )
 def test_contradictions_are_named(settings_: dict[str, int], said: str) -> None:
-    problems = find_problems(TrainConfig(block_size=8, **settings_))  # type: ignore[arg-type]
+    problems = find_config_problems(TrainConfig(block_size=8, **settings_))  # type: ignore[arg-type]
     assert len(problems) == 1
     assert said in problems[0]

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import DTYPES, Card, _plain, cards, find_card, named_card, nearest_cards
+from glassgpt.estimate.cards import (
+    DTYPES,
+    Card,
+    _normalize_device_name,
+    cards,
+    find_card,
+    nearest_cards,
+    resolve_card_name,
+)
 
 GIB = 2**30
 
@@ -153,12 +161,12 @@ def test_a_laptop_draws_less_than_a_desktop_card_of_its_name(one: Card) -> None:
     ],
 )
 def test_the_board_power_people_quote(name: str, watts: int) -> None:
-    assert named_card(name).card.watts == watts
+    assert resolve_card_name(name).card.watts == watts
 
 
 def test_no_card_is_in_the_table_twice() -> None:
     assert max(Counter(one.name for one in cards()).values()) == 1
-    known = Counter((name, one.memory_gb) for one in cards() for name in one.known_as)
+    known = Counter((name, one.memory_gb) for one in cards() for name in one.normalized_names)
     assert [key for key, count in known.items() if count > 1] == []
 
 
@@ -333,8 +341,8 @@ def test_nearest_cards_for_did_you_mean() -> None:
     ],
 )
 def test_a_short_name_means_the_usual_card_and_says_the_others(text: str, name: str, others: str) -> None:
-    found = named_card(text)
-    assert (found.card.name, ", ".join(found.others)) == (name, others)
+    found = resolve_card_name(text)
+    assert (found.card.name, ", ".join(found.alternatives)) == (name, others)
 
 
 MAKERS = {"nvidia": ["", "NVIDIA ", "nvidia geforce "], "amd": ["", "AMD "], "apple": ["", "Apple "]}
@@ -358,21 +366,21 @@ def typed(draw: st.DrawFn) -> tuple[str, Card]:
 @given(typed())
 def test_a_whole_name_means_that_card_however_it_is_typed(case: tuple[str, Card]) -> None:
     text, one = case
-    assert named_card(text).card == one
+    assert resolve_card_name(text).card == one
 
 
 @pytest.mark.parametrize("one", cards(), ids=lambda one: one.name)
 def test_a_name_that_drivers_report_means_a_card_that_reports_it(one: Card) -> None:
     for name in one.device_names:
-        found = named_card(name)
-        assert one.name in {found.card.name, *found.others}
-        assert _plain(name) in found.card.known_as
+        found = resolve_card_name(name)
+        assert one.name in {found.card.name, *found.alternatives}
+        assert _normalize_device_name(name) in found.card.normalized_names
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_card_or_a_problem_with_its_fix(text: str) -> None:
     try:
-        assert named_card(text).card in cards()
+        assert resolve_card_name(text).card in cards()
     except UserError as error:
         (problem,) = error.problems
         assert problem.startswith(f"--gpu={text} ")
@@ -397,7 +405,7 @@ def test_any_text_is_a_card_or_a_problem_with_its_fix(text: str) -> None:
 )
 def test_an_unknown_name_is_refused_with_the_nearest(unknown: str, nearest: str) -> None:
     with pytest.raises(UserError) as caught:
-        named_card(unknown)
+        resolve_card_name(unknown)
     (problem,) = caught.value.problems
     assert f"--gpu={unknown} is not" in problem
     assert nearest in problem.partition("did you mean")[2]
@@ -406,13 +414,13 @@ def test_an_unknown_name_is_refused_with_the_nearest(unknown: str, nearest: str)
 @pytest.mark.parametrize("unknown", ["", "GeForce", "gpu", "cuda", "cuda:0", "MPS", "💥"])
 def test_what_names_no_card_at_all_is_told_how_to(unknown: str) -> None:
     with pytest.raises(UserError, match="--gpu=auto is this machine's"):
-        named_card(unknown)
+        resolve_card_name(unknown)
 
 
 @pytest.mark.parametrize("several", ["2x4090", "2 × RTX 4090", "4090x2", "RTX 4090 x 2"])
 def test_several_cards_are_said_in_another_way(several: str) -> None:
     with pytest.raises(UserError, match=r"--gpu=(RTX )?4090 --gpus=2 plans for them"):
-        named_card(several)
+        resolve_card_name(several)
 
 
 def test_the_table_can_be_read_without_torch() -> None:

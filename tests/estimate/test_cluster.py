@@ -12,26 +12,32 @@ from hypothesis import strategies as st
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import cards, find_card
 from glassgpt.estimate.cluster import (
-    NETWORK_GB_S,
+    DEFAULT_NETWORK_GB_S,
     ONE_CARD,
     Cluster,
-    link_of,
+    cluster_throughput,
+    exposed_communication_s,
+    link_of_card,
     links,
-    pace_together,
-    sent_bytes,
-    waiting_s,
+    sent_bytes_per_card,
 )
-from glassgpt.estimate.forecast import Hardware, Portions, forecast
-from glassgpt.estimate.memory import Work, block_parameters, largest_batch, needed, parameters
-from glassgpt.estimate.speed import Pace
-from glassgpt.model.gpt import GPT, shape_of
+from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
+from glassgpt.estimate.memory import (
+    TrainingWorkload,
+    estimate_memory,
+    largest_fitting_batch,
+    parameters_per_block,
+    total_parameters,
+)
+from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.model.gpt import GPT, make_gpt_config
 
 NVLINK = links()["NVLink 4"]
 
 
-def work(ranks: int = 8, micro_steps: int = 1, shard: bool = False, **settings: Any) -> Work:
+def work(ranks: int = 8, micro_steps: int = 1, shard: bool = False, **settings: Any) -> TrainingWorkload:
     shape: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16} | settings
-    return Work(
+    return TrainingWorkload(
         config=TrainConfig(shard=shard, **shape), vocab_size=100, batch_size=2, micro_steps=micro_steps,
         ranks=ranks,
     )  # fmt: skip
@@ -67,26 +73,26 @@ def test_an_all_reduce_takes_what_a_ring_sends(ranks: int) -> None:
     seconds = sent[0] / ranks * 1e6 / NVLINK.bytes_per_s
     assert cluster.all_reduce_s(1e6) == pytest.approx(seconds)
     # A gather is the second half of it.
-    assert cluster.gather_s(1e6) == pytest.approx((ranks - 1) / ranks * 1e6 / NVLINK.bytes_per_s)
+    assert cluster.all_gather_s(1e6) == pytest.approx((ranks - 1) / ranks * 1e6 / NVLINK.bytes_per_s)
 
 
 def test_the_slowest_stretch_sets_the_pace() -> None:
     within, fast, slow = (
-        Cluster(8, machines, NVLINK, network).bytes_per_s
+        Cluster(8, machines, NVLINK, network).ring_bytes_per_s
         for machines, network in ((1, 1.0), (2, 1e6), (2, 1.25))
     )
     assert within == fast == pytest.approx(369e9)  # 82% of 450
     assert slow == pytest.approx(1e9)  # 80% of 1.25
-    assert Cluster(1, 4, None, 12.5).bytes_per_s == pytest.approx(10e9)
-    assert ONE_CARD.all_reduce_s(1e9) == ONE_CARD.gather_s(1e9) == 0.0
+    assert Cluster(1, 4, None, 12.5).ring_bytes_per_s == pytest.approx(10e9)
+    assert ONE_CARD.all_reduce_s(1e9) == ONE_CARD.all_gather_s(1e9) == 0.0
 
 
 # --- what is sent ---
 
 
-def real_sizes(some: Work) -> tuple[int, int]:
+def real_sizes(some: TrainingWorkload) -> tuple[int, int]:
     """Bytes of blocks and others, counted on a real model."""
-    model = GPT(shape_of(some.config, some.vocab_size))
+    model = GPT(make_gpt_config(some.config, some.vocab_size))
     blocks = sum(4 * p.numel() for block in model.transformer.h for p in block.parameters())
     return blocks, sum(4 * p.numel() for p in model.parameters()) - blocks
 
@@ -95,14 +101,18 @@ def real_sizes(some: Work) -> tuple[int, int]:
 def test_what_is_sent_is_counted_on_the_model(settings: dict[str, Any]) -> None:
     whole = work(**settings)
     blocks, others = real_sizes(whole)
-    assert blocks == 4 * 3 * block_parameters(whole)
-    assert sent_bytes(whole) == pytest.approx(2 * 7 / 8 * (blocks + others))
+    assert blocks == 4 * 3 * parameters_per_block(whole)
+    assert sent_bytes_per_card(whole) == pytest.approx(2 * 7 / 8 * (blocks + others))
     sharded = work(micro_steps=5, shard=True, **settings)
     # Five times blocks for both passes and the others for one; gradients once.
-    assert sent_bytes(sharded) == pytest.approx(7 / 8 * (5 * (2 * blocks + others) + blocks + others))
+    assert sent_bytes_per_card(sharded) == pytest.approx(
+        7 / 8 * (5 * (2 * blocks + others) + blocks + others)
+    )
     muon = work(micro_steps=5, shard=True, optimizer="muon", **settings)
-    assert sent_bytes(muon) - sent_bytes(sharded) == pytest.approx(7 / 8 * 4 * 3 * 12 * 32**2)
-    assert sent_bytes(work(ranks=1, shard=True)) == 0
+    assert sent_bytes_per_card(muon) - sent_bytes_per_card(sharded) == pytest.approx(
+        7 / 8 * 4 * 3 * 12 * 32**2
+    )
+    assert sent_bytes_per_card(work(ranks=1, shard=True)) == 0
 
 
 # --- what is waited for ---
@@ -132,38 +142,38 @@ def test_sharded_waiting_is_a_simulated_pass(
 ) -> None:
     """Where exchange and computing take turns the formula is exact; else it is within a block of it."""
     some = work(micro_steps=micro_steps, shard=True, n_layer=layers, activation_checkpointing=again)
-    blocks, others = (4 * n for n in (layers * block_parameters(some), _others(some)))
+    blocks, others = (4 * n for n in (layers * parameters_per_block(some), _others(some)))
     # A wire on which one block takes `per_block` seconds.
     network = blocks / layers * 7 / 8 / per_block / 0.8e9
     cluster = Cluster(1, 8, None, network)
     micro_s = compute * layers
     share = 1 / 4 if again else 1 / 3
     forward, backward = micro_s * share / layers, micro_s * (1 - share) / layers
-    rest = cluster.gather_s(others)
+    rest = cluster.all_gather_s(others)
     simulated = micro_steps * (simulated_pass(layers, per_block, forward, 0) - micro_s * share + rest)
     simulated += (micro_steps - 1) * (simulated_pass(layers, per_block, backward, 0) - micro_s * (1 - share))
     last = simulated_pass(layers, per_block, backward, per_block) - micro_s * (1 - share) + rest
-    found = waiting_s(some, cluster, micro_s)
+    found = exposed_communication_s(some, cluster, micro_s)
     assert found == pytest.approx(simulated + last, rel=0.02, abs=3 * (per_block + backward))
     without_last = found - waiting_last(cluster, blocks, backward * layers, layers) - rest
     assert without_last == pytest.approx(simulated, rel=1e-6, abs=1e-9)
 
 
 def waiting_last(cluster: Cluster, blocks: int, backward_s: float, layers: int) -> float:
-    both = 2 * cluster.gather_s(blocks)
+    both = 2 * cluster.all_gather_s(blocks)
     return both / layers + (layers - 1) / layers * max(0.0, both - backward_s)
 
 
-def _others(some: Work) -> int:
-    return parameters(some) - some.config.n_layer * block_parameters(some)
+def _others(some: TrainingWorkload) -> int:
+    return total_parameters(some) - some.config.n_layer * parameters_per_block(some)
 
 
 def test_unsharded_waiting_is_the_whole_all_reduce() -> None:
     cluster = Cluster(8, 2, NVLINK, 5.0)
     some = work(ranks=16, micro_steps=7)
-    seconds = 2 * 15 / 16 * 4 * parameters(some) / 4e9
+    seconds = 2 * 15 / 16 * 4 * total_parameters(some) / 4e9
     for micro_s in (1e-6, 1.0):  # nothing hides it
-        assert waiting_s(some, cluster, micro_s) == pytest.approx(seconds)
+        assert exposed_communication_s(some, cluster, micro_s) == pytest.approx(seconds)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.booleans(), st.floats(0.01, 1000), st.integers(1, 8))
@@ -172,14 +182,14 @@ def test_more_cards_are_never_slower_than_waiting_allows(
 ) -> None:
     cluster = Cluster(inside, machines, NVLINK, network)
     some = work(ranks=inside * machines, micro_steps=micro_steps, shard=shard)
-    card = Pace(900.0, 1000.0, 1100.0, (9.0, 10.0, 11.0), "")
-    pace = pace_together(card, some, cluster)
+    card = ThroughputEstimate(900.0, 1000.0, 1100.0, (9.0, 10.0, 11.0), "")
+    pace = cluster_throughput(card, some, cluster)
     assert 0 < pace.low <= pace.mid <= pace.high <= 1100 * cluster.ranks
     # As many tokens in the time to compute them and to wait.
-    own = some.tokens * micro_steps
+    own = some.micro_batch_tokens * micro_steps
     seconds = own / card.mid
     if cluster.ranks > 1:
-        seconds += waiting_s(some, cluster, own / card.mid / micro_steps)
+        seconds += exposed_communication_s(some, cluster, own / card.mid / micro_steps)
     assert pace.mid == pytest.approx(own * cluster.ranks / seconds)
     assert pace.mfu[1] == pytest.approx(10 * pace.mid / (1000 * cluster.ranks))
 
@@ -187,16 +197,16 @@ def test_more_cards_are_never_slower_than_waiting_allows(
 def test_a_forecast_is_of_all_cards() -> None:
     card = find_card("H100 80GB HBM3", 80 * 2**30)
     assert card is not None
-    one = Work(config=TrainConfig(max_iters=1000), vocab_size=50304, batch_size=16, micro_steps=4)
+    one = TrainingWorkload(config=TrainConfig(max_iters=1000), vocab_size=50304, batch_size=16, micro_steps=4)
     many, cluster = replace(one, ranks=8), Cluster(8, 1, NVLINK)
     tokens = 16 * 4 * 1024
 
-    def ahead(some: Work, tokens_per_update: int, where: Cluster) -> Any:
-        on, tokens = Hardware(989e12, card, where), Portions(tokens_per_update, 10**6, 10**6)
-        return forecast(some, 854_000_000, on, tokens)
+    def ahead(some: TrainingWorkload, tokens_per_update: int, where: Cluster) -> Any:
+        on, tokens = Hardware(989e12, card, where), TokenCounts(tokens_per_update, 10**6, 10**6)
+        return forecast_workload(some, 854_000_000, on, tokens)
 
     alone, together = ahead(one, tokens, ONE_CARD), ahead(many, 8 * tokens, cluster)
-    waiting = 2 * 7 / 8 * 4 * parameters(one) / 369e9
+    waiting = 2 * 7 / 8 * 4 * total_parameters(one) / 369e9
     assert together.updates_s[1] == pytest.approx(alone.updates_s[1] + 1000 * waiting)
     assert together.evaluation_s == pytest.approx(alone.evaluation_s / 8)
 
@@ -204,8 +214,8 @@ def test_a_forecast_is_of_all_cards() -> None:
 # --- memory ---
 
 
-def parts(some: Work) -> dict[str, int]:
-    return dict(needed(some).parts)
+def parts(some: TrainingWorkload) -> dict[str, int]:
+    return dict(estimate_memory(some).parts)
 
 
 def test_sharded_memory_is_counted_by_hand() -> None:
@@ -213,7 +223,7 @@ def test_sharded_memory_is_counted_by_hand() -> None:
     whole, sharded = (
         replace(work(shard=shard, **settings), vocab_size=50304, batch_size=8) for shard in (False, True)
     )
-    model = GPT(shape_of(replace(whole.config, n_layer=1), 50304))
+    model = GPT(make_gpt_config(replace(whole.config, n_layer=1), 50304))
     block = sum(p.numel() for p in model.transformer.h[0].parameters())
     others = sum(p.numel() for p in model.parameters()) - block
     total = 24 * block + others
@@ -221,33 +231,35 @@ def test_sharded_memory_is_counted_by_hand() -> None:
     assert parts(sharded)["weights"] == -(-4 * total // 8)
     assert parts(sharded)["optimizer"] == -(-8 * total // 8)
     assert parts(sharded)["gathered weights"] == 4 * (others + 2 * block)
-    assert needed(whole).context == needed(sharded).context == (600 + 400) * 2**20
-    assert needed(replace(whole, ranks=1)).context == 600 * 2**20
-    assert needed(sharded).total < needed(whole).total
+    assert (
+        estimate_memory(whole).context_bytes == estimate_memory(sharded).context_bytes == (600 + 400) * 2**20
+    )
+    assert estimate_memory(replace(whole, ranks=1)).context_bytes == 600 * 2**20
+    assert estimate_memory(sharded).total_bytes < estimate_memory(whole).total_bytes
     # With several micro-batches gradients add up whole before they are scattered.
     assert parts(replace(sharded, micro_steps=2))["gradients"] == 4 * total
     assert "gradients" not in parts(sharded)
 
 
 def test_one_card_has_nothing_to_shard() -> None:
-    assert needed(work(ranks=1, shard=True)) == needed(work(ranks=1))
+    assert estimate_memory(work(ranks=1, shard=True)) == estimate_memory(work(ranks=1))
 
 
 def test_unsharded_cards_hold_a_copy_of_what_they_average() -> None:
     large = replace(work(n_layer=2, n_embd=1024, n_head=8), vocab_size=50304, batch_size=1)
-    at_step = [needed(replace(large, ranks=ranks)) for ranks in (1, 2)]
-    assert at_step[0].moment == at_step[1].moment == "step"
+    at_step = [estimate_memory(replace(large, ranks=ranks)) for ranks in (1, 2)]
+    assert at_step[0].peak_phase == at_step[1].peak_phase == "step"
     assert at_step[1].parts["activations"] == 4 * 50304 * 1024  # larger than a piece: by itself
     small = replace(large, vocab_size=100)
-    assert needed(replace(small, ranks=2)).parts["activations"] == 2**26
+    assert estimate_memory(replace(small, ranks=2)).parts["activations"] == 2**26
 
 
 def test_sharding_makes_room() -> None:
     settings: dict[str, Any] = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "block_size": 1024}
     room = 24 * 2**30
     whole, sharded = (replace(work(shard=shard, **settings), vocab_size=50304) for shard in (False, True))
-    assert largest_batch(whole, room) is None
-    assert (largest_batch(sharded, room) or 0) >= 1
+    assert largest_fitting_batch(whole, room) is None
+    assert (largest_fitting_batch(sharded, room) or 0) >= 1
 
 
 # --- the table ---
@@ -269,7 +281,7 @@ def test_every_card_that_can_has_a_link() -> None:
     ],
 )  # fmt: skip
 def test_links_are_those_of_the_datasheets(name: str, link: str) -> None:
-    assert link_of(next(card for card in cards() if card.name == name)).name == link
+    assert link_of_card(next(card for card in cards() if card.name == name)).name == link
 
 
 def test_links_are_sourced_and_follow_from_their_lanes() -> None:
@@ -280,5 +292,5 @@ def test_links_are_sourced_and_follow_from_their_lanes() -> None:
             generation, lanes = int(link.name[5]), int(link.name.rpartition("x")[2])
             transfers = 8 * 2 ** (generation - 3)  # per second and lane, in billions
             assert link.gb_s == pytest.approx(transfers * lanes * 128 / 130 / 8, rel=1e-3)
-    assert link_of(None).name == "PCIe 3.0 x16"
-    assert NETWORK_GB_S == 100 / 8  # one port of 100 Gbit/s
+    assert link_of_card(None).name == "PCIe 3.0 x16"
+    assert DEFAULT_NETWORK_GB_S == 100 / 8  # one port of 100 Gbit/s

@@ -14,8 +14,8 @@ import pytest
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.decide import (
-    Recordable,
-    Traits,
+    DeviceTraits,
+    GraphCandidate,
     choose_attention,
     choose_compile,
     choose_data_place,
@@ -23,14 +23,14 @@ from glassgpt.estimate.decide import (
     choose_graph,
     choose_kernels,
     choose_threads,
+    find_missing_toolchain,
     float8_problems,
     has_float8,
-    lacking_here,
-    refused,
+    refused_settings,
 )
-from glassgpt.estimate.kernel_cache import kernels_marker
+from glassgpt.estimate.kernel_cache import kernel_cache_marker
 
-CPU, MPS, H100 = Traits("cpu"), Traits("mps"), Traits("cuda", (9, 0))
+CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
 
 
 def test_no_rule_needs_torch() -> None:
@@ -41,14 +41,14 @@ def test_no_rule_needs_torch() -> None:
 # --- compile ---
 
 
-def compiling(on: Traits = CPU, step_s: float | None = 1.0, **settings: Any) -> tuple[Any, str]:
+def compiling(on: DeviceTraits = CPU, step_s: float | None = 1.0, **settings: Any) -> tuple[Any, str]:
     choice = choose_compile(TrainConfig(**settings), on, step_s, kernels=False)
     assert choice.name == "compile"
     return choice.value, choice.reason
 
 
 def test_what_is_asked_for_is_done() -> None:
-    on = Traits("cpu", lacks="no C++ compiler was found")
+    on = DeviceTraits("cpu", missing_toolchain="no C++ compiler was found")
     assert compiling(on, compile="on") == ("on", "asked for")
     assert compiling(on, compile="off") == ("off", "asked for")
 
@@ -57,21 +57,24 @@ def test_what_is_missing_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert lacking_here("cpu") == "no C++ compiler was found"
-    assert lacking_here("cuda") == "no C compiler was found"
+    assert find_missing_toolchain("cpu") == "no C++ compiler was found"
+    assert find_missing_toolchain("cuda") == "no C compiler was found"
     monkeypatch.setenv("CXX", "my-compiler")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "my-compiler" else None)
-    assert lacking_here("cpu") is None
+    assert find_missing_toolchain("cpu") is None
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert lacking_here("cuda") == "triton is not installed"
+    assert find_missing_toolchain("cuda") == "triton is not installed"
 
 
 def test_what_cannot_be_built_is_not_compiled() -> None:
-    assert compiling(Traits("cpu", lacks="no C++ compiler was found")) == ("off", "no C++ compiler was found")
-    assert compiling(Traits("cuda", (6, 1))) == ("off", "the card is too old for triton")
+    assert compiling(DeviceTraits("cpu", missing_toolchain="no C++ compiler was found")) == (
+        "off",
+        "no C++ compiler was found",
+    )
+    assert compiling(DeviceTraits("cuda", (6, 1))) == ("off", "the card is too old for triton")
     lacks = "triton is not installed"
-    assert compiling(Traits("cuda", (8, 0), lacks=lacks)) == ("off", lacks)
+    assert compiling(DeviceTraits("cuda", (8, 0), missing_toolchain=lacks)) == ("off", lacks)
     assert compiling(MPS)[0] == "off"
     assert compiling(n_layer=2)[0] == "on"
 
@@ -105,7 +108,7 @@ def test_our_kernels_are_for_cuda() -> None:
 
 def test_kernels_weigh_seconds_saved_against_seconds_of_building() -> None:
     """On an H200, where 124M for 100 updates and a modern 350M for 120 lost by plain kernels."""
-    h200 = Traits("cuda", (9, 0), bandwidth=4.8e12)
+    h200 = DeviceTraits("cuda", (9, 0), bandwidth_bytes_per_s=4.8e12)
 
     def chosen(updates: int, built: bool = False, **settings: Any) -> Any:
         return choose_kernels(TrainConfig(max_iters=updates, **settings), h200, built=built).value
@@ -129,34 +132,34 @@ def test_a_marker_is_of_all_that_kernels_are_specialised_on(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     usual: dict[str, Any] = {"card": "H200", "dtype": "bfloat16", "vocab_size": 65, "micro_tokens": 64}
     other_runs: list[dict[str, Any]] = [{"card": "A100"}, {"dtype": "float16"}, {"vocab_size": 96}]
-    markers = [kernels_marker(TrainConfig(), **usual | other) for other in [{}, *other_runs]]
+    markers = [kernel_cache_marker(TrainConfig(), **usual | other) for other in [{}, *other_runs]]
     markers += [
-        kernels_marker(TrainConfig(n_embd=1024), **usual),
-        kernels_marker(TrainConfig(arch="modern"), **usual),
+        kernel_cache_marker(TrainConfig(n_embd=1024), **usual),
+        kernel_cache_marker(TrainConfig(arch="modern"), **usual),
     ]
     assert len(set(markers)) == 6
     assert {marker.parent for marker in markers} == {tmp_path}  # who empties Triton's cache removes them too
     longer = TrainConfig(max_iters=9, learning_rate=1.0, n_layer=3)
-    assert kernels_marker(longer, **usual | {"micro_tokens": 128}) == markers[0]
+    assert kernel_cache_marker(longer, **usual | {"micro_tokens": 128}) == markers[0]
     monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
-    assert kernels_marker(TrainConfig(), **usual) not in markers
+    assert kernel_cache_marker(TrainConfig(), **usual) not in markers
 
 
 def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
-    def chosen(updates: int, on: Traits = H100, **settings: Any) -> Any:
+    def chosen(updates: int, on: DeviceTraits = H100, **settings: Any) -> Any:
         return choose_kernels(TrainConfig(n_layer=6, max_iters=updates, **settings), on).value
 
     assert chosen(100) == "plain"
     assert chosen(600) == chosen(1, kernels="triton") == chosen(100, fp8=True) == "triton"
     assert chosen(600, kernels="plain") == chosen(600, compile="on") == chosen(600, eval_only=True) == "plain"
-    assert chosen(600, Traits("cuda", (9, 0), lacks="no C compiler was found")) == "plain"
-    assert chosen(600, Traits("cuda", (6, 1))) == "plain"
-    assert chosen(600, Traits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
+    assert chosen(600, DeviceTraits("cuda", (9, 0), missing_toolchain="no C compiler was found")) == "plain"
+    assert chosen(600, DeviceTraits("cuda", (6, 1))) == "plain"
+    assert chosen(600, DeviceTraits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
 
 
 def test_a_graph_where_asking_takes_longer_than_computing() -> None:
     def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
-        micro = Recordable(dtype, computing_s, asking_s=0.014, compiled=compiled)
+        micro = GraphCandidate(dtype, computing_s, launch_s=0.014, compiled=compiled)
         return choose_graph(TrainConfig(**settings), H100, micro).value
 
     assert chosen(0.004) == "on"
@@ -166,26 +169,26 @@ def test_a_graph_where_asking_takes_longer_than_computing() -> None:
     assert chosen(0.2, graph="on") == "on"
     assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
     assert chosen(0.004, eval_only=True) == "off"
-    on_cpu = Recordable("float32", computing_s=0.004, asking_s=0.014)
+    on_cpu = GraphCandidate("float32", compute_s=0.004, launch_s=0.014)
     assert choose_graph(TrainConfig(), CPU, on_cpu).value == "off"
     with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
         choose_graph(TrainConfig(graph="on"), CPU, on_cpu)
 
 
-@pytest.mark.parametrize("on", [CPU, MPS, H100, Traits("cuda", (6, 1))])
-def test_what_is_refused_is_what_the_rules_raise_for(on: Traits) -> None:
+@pytest.mark.parametrize("on", [CPU, MPS, H100, DeviceTraits("cuda", (6, 1))])
+def test_what_is_refused_is_what_the_rules_raise_for(on: DeviceTraits) -> None:
     def raises(**settings: Any) -> bool:
         config = TrainConfig(**settings)
         try:
             choose_kernels(config, on)
-            choose_graph(config, on, Recordable("float32", computing_s=0.1, asking_s=0.1))
+            choose_graph(config, on, GraphCandidate("float32", compute_s=0.1, launch_s=0.1))
         except UserError:
             return True
         return False
 
     asked: list[dict[str, Any]] = [{}, {"kernels": "triton"}, {"graph": "on"}]
     for settings in asked:
-        assert raises(**settings) == bool(refused(TrainConfig(**settings), on))
+        assert raises(**settings) == bool(refused_settings(TrainConfig(**settings), on))
 
 
 # --- dtype ---
@@ -201,28 +204,28 @@ def test_what_is_refused_is_what_the_rules_raise_for(on: Traits) -> None:
     ],
 )
 def test_the_card_decides_the_dtype(capability: tuple[int, int] | None, dtype: str, why: str) -> None:
-    choice = choose_dtype("auto", Traits("cuda", capability))
+    choice = choose_dtype("auto", DeviceTraits("cuda", capability))
     assert choice.value == dtype
     assert why in choice.reason
 
 
 def test_without_tensor_cores_nothing_is_gained() -> None:
-    choice = choose_dtype("auto", Traits("cuda", (7, 5), tensor_cores=False))
+    choice = choose_dtype("auto", DeviceTraits("cuda", (7, 5), has_tensor_cores=False))
     assert choice.value == "float32"
     assert "without tensor cores" in choice.reason
-    assert choose_dtype("float16", Traits("cuda", (7, 5), tensor_cores=False)).value == "float16"
+    assert choose_dtype("float16", DeviceTraits("cuda", (7, 5), has_tensor_cores=False)).value == "float16"
 
 
 def test_what_is_asked_for_is_remarked_on() -> None:
-    assert "only emulates it" in choose_dtype("bfloat16", Traits("cuda", (7, 5))).reason
+    assert "only emulates it" in choose_dtype("bfloat16", DeviceTraits("cuda", (7, 5))).reason
     assert choose_dtype("float32", H100).reason == "asked for; matmuls run in TF32"
-    assert choose_dtype("float32", Traits("cuda")).reason == "asked for"
+    assert choose_dtype("float32", DeviceTraits("cuda")).reason == "asked for"
     assert choose_dtype("float16", CPU).value == "bfloat16"
     assert choose_dtype("auto", MPS, 768).value == "float32"
 
 
 def test_a_cpu_computes_in_bfloat16_where_that_is_fast() -> None:
-    fast = Traits("cpu", fast_bfloat16=True)
+    fast = DeviceTraits("cpu", has_fast_bfloat16=True)
     assert choose_dtype("auto", fast, 64).value == "bfloat16"
     assert choose_dtype("auto", fast, 63).value == choose_dtype("auto", fast).value == "float32"
     assert choose_dtype("auto", CPU, 64).value == "float32"
@@ -232,7 +235,7 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_fast() -> None:
 
 
 def test_attention_is_fused_unless_asked_or_slow() -> None:
-    def chosen(on: Traits, dtype: str, run_s: float, **settings: Any) -> Any:
+    def chosen(on: DeviceTraits, dtype: str, run_s: float, **settings: Any) -> Any:
         choice = choose_attention(TrainConfig(**settings), on, dtype, run_s)
         return None if choice is None else choice.value
 
@@ -245,17 +248,17 @@ def test_attention_is_fused_unless_asked_or_slow() -> None:
 
 
 def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
-    def problems(on: Traits, dtype: str, own: bool = True, tokens: int = 4096, **settings: Any) -> str:
+    def problems(on: DeviceTraits, dtype: str, own: bool = True, tokens: int = 4096, **settings: Any) -> str:
         return " ".join(float8_problems(TrainConfig(fp8=True, **settings), on, dtype, own, tokens))
 
     on_cpu = problems(CPU, "float32", n_embd=24, n_head=2)
     for part in ("card with 8-bit floats", "goes with --dtype=bfloat16, not float32", "multiples of 16"):
         assert part in on_cpu
-    assert "card with 8-bit floats" in problems(Traits("cuda", (8, 6)), "bfloat16")
+    assert "card with 8-bit floats" in problems(DeviceTraits("cuda", (8, 6)), "bfloat16")
     assert "needs our own kernels" in problems(H100, "bfloat16", own=False)
     assert "multiples of 16" in problems(H100, "bfloat16", tokens=4095)
     assert problems(H100, "bfloat16") == ""
-    assert has_float8(Traits("cuda", (8, 9)))
+    assert has_float8(DeviceTraits("cuda", (8, 9)))
     assert not has_float8(MPS)
 
 
@@ -277,7 +280,7 @@ def test_where_data_lies_can_be_said() -> None:
 
 def test_a_recording_needs_room() -> None:
     def chosen(**settings: Any) -> Any:
-        micro = Recordable("bfloat16", computing_s=0.004, asking_s=0.014, fits=False)
+        micro = GraphCandidate("bfloat16", compute_s=0.004, launch_s=0.014, fits=False)
         return choose_graph(TrainConfig(**settings), H100, micro).value
 
     assert chosen() == "off"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from glassgpt.estimate import flops
-from glassgpt.estimate.flops import CONVENTION, flops_per_token, parameters, plain_flops_per_token
+from glassgpt.estimate.flops import FLOPS_CONVENTION, count_parameters, flops_per_token, six_n_flops_per_token
 from glassgpt.model.gpt import GPT, GPTConfig
 
 
 def gpt2(vocab_size: int = 50304, bias: bool = False, positions: bool = True) -> int:
-    return parameters(
+    return count_parameters(
         vocab_size=vocab_size,
         block_size=1024,
         n_layer=12,
@@ -30,7 +30,7 @@ def test_gpt2s_own_parameters() -> None:
 
 
 def test_nanogpts_baby_gpt_prints_10_65_million() -> None:
-    count = parameters(
+    count = count_parameters(
         vocab_size=65, block_size=256, n_layer=6, n_embd=384, arch="gpt2", bias=False, positions=False
     )
     assert count == 10_646_784
@@ -51,9 +51,9 @@ def test_it_is_nanogpts_estimate_mfu() -> None:
 
 def test_the_plain_rule_leaves_attention_out() -> None:
     N = gpt2(positions=False)
-    assert plain_flops_per_token(N) == 741_523_968
-    assert flops_per_token(N, 12, 768, 0) == plain_flops_per_token(N)
-    assert "causal not halved" in CONVENTION
+    assert six_n_flops_per_token(N) == 741_523_968
+    assert flops_per_token(N, 12, 768, 0) == six_n_flops_per_token(N)
+    assert "causal not halved" in FLOPS_CONVENTION
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -62,7 +62,7 @@ def test_the_formula_counts_what_the_model_has(arch: str, bias: bool) -> None:
     shape = GPTConfig(vocab_size=37, block_size=10, n_layer=3, n_head=2, n_embd=12, bias=bias, arch=arch)
     model = GPT(shape)
     for positions in (True, False):
-        counted = parameters(
+        counted = count_parameters(
             vocab_size=37,
             block_size=10,
             n_layer=3,

@@ -8,32 +8,34 @@ from typing import Any
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.cards import named_card
-from glassgpt.estimate.flops import flops_of
-from glassgpt.estimate.forecast import Hardware, Portions, forecast
-from glassgpt.estimate.memory import Work
-from glassgpt.estimate.speed import expected_pace
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.flops import model_flops_per_token
+from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
+from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.recipe import build_config, find_recipe
 
-H200 = named_card("h200").card
+H200 = resolve_card_name("h200").card
 GPT2_FLOPS = 854_800_000
-TOKENS = Portions(update=65_536, evaluation=100_000, val=1_000_000)
+TOKENS = TokenCounts(per_update=65_536, per_evaluation=100_000, val_split=1_000_000)
 
 
-def work(device_type: str = "cuda", **settings: Any) -> Work:
+def work(device_type: str = "cuda", **settings: Any) -> TrainingWorkload:
     config = TrainConfig(**{"max_iters": 500, "eval_interval": 250, "probe_seconds": 1.0} | settings)
     kernels = device_type == "cuda"
-    return Work(config=config, vocab_size=50304, batch_size=64, device_type=device_type, kernels=kernels)
+    return TrainingWorkload(
+        config=config, vocab_size=50304, batch_size=64, device_type=device_type, kernels=kernels
+    )
 
 
 def test_gpt2_on_an_h200_is_as_fast_as_it_was() -> None:
     """Measured: 117.8 ms for 65,536 tokens, which is also a row of the table; 97.9 ms with 8-bit floats."""
-    pace = expected_pace(work(), GPT2_FLOPS, 989e12, H200)
-    assert pace.holds(65_536 / 0.1178)
+    pace = estimate_throughput(work(), GPT2_FLOPS, 989e12, H200)
+    assert pace.contains(65_536 / 0.1178)
     assert pace.low < pace.mid < pace.high
     assert pace.mid * GPT2_FLOPS / 989e12 * 100 == pytest.approx(pace.mfu[1])
-    assert expected_pace(work(fp8=True), GPT2_FLOPS, 989e12, H200).holds(65_536 / 0.0979)
-    slower = expected_pace(work(activation_checkpointing=True), GPT2_FLOPS, 989e12, H200)
+    assert estimate_throughput(work(fp8=True), GPT2_FLOPS, 989e12, H200).contains(65_536 / 0.0979)
+    slower = estimate_throughput(work(activation_checkpointing=True), GPT2_FLOPS, 989e12, H200)
     assert slower.mid == pytest.approx(0.75 * pace.mid)
 
 
@@ -44,8 +46,8 @@ def test_a_tiny_model_on_a_cpu_is_all_asking(n_layer: int, n_embd: int, ms: floa
     """Measured on 2 cores whose matmuls make 190 GFLOP/s: updates of 8 tokens."""
     shape: dict[str, Any] = {"n_layer": n_layer, "n_embd": n_embd, "n_head": 1, "block_size": 8}
     tiny = replace(work("cpu", **shape), vocab_size=97, batch_size=1)
-    pace = expected_pace(tiny, flops_of(tiny.config, 97), 190e9, None)
-    assert pace.holds(8 / ms * 1000)
+    pace = estimate_throughput(tiny, model_flops_per_token(tiny.config, 97), 190e9, None)
+    assert pace.contains(8 / ms * 1000)
     assert "asking for its operations takes about" in pace.why
 
 
@@ -54,9 +56,9 @@ def test_a_cpu_does_not_ask_more_often_in_an_evaluation_because_updates_are_smal
 
     def evaluation_s(batch_size: int) -> float:
         one = replace(work("cpu", **shape), vocab_size=97, batch_size=batch_size)
-        per_token = flops_of(one.config, 97)
-        tokens = Portions(update=16 * batch_size, evaluation=16_384, val=100_000)
-        found = forecast(one, per_token, Hardware(190e9, None), tokens).evaluation_s
+        per_token = model_flops_per_token(one.config, 97)
+        tokens = TokenCounts(per_update=16 * batch_size, per_evaluation=16_384, val_split=100_000)
+        found = forecast_workload(one, per_token, Hardware(190e9, None), tokens).evaluation_s
         assert found is not None
         return found
 
@@ -69,42 +71,44 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
     muon: dict[str, Any] = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
     for sequences, ms in ((32, 63.2), (32, 64.1), (16, 36.6)):
         one = replace(work(**muon), batch_size=sequences)
-        assert expected_pace(one, GPT2_FLOPS, 989e12, H200).holds(sequences * 1024 / ms * 1000)
+        assert estimate_throughput(one, GPT2_FLOPS, 989e12, H200).contains(sequences * 1024 / ms * 1000)
     usual, few = (replace(work(**muon), batch_size=size) for size in (64, 1))
-    adamw = expected_pace(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
-    assert 0.88 * adamw.mid < expected_pace(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
+    adamw = estimate_throughput(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
+    assert 0.88 * adamw.mid < estimate_throughput(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
     # 3.2 times 5 steps x 12 layers x 60 x 768^3 against 1024 tokens of 854.8 MFLOP: these are a seventh.
     share = 1024 * GPT2_FLOPS / (1024 * GPT2_FLOPS + 3.2 * 5 * 12 * 60 * 768**3)
     alone = replace(few, config=replace(few.config, optimizer="adamw"))
-    assert expected_pace(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
-        share * expected_pace(alone, GPT2_FLOPS, 989e12, H200).mid
+    assert estimate_throughput(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
+        share * estimate_throughput(alone, GPT2_FLOPS, 989e12, H200).mid
     )
 
 
 def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None:
     """shakespeare_char_fast on an H200, recorded: 1.034 to 1.037 million tokens/s with PyTorch's kernels,
     1.86 with ours."""
-    fast = combine(find_recipe("shakespeare_char_fast"), {})
-    plain = Work(config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True)
-    flops_per_token = flops_of(fast, 128)
-    pace = expected_pace(plain, flops_per_token, 989e12, H200)
-    assert all(pace.holds(measured) for measured in (1.034e6, 1.036e6, 1.037e6))
+    fast = build_config(find_recipe("shakespeare_char_fast"), {})
+    plain = TrainingWorkload(
+        config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True
+    )
+    flops_per_token = model_flops_per_token(fast, 128)
+    pace = estimate_throughput(plain, flops_per_token, 989e12, H200)
+    assert all(pace.contains(measured) for measured in (1.034e6, 1.036e6, 1.037e6))
     assert pace.why.endswith(
         "; less for the modern architecture's many small steps and Muon's own arithmetic"
     )
-    assert expected_pace(replace(plain, kernels=True), flops_per_token, 989e12, H200).holds(1.86e6)
+    assert estimate_throughput(replace(plain, kernels=True), flops_per_token, 989e12, H200).contains(1.86e6)
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:
-    ahead = forecast(work(), GPT2_FLOPS, Hardware(989e12, H200), TOKENS)
-    assert ahead.pace is not None
+    ahead = forecast_workload(work(), GPT2_FLOPS, Hardware(989e12, H200), TOKENS)
+    assert ahead.throughput is not None
     assert ahead.updates_s is not None
     assert ahead.total_s is not None
     assert ahead.evaluation_s is not None
-    assert ahead.updates_s[1] == pytest.approx(500 * 65_536 / ahead.pace.mid)
+    assert ahead.updates_s[1] == pytest.approx(500 * 65_536 / ahead.throughput.mid)
     assert ahead.evaluations == 3  # at 0, 250 and 500
     # Two splits each time, the whole validation split at the end; a forward pass is a third of an update.
-    assert ahead.evaluation_s == pytest.approx((6 * 100_000 + 1_000_000) / 3 / ahead.pace.mid)
+    assert ahead.evaluation_s == pytest.approx((6 * 100_000 + 1_000_000) / 3 / ahead.throughput.mid)
     assert ahead.saving_s == pytest.approx(12 * 124_373_760 / 6e8)
     parts = ahead.updates_s[1] + ahead.evaluation_s + ahead.saving_s + ahead.start_s
     assert ahead.total_s[1] == pytest.approx(parts)
@@ -114,7 +118,7 @@ def test_all_that_takes_time_is_in_the_total() -> None:
 def test_the_sample_at_the_end_takes_time_too() -> None:
     works = (work(), work(sample_tokens=400), work(sample_tokens=400, eval_only=True))
     without, with_it, only_looking = (
-        forecast(one, GPT2_FLOPS, Hardware(989e12, H200), TOKENS).evaluation_s for one in works
+        forecast_workload(one, GPT2_FLOPS, Hardware(989e12, H200), TOKENS).evaluation_s for one in works
     )
     assert without is not None
     assert with_it is not None
@@ -124,10 +128,10 @@ def test_the_sample_at_the_end_takes_time_too() -> None:
 
 
 def test_without_a_known_speed_there_is_memory_only() -> None:
-    ahead = forecast(work(), GPT2_FLOPS, Hardware(None, None), TOKENS)
+    ahead = forecast_workload(work(), GPT2_FLOPS, Hardware(None, None), TOKENS)
     assert ahead.total_s is None
     said = ahead.as_dict()
     assert said["tokens_per_s"] is None
-    assert said["memory_bytes"] == ahead.memory.allocated
-    on_cpu = forecast(work("cpu"), GPT2_FLOPS, Hardware(None, None), TOKENS)
-    assert on_cpu.as_dict()["memory_bytes"] == on_cpu.memory.total  # of the whole process
+    assert said["memory_bytes"] == ahead.memory.allocated_bytes
+    on_cpu = forecast_workload(work("cpu"), GPT2_FLOPS, Hardware(None, None), TOKENS)
+    assert on_cpu.as_dict()["memory_bytes"] == on_cpu.memory.total_bytes  # of the whole process

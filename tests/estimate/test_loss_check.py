@@ -7,8 +7,8 @@ import math
 import pytest
 from reference_curves import CURVES, SHAKESPEARE
 
-from glassgpt.estimate.loss_check import compare
-from glassgpt.estimate.loss_law import expect
+from glassgpt.estimate.loss_check import compare_with_expected
+from glassgpt.estimate.loss_law import predict_loss_curve
 
 
 @pytest.mark.parametrize(
@@ -22,22 +22,22 @@ from glassgpt.estimate.loss_law import expect
     ],
 )
 def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: str) -> None:
-    verdict = compare(expect(SHAKESPEARE), 1000, loss)
-    assert verdict.side == side
+    verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
+    assert verdict.position == side
     assert verdict.sentence.startswith(words)
     assert bool(verdict.causes) == (side != "on")
 
 
 def test_causes_come_likeliest_first() -> None:
-    ahead = expect(SHAKESPEARE)
-    assert "by heart" in compare(ahead, 4000, 2.5).causes[0]
-    assert "learning rate" in compare(ahead, 50, 4.0).causes[0]
-    assert "diverged" in compare(ahead, 1000, 9.0).causes[0]
-    assert "diverged" in compare(ahead, 1000, math.nan).causes[0]
-    assert "easier" in compare(ahead, 1000, 0.5).causes[0]
+    ahead = predict_loss_curve(SHAKESPEARE)
+    assert "by heart" in compare_with_expected(ahead, 4000, 2.5).causes[0]
+    assert "learning rate" in compare_with_expected(ahead, 50, 4.0).causes[0]
+    assert "diverged" in compare_with_expected(ahead, 1000, 9.0).causes[0]
+    assert "diverged" in compare_with_expected(ahead, 1000, math.nan).causes[0]
+    assert "easier" in compare_with_expected(ahead, 1000, 0.5).causes[0]
 
 
 def test_a_run_on_its_course_stays_on_it() -> None:
     for setup, curve in CURVES.values():
-        sides = [compare(expect(setup), at, loss).side for at, loss in curve]
+        sides = [compare_with_expected(predict_loss_curve(setup), at, loss).position for at, loss in curve]
         assert sides.count("on") >= 0.9 * len(sides)

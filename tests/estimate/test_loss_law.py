@@ -22,13 +22,19 @@ from reference_curves import (
     Curve,
 )
 
-from glassgpt.estimate.loss_check import compare
-from glassgpt.estimate.loss_law import CHARACTERS, WEB, expect, usual_iterations, usual_rate
-from glassgpt.estimate.loss_law_inputs import Setup
+from glassgpt.estimate.loss_check import compare_with_expected
+from glassgpt.estimate.loss_law import (
+    SMALL_TEXT_LAW,
+    WEB_TEXT_LAW,
+    milestone_iterations,
+    predict_loss_curve,
+    typical_peak_lr,
+)
+from glassgpt.estimate.loss_law_inputs import LossLawInputs
 
 
-def share_inside(setup: Setup, curve: Curve) -> float:
-    ahead = expect(setup)
+def share_inside(setup: LossLawInputs, curve: Curve) -> float:
+    ahead = predict_loss_curve(setup)
     return sum(ahead.at(at).low <= loss <= ahead.at(at).high for at, loss in curve) / len(curve)
 
 
@@ -37,13 +43,13 @@ def test_every_curve_lies_in_its_band(name: str) -> None:
     setup, curve = CURVES[name]
     assert share_inside(setup, curve) >= 0.9
     at, loss = curve[-1]
-    assert expect(setup).at(at).low <= loss <= expect(setup).at(at).high
+    assert predict_loss_curve(setup).at(at).low <= loss <= predict_loss_curve(setup).at(at).high
 
 
 @pytest.mark.parametrize("name", CURVES)
 def test_the_middle_is_near(name: str) -> None:
     setup, curve = CURVES[name]
-    ahead = expect(setup)
+    ahead = predict_loss_curve(setup)
     later = [(at, loss) for at, loss in curve if at >= 500]
     off = [abs(ahead.at(at).mid / loss - 1) for at, loss in later]
     assert max(off) < 0.1
@@ -53,15 +59,15 @@ def test_the_middle_is_near(name: str) -> None:
 @pytest.mark.parametrize("name", FINALS)
 def test_every_final_loss_lies_in_its_band(name: str) -> None:
     setup, loss = FINALS[name]
-    final = expect(setup).final
+    final = predict_loss_curve(setup).final
     assert final.low <= loss <= final.high
     assert final.mid == pytest.approx(loss, rel=0.06)
 
 
 def test_bands_are_not_so_wide_that_nothing_can_miss() -> None:
-    ahead = expect(SHAKESPEARE)
+    ahead = predict_loss_curve(SHAKESPEARE)
     assert ahead.at(1750).high - ahead.at(1750).low < 0.25
-    assert expect(GPT2).final.high - expect(GPT2).final.low < 0.4
+    assert predict_loss_curve(GPT2).final.high - predict_loss_curve(GPT2).final.low < 0.4
     # The CPU's curve is not the GPU's, nor FineWeb-Edu's that of FineWeb at half the tokens.
     assert share_inside(SHAKESPEARE, CURVES["nanoGPT README for CPUs"][1]) < 0.5
     assert share_inside(replace(GPT2, batch_tokens=32_768), CURVES["build-nanogpt 124M"][1]) < 0.5
@@ -69,14 +75,14 @@ def test_bands_are_not_so_wide_that_nothing_can_miss() -> None:
 
 def test_a_weak_source_is_outside() -> None:
     # debtirthasaha.github.io has 3.3969 after the run that others end at 3.07 with.
-    assert compare(expect(GPT2), 19_073, 3.3969).side == "above"
+    assert compare_with_expected(predict_loss_curve(GPT2), 19_073, 3.3969).position == "above"
 
 
 # --- overfitting ---
 
 
 def test_shakespeare_char_overfits_where_nanogpts_run_did() -> None:
-    ahead = expect(SHAKESPEARE)
+    ahead = predict_loss_curve(SHAKESPEARE)
     assert ahead.overfits_at is not None
     assert 1750 / 1.5 < ahead.overfits_at < 1750 * 1.5
     assert ahead.best.mid == pytest.approx(1.4576, abs=0.05)
@@ -89,20 +95,22 @@ def test_shakespeare_char_overfits_where_nanogpts_run_did() -> None:
     [("shakespeare_char, 12 layers", 1250), ("shakespeare_char, 24 layers of 1024", 1250)],
 )
 def test_larger_models_overfit_sooner(name: str, measured: int) -> None:
-    found = expect(CURVES[name][0]).overfits_at
+    found = predict_loss_curve(CURVES[name][0]).overfits_at
     assert found is not None
     assert measured / 1.5 < found < measured * 1.5
 
 
 def test_who_sees_the_text_once_does_not_overfit() -> None:
-    assert expect(README_CPU).overfits_at is None  # 1.5 times
-    assert expect(GPT2).overfits_at is None
-    assert expect(CURVES["build-nanogpt 124M, three times as long"][0]).overfits_at is None  # 2.9 times
+    assert predict_loss_curve(README_CPU).overfits_at is None  # 1.5 times
+    assert predict_loss_curve(GPT2).overfits_at is None
+    assert (
+        predict_loss_curve(CURVES["build-nanogpt 124M, three times as long"][0]).overfits_at is None
+    )  # 2.9 times
 
 
 def test_dropout_puts_it_off() -> None:
-    without = expect(replace(SHAKESPEARE, dropout=0.0)).overfits_at
-    with_it = expect(SHAKESPEARE).overfits_at
+    without = predict_loss_curve(replace(SHAKESPEARE, dropout=0.0)).overfits_at
+    with_it = predict_loss_curve(SHAKESPEARE).overfits_at
     assert without is not None
     assert with_it is not None
     assert without < with_it
@@ -112,16 +120,16 @@ def test_dropout_puts_it_off() -> None:
 
 
 def test_the_text_decides_the_law() -> None:
-    assert expect(SHAKESPEARE).law is CHARACTERS
-    assert expect(GPT2).law is WEB
+    assert predict_loss_curve(SHAKESPEARE).law is SMALL_TEXT_LAW
+    assert predict_loss_curve(GPT2).law is WEB_TEXT_LAW
     own_text = replace(SHAKESPEARE, dataset="my_letters")
-    assert expect(own_text).law is CHARACTERS
-    assert expect(replace(own_text, train_tokens=10**9)).law is WEB
-    assert expect(replace(GPT2, dataset="my_letters", train_tokens=10**5)).law is CHARACTERS
+    assert predict_loss_curve(own_text).law is SMALL_TEXT_LAW
+    assert predict_loss_curve(replace(own_text, train_tokens=10**9)).law is WEB_TEXT_LAW
+    assert predict_loss_curve(replace(GPT2, dataset="my_letters", train_tokens=10**5)).law is SMALL_TEXT_LAW
 
 
 def test_an_unknown_text_has_a_wide_band_and_is_told() -> None:
-    known, unknown = expect(GPT2), expect(replace(GPT2, dataset="my_letters"))
+    known, unknown = predict_loss_curve(GPT2), predict_loss_curve(replace(GPT2, dataset="my_letters"))
     assert unknown.final.high - unknown.final.low > 2 * (known.final.high - known.final.low)
     assert any("no reference for this kind of text" in line for line in unknown.basis)
     assert not any("no reference" in line for line in known.basis)
@@ -129,21 +137,21 @@ def test_an_unknown_text_has_a_wide_band_and_is_told() -> None:
     mdn = replace(
         MUON, dataset="mdn", batch_tokens=32_768, max_iters=330, train_tokens=14_143_089, bytes_per_token=3.99
     )
-    assert expect(mdn).final.low < 2.0334 < 0.6 * expect(mdn).final.mid
+    assert predict_loss_curve(mdn).final.low < 2.0334 < 0.6 * predict_loss_curve(mdn).final.mid
 
 
 def test_the_same_text_in_other_tokens_is_not_known() -> None:
     in_tokens = replace(
         SHAKESPEARE, tokenizer="gpt2", vocab_size=50304, train_tokens=301_966, bytes_per_token=3.3
     )
-    ahead = expect(in_tokens)
-    assert not ahead.known_text
+    ahead = predict_loss_curve(in_tokens)
+    assert not ahead.is_known_text
     assert any("bits per byte" in line for line in ahead.basis)
 
 
 def test_other_tokens_have_the_same_bits_per_byte() -> None:
-    coarse = expect(replace(GPT2, dataset="", bytes_per_token=4.5))
-    fine = expect(
+    coarse = predict_loss_curve(replace(GPT2, dataset="", bytes_per_token=4.5))
+    fine = predict_loss_curve(
         replace(
             GPT2, dataset="", bytes_per_token=2.25, batch_tokens=2 * GPT2.batch_tokens,
             train_tokens=2 * GPT2.train_tokens,
@@ -153,30 +161,32 @@ def test_other_tokens_have_the_same_bits_per_byte() -> None:
 
 
 def test_a_size_that_nobody_measured_widens_the_band() -> None:
-    ahead = expect(replace(GPT2, parameters=7_000_000_000))
+    ahead = predict_loss_curve(replace(GPT2, parameters=7_000_000_000))
     assert any("no reference with a model of this size" in line for line in ahead.basis)
-    assert ahead.final.high - ahead.final.mid > 1.3 * (expect(GPT2).final.high - expect(GPT2).final.mid)
+    assert ahead.final.high - ahead.final.mid > 1.3 * (
+        predict_loss_curve(GPT2).final.high - predict_loss_curve(GPT2).final.mid
+    )
 
 
 # --- usual settings ---
 
 
 def test_the_usual_rate_is_kaplans() -> None:
-    assert usual_rate(10_000_000) == pytest.approx(9.9e-4, rel=0.01)
-    assert usual_rate(1_500_000_000) == pytest.approx(2.9e-4, rel=0.02)
+    assert typical_peak_lr(10_000_000) == pytest.approx(9.9e-4, rel=0.01)
+    assert typical_peak_lr(1_500_000_000) == pytest.approx(2.9e-4, rel=0.02)
 
 
 def test_people_look_at_round_numbers() -> None:
-    assert usual_iterations(2000)[:6] == (0, 50, 100, 200, 250, 400)
-    assert {250, 500, 1000} <= set(usual_iterations(2000))
-    assert usual_iterations(2000)[-1] == 2000
-    assert usual_iterations(1) == (0, 1)
+    assert milestone_iterations(2000)[:6] == (0, 50, 100, 200, 250, 400)
+    assert {250, 500, 1000} <= set(milestone_iterations(2000))
+    assert milestone_iterations(2000)[-1] == 2000
+    assert milestone_iterations(1) == (0, 1)
 
 
 # --- anywhere ---
 
 SETUPS = st.builds(
-    Setup,
+    LossLawInputs,
     parameters=st.integers(1, 10**12),
     vocab_size=st.integers(1, 10**6),
     batch_tokens=st.integers(1, 10**8),
@@ -198,8 +208,8 @@ SETUPS = st.builds(
 
 
 @given(SETUPS, st.integers(0, 2 * 10**6))
-def test_a_point_is_always_a_loss(setup: Setup, iteration: int) -> None:
-    ahead = expect(setup)
+def test_a_point_is_always_a_loss(setup: LossLawInputs, iteration: int) -> None:
+    ahead = predict_loss_curve(setup)
     point = ahead.at(iteration)
     assert all(math.isfinite(value) for value in (point.low, point.mid, point.high))
     assert 0 <= point.low <= point.mid <= point.high
@@ -208,18 +218,18 @@ def test_a_point_is_always_a_loss(setup: Setup, iteration: int) -> None:
 
 
 @given(SETUPS)
-def test_it_begins_at_ln_of_the_vocabulary(setup: Setup) -> None:
-    assert expect(setup).at(0).mid == math.log(setup.vocab_size)
+def test_it_begins_at_ln_of_the_vocabulary(setup: LossLawInputs) -> None:
+    assert predict_loss_curve(setup).at(0).mid == math.log(setup.vocab_size)
 
 
 @given(SETUPS, st.floats(1.0, 100.0))
 def test_more_text_more_updates_and_more_parameters_never_hurt_while_text_is_new(
-    setup: Setup, times: float
+    setup: LossLawInputs, times: float
 ) -> None:
     # Speed-ups of up to 9.4 times count as so much more text.
     fresh = replace(setup, train_tokens=20 * setup.max_iters * setup.batch_tokens, dataset="fineweb_edu",
                     tokenizer="gpt2", warmup_iters=0, decay_iters=None)  # fmt: skip
-    here = expect(fresh).final.mid
+    here = predict_loss_curve(fresh).final.mid
     larger_batch = replace(
         fresh, batch_tokens=round(fresh.batch_tokens * times), train_tokens=round(fresh.train_tokens * times)
     )
@@ -227,16 +237,22 @@ def test_more_text_more_updates_and_more_parameters_never_hurt_while_text_is_new
         fresh, max_iters=round(fresh.max_iters * times), train_tokens=round(fresh.train_tokens * times)
     )
     larger_model = replace(fresh, parameters=round(fresh.parameters * times), learning_rate=None)
-    assert expect(larger_batch).final.mid <= here + 1e-6
-    assert expect(longer).final.mid <= here + 1e-6
-    assert expect(larger_model).final.mid <= expect(replace(fresh, learning_rate=None)).final.mid + 1e-6
+    assert predict_loss_curve(larger_batch).final.mid <= here + 1e-6
+    assert predict_loss_curve(longer).final.mid <= here + 1e-6
+    assert (
+        predict_loss_curve(larger_model).final.mid
+        <= predict_loss_curve(replace(fresh, learning_rate=None)).final.mid + 1e-6
+    )
 
 
 @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5))
 def test_dropout_slows(one: float, other: float) -> None:
     less, more = sorted((one, other))
     short = replace(SHAKESPEARE, max_iters=300, train_tokens=10**8)
-    assert expect(replace(short, dropout=less)).final.mid <= expect(replace(short, dropout=more)).final.mid
+    assert (
+        predict_loss_curve(replace(short, dropout=less)).final.mid
+        <= predict_loss_curve(replace(short, dropout=more)).final.mid
+    )
 
 
 def test_it_answers_at_once() -> None:
@@ -259,26 +275,26 @@ def test_the_pages_table_is_what_is_expected_now() -> None:
     for name, iteration, low, high, measured in found:
         setup, curve = CURVES[name]
         at = int(iteration.replace(",", ""))
-        point = expect(setup).at(at)
+        point = predict_loss_curve(setup).at(at)
         assert (f"{point.low:.2f}", f"{point.high:.2f}") == (low, high), (name, iteration)
         assert f"{dict(curve)[at]:.2f}" == measured
 
 
 def test_what_the_page_says_is_wrong_is_wrong() -> None:
     # nanoGPT #178 with 40 times the batch
-    large = expect(replace(SHAKESPEARE, batch_tokens=40 * 16_384))
+    large = predict_loss_curve(replace(SHAKESPEARE, batch_tokens=40 * 16_384))
     assert "had 1.72 where 1.50 is expected" in PAGE
     assert f"{large.at(250).mid:.2f}" == "1.50"
-    assert compare(large, 250, 1.722).side == "above"
-    small = expect(CURVES["25k characters"][0]).overfits_at
+    assert compare_with_expected(large, 250, 1.722).position == "above"
+    small = predict_loss_curve(CURVES["25k characters"][0]).overfits_at
     assert small is not None
     assert f"{1100 / small:.1f} times too" in PAGE
 
 
 def test_a_run_that_is_far_too_long_overfits_too() -> None:
     """Where even its first four-hundredth is beyond the best."""
-    at = expect(SHAKESPEARE).overfits_at
-    much_longer = expect(replace(SHAKESPEARE, max_iters=10**8, schedule="constant")).overfits_at
+    at = predict_loss_curve(SHAKESPEARE).overfits_at
+    much_longer = predict_loss_curve(replace(SHAKESPEARE, max_iters=10**8, schedule="constant")).overfits_at
     assert at is not None
     assert much_longer is not None
     assert at / 4 < much_longer < at * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.loss_law_inputs import progress_of, rate_share, setup_of
+from glassgpt.estimate.loss_law_inputs import loss_law_inputs, lr_fraction, lr_weighted_progress
 from glassgpt.schedule import learning_rate
 
 
@@ -30,18 +30,18 @@ def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
         "tokenizer": "char",
         "bytes_per_token": 1.0,
     }
-    setup = setup_of(config, vocab_size=65, **text)  # type: ignore[arg-type]
+    setup = loss_law_inputs(config, vocab_size=65, **text)  # type: ignore[arg-type]
     for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
-        assert rate_share(setup, update) == pytest.approx(
+        assert lr_fraction(setup, update) == pytest.approx(
             learning_rate(config, update) / config.learning_rate
         )
-    exact = sum(rate_share(setup, update) ** 0.6 for update in range(1000))
-    assert progress_of(setup).at(1000) == pytest.approx(exact, rel=0.005)
+    exact = sum(lr_fraction(setup, update) ** 0.6 for update in range(1000))
+    assert lr_weighted_progress(setup).at(1000) == pytest.approx(exact, rel=0.005)
 
 
 def test_setup_takes_what_the_config_says() -> None:
     config = TrainConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, max_iters=5000)
-    setup = setup_of(
+    setup = loss_law_inputs(
         config,
         vocab_size=65,
         batch_tokens=16_384,
@@ -52,4 +52,4 @@ def test_setup_takes_what_the_config_says() -> None:
     )
     assert setup.parameters == 10_646_784
     assert (setup.dropout, setup.max_iters, setup.warmup_iters) == (0.2, 5000, 250)
-    assert setup.least_share == pytest.approx(0.1)
+    assert setup.min_lr_ratio == pytest.approx(0.1)

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from bench.plan import SHAPES
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
-from glassgpt.estimate.batching import evaluation_rows
-from glassgpt.estimate.memory import GIB, Work, activation_bytes, largest_batch, needed
+from glassgpt.estimate.batching import eval_batch_rows
+from glassgpt.estimate.memory import (
+    GIB,
+    TrainingWorkload,
+    activation_bytes,
+    estimate_memory,
+    largest_fitting_batch,
+)
 
 # Peaks of torch.cuda.max_memory_allocated on an H200 with torch 2.11, in GiB, and whether updates were
 # recorded: `python -m bench.plan memory`.
@@ -45,8 +51,10 @@ MEASURED = [
 ]
 
 
-def work(settings: dict[str, Any] | None = None, **more: Any) -> Work:
-    return Work(**{"config": TrainConfig(**(settings or {})), "vocab_size": 50304, "batch_size": 8, **more})
+def work(settings: dict[str, Any] | None = None, **more: Any) -> TrainingWorkload:
+    return TrainingWorkload(
+        **{"config": TrainConfig(**(settings or {})), "vocab_size": 50304, "batch_size": 8, **more}
+    )
 
 
 @pytest.mark.parametrize(("name", "gib", "recorded"), MEASURED)
@@ -54,8 +62,8 @@ def test_it_is_what_was_measured(name: str, gib: float, recorded: bool) -> None:
     config = TrainConfig(**SHAPES[name])
     assert config.batch_size is not None
     compiled = config.compile == "on"
-    found = needed(
-        Work(
+    found = estimate_memory(
+        TrainingWorkload(
             config=config,
             vocab_size=50304,
             batch_size=config.batch_size,
@@ -65,9 +73,9 @@ def test_it_is_what_was_measured(name: str, gib: float, recorded: bool) -> None:
             compiled=compiled,
             graph=recorded,
             data_bytes=28_286_178,
-            eval_batch_tokens=evaluation_rows(config, "cuda") * config.block_size,
+            eval_batch_tokens=eval_batch_rows(config, "cuda") * config.block_size,
         )
-    ).allocated
+    ).allocated_bytes
     assert found / GIB == pytest.approx(gib, rel=0.03)
 
 
@@ -75,17 +83,17 @@ def test_a_recorded_update_keeps_its_memory() -> None:
     """124M, 16 of the table above: PyTorch held 9.22 GiB, since evaluation may not use the recording's."""
     at_once = work(batch_size=16, eval_batch_tokens=22 * 1024, data_bytes=28_286_178)
     recorded = replace(at_once, graph=True)
-    assert needed(at_once).recording == 0
-    held = needed(recorded).total - needed(recorded).context
+    assert estimate_memory(at_once).graph_bytes == 0
+    held = estimate_memory(recorded).total_bytes - estimate_memory(recorded).context_bytes
     assert held / GIB == pytest.approx(9.22, rel=0.08)
-    assert needed(recorded).allocated == pytest.approx(7.706 * GIB, rel=0.02)
+    assert estimate_memory(recorded).allocated_bytes == pytest.approx(7.706 * GIB, rel=0.02)
 
 
 def test_the_parts_at_the_peak_add_up() -> None:
-    memory = needed(work())
-    assert memory.allocated == sum(memory.parts.values())
-    assert memory.total == memory.allocated + memory.context
-    assert memory.recording == 0
+    memory = estimate_memory(work())
+    assert memory.allocated_bytes == sum(memory.parts.values())
+    assert memory.total_bytes == memory.allocated_bytes + memory.context_bytes
+    assert memory.graph_bytes == 0
     assert memory.parts["weights"] == 4 * 124_373_760  # GPT-2 with a vocabulary of 50,304 and positions
     assert memory.parts["optimizer"] == 8 * 124_373_760
 
@@ -107,49 +115,49 @@ shapes = st.fixed_dictionaries(
 @given(shapes, st.integers(1, 64), st.sampled_from([65, 50304]), st.booleans())
 def test_more_of_anything_needs_no_less(settings: dict[str, Any], size: int, V: int, kernels: bool) -> None:
     one = work(settings, batch_size=size, vocab_size=V, kernels=kernels)
-    base = needed(one).allocated
+    base = estimate_memory(one).allocated_bytes
     # Logits come in even pieces, which may be smaller where there are more: all else grows with the batch.
     assert activation_bytes(one) > activation_bytes(replace(one, batch_size=size - 1)) or size == 1
-    assert base <= needed(replace(one, micro_steps=2)).allocated
+    assert base <= estimate_memory(replace(one, micro_steps=2)).allocated_bytes
     deeper = replace(one.config, n_layer=settings["n_layer"] + 1)
-    assert base < needed(replace(one, config=deeper)).allocated
-    assert base <= needed(replace(one, eval_batch_tokens=65_536)).allocated
+    assert base < estimate_memory(replace(one, config=deeper)).allocated_bytes
+    assert base <= estimate_memory(replace(one, eval_batch_tokens=65_536)).allocated_bytes
 
 
 @given(shapes, st.floats(0.5, 80))
 def test_the_largest_batch_fits_and_the_next_does_not(settings: dict[str, Any], gib: float) -> None:
     one, room = work(settings), int(gib * GIB)
-    largest = largest_batch(one, room)
+    largest = largest_fitting_batch(one, room)
     if largest is None:
-        assert needed(replace(one, batch_size=1)).total > room
+        assert estimate_memory(replace(one, batch_size=1)).total_bytes > room
         return
-    assert needed(replace(one, batch_size=largest)).total <= room
-    assert needed(replace(one, batch_size=largest + 1)).total > room
+    assert estimate_memory(replace(one, batch_size=largest)).total_bytes <= room
+    assert estimate_memory(replace(one, batch_size=largest + 1)).total_bytes > room
 
 
 def test_the_largest_batch_is_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of cards ask for it thousands of times."""
     counted: list[int] = []
 
-    def counting(one: Work) -> memory.Memory:
+    def counting(one: TrainingWorkload) -> memory.MemoryEstimate:
         counted.append(one.batch_size)
-        return needed(one)
+        return estimate_memory(one)
 
-    monkeypatch.setattr(memory, "needed", counting)
+    monkeypatch.setattr(memory, "estimate_memory", counting)
     for gib in (6, 24, 80, 141):
         counted.clear()
-        largest_batch(work(), gib * GIB)
+        largest_fitting_batch(work(), gib * GIB)
         assert len(counted) <= 8, (gib, counted)
 
 
 def test_recomputing_saves_most_of_the_activations() -> None:
     usual, again = work(batch_size=32), work({"activation_checkpointing": True}, batch_size=32)
-    saved = needed(usual).allocated - needed(again).allocated
-    assert saved > 0.6 * needed(usual).parts["activations"]
+    saved = estimate_memory(usual).allocated_bytes - estimate_memory(again).allocated_bytes
+    assert saved > 0.6 * estimate_memory(usual).parts["activations"]
 
 
 def test_who_only_evaluates_needs_no_optimizer() -> None:
-    memory = needed(work({"eval_only": True}, eval_batch_tokens=1024))
-    assert memory.moment == "evaluation"
+    memory = estimate_memory(work({"eval_only": True}, eval_batch_tokens=1024))
+    assert memory.peak_phase == "evaluation"
     assert "optimizer" not in memory.parts
-    assert memory.allocated < 12 * 124_373_760
+    assert memory.allocated_bytes < 12 * 124_373_760

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.estimate.meter import STEP_PHASES, Interval, Mean, Rates, rates, time_to_go
-from glassgpt.estimate.peak import Peak
+from glassgpt.estimate.meter import STEP_PHASES, LogInterval, Rates, RunningMean, compute_rates, eta_s
+from glassgpt.estimate.peak import PeakFlops
 from glassgpt.record.clock import Ledger
 
 few = settings(max_examples=100, deadline=None)
@@ -21,7 +21,7 @@ class Bench:
     def __init__(self) -> None:
         self.now = 50.0
         self.ledger = Ledger(lambda: self.now)
-        self.interval = Interval(self.ledger)
+        self.interval = LogInterval(self.ledger)
 
     def spend(self, phase: str, seconds: float) -> None:
         with self.ledger.phase(phase):
@@ -32,11 +32,11 @@ class Bench:
             with self.ledger.phase("data"):
                 self.now += data
             self.now += train
-        self.interval.update_done()
+        self.interval.count_update()
 
     def first_update(self, seconds: float) -> None:
         self.spend("compile", seconds)
-        self.interval.update_done(seconds)
+        self.interval.count_update(seconds)
 
 
 # --- rates
@@ -44,7 +44,7 @@ class Bench:
 
 def test_rates_by_numbers() -> None:
     # 10 updates of 500 tokens in 2 s; 1 MFLOP a token; 10 GFLOP/s is the peak.
-    found = rates(10, 2.0, 500, 1_000_000, Peak(table=10e9))
+    found = compute_rates(10, 2.0, 500, 1_000_000, PeakFlops(table=10e9))
     assert found == Rates(step_ms=200.0, tokens_per_s=2500.0, flops_per_s=2.5e9, mfu=25.0)
 
 
@@ -57,7 +57,7 @@ def test_rates_by_numbers() -> None:
     st.floats(1e6, 1e18),
 )
 def test_the_identities_hold(updates: int, seconds: float, tokens: int, flops: int, peak: float) -> None:
-    found = rates(updates, seconds, tokens, flops, Peak(measured=peak))
+    found = compute_rates(updates, seconds, tokens, flops, PeakFlops(measured=peak))
     assert found.step_ms is not None
     assert found.tokens_per_s is not None
     assert found.flops_per_s == found.tokens_per_s * flops
@@ -67,18 +67,18 @@ def test_the_identities_hold(updates: int, seconds: float, tokens: int, flops: i
 
 def test_without_an_update_or_time_nothing_is_claimed() -> None:
     nothing = Rates(None, None, None, None)
-    assert rates(0, 3.0, 10, 10, Peak(table=1e9)) == nothing
-    assert rates(4, 0.0, 10, 10, Peak(table=1e9)) == nothing
-    assert rates(4, -1.0, 10, 10, Peak(table=1e9)) == nothing
+    assert compute_rates(0, 3.0, 10, 10, PeakFlops(table=1e9)) == nothing
+    assert compute_rates(4, 0.0, 10, 10, PeakFlops(table=1e9)) == nothing
+    assert compute_rates(4, -1.0, 10, 10, PeakFlops(table=1e9)) == nothing
 
 
 def test_without_a_peak_there_is_no_mfu() -> None:
-    found = rates(1, 1.0, 10, 10, Peak())
+    found = compute_rates(1, 1.0, 10, 10, PeakFlops())
     assert (found.tokens_per_s, found.flops_per_s, found.mfu) == (10.0, 100.0, None)
 
 
 def test_the_table_counts_before_the_measurement() -> None:
-    assert rates(1, 1.0, 10, 10, Peak(table=200.0, measured=1000.0)).mfu == 50.0
+    assert compute_rates(1, 1.0, 10, 10, PeakFlops(table=200.0, measured=1000.0)).mfu == 50.0
 
 
 # --- intervals
@@ -96,7 +96,7 @@ def test_step_time_leaves_everything_else_out() -> None:
     assert bench.interval.updates == 2
     seconds, phases = bench.interval.close()
     assert seconds == 10.0
-    assert rates(2, seconds, 64, 1, Peak()).step_ms == 5000.0
+    assert compute_rates(2, seconds, 64, 1, PeakFlops()).step_ms == 5000.0
     assert {name: value for name, value in phases.items() if value} == {
         "data": 1.0,
         "train": 9.0,
@@ -176,7 +176,7 @@ def test_an_interval_without_updates() -> None:
     seconds, phases = bench.interval.close()
     assert seconds == 0.0
     assert phases["eval"] == 8.0
-    assert rates(bench.interval.updates, seconds, 64, 1, Peak(table=1.0)).step_ms is None
+    assert compute_rates(bench.interval.updates, seconds, 64, 1, PeakFlops(table=1.0)).step_ms is None
     seconds, phases = bench.interval.close()
     assert (seconds, sum(phases.values())) == (0.0, 0.0)
 
@@ -195,7 +195,7 @@ def test_intervals_join_without_gap_or_overlap() -> None:
 def test_data_is_what_the_device_waited_for(waited: float, data: float, train: float) -> None:
     bench = Bench()
     bench.update(data=4, train=7)
-    bench.interval.split_data_from_train(waited)
+    bench.interval.correct_data_wait(waited)
     seconds, phases = bench.interval.close()
     assert seconds == 11.0  # the step time does not change
     assert (phases["data"], phases["train"]) == (data, train)
@@ -204,18 +204,18 @@ def test_data_is_what_the_device_waited_for(waited: float, data: float, train: f
 def test_where_the_device_does_not_say_the_hosts_view_stays() -> None:
     bench = Bench()
     bench.update(data=4, train=7)
-    bench.interval.split_data_from_train(None)
+    bench.interval.correct_data_wait(None)
     assert bench.interval.close()[1]["data"] == 4.0
 
 
 def test_each_split_corrects_only_what_came_after_the_last() -> None:
     bench = Bench()
     bench.update(data=4, train=7)
-    bench.interval.split_data_from_train(1.0)
+    bench.interval.correct_data_wait(1.0)
     bench.update(data=5, train=6)
-    bench.interval.split_data_from_train(2.0)
+    bench.interval.correct_data_wait(2.0)
     bench.update(data=3, train=1)
-    bench.interval.split_data_from_train(None)
+    bench.interval.correct_data_wait(None)
     seconds, phases = bench.interval.close()
     assert (phases["data"], phases["train"], seconds) == (1 + 2 + 3, 10 + 9 + 1, 26.0)
 
@@ -226,7 +226,7 @@ def test_splitting_never_changes_the_step_time_or_the_wall(story: list[tuple[int
     bench = Bench()
     for data, train, waited in story:
         bench.update(data, train)
-        bench.interval.split_data_from_train(float(waited))
+        bench.interval.correct_data_wait(float(waited))
     seconds, phases = bench.interval.close()
     assert seconds == sum(data + train for data, train, _ in story)
     assert min(phases.values()) >= 0
@@ -237,13 +237,13 @@ def test_splitting_never_changes_the_step_time_or_the_wall(story: list[tuple[int
 
 def test_time_to_go_by_numbers() -> None:
     # 100 updates of 0.5 s, 3 evaluations of 7 s, 2 saves of 1.25 s
-    assert time_to_go(100, 0.5, 3, 7.0, 2, 1.25) == 73.5
-    assert time_to_go(0, 0.5, 0, 7.0, 0, 1.25) == 0.0
-    assert time_to_go(100, None, 3, 7.0, 2, 1.25) is None
+    assert eta_s(100, 0.5, 3, 7.0, 2, 1.25) == 73.5
+    assert eta_s(0, 0.5, 0, 7.0, 0, 1.25) == 0.0
+    assert eta_s(100, None, 3, 7.0, 2, 1.25) is None
 
 
 def test_a_mean_of_nothing_is_nothing() -> None:
-    mean = Mean()
+    mean = RunningMean()
     assert mean.value == 0.0
     mean.add(1.0)
     mean.add(4.0)

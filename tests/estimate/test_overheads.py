@@ -34,7 +34,9 @@ def test_what_our_kernels_save_is_what_an_h200_saved() -> None:
         ("gpt2", 24, 1024, 16, 24.0),
         ("modern", 24, 1024, 20, 92.0),
     ):
-        saved = overheads.kernels_save_s(arch, layers, width, 50304, sequences * 1024, 4.8e12)
+        saved = overheads.kernel_saving_s(arch, layers, width, 50304, sequences * 1024, 4.8e12)
         assert 1000 * saved == pytest.approx(measured, rel=0.1)
     # A small model is held up by launching.
-    assert overheads.kernels_save_s("gpt2", 6, 64, 65, 1024, 4.8e12) == 6 * overheads.KERNELS_SAVE_S
+    assert (
+        overheads.kernel_saving_s("gpt2", 6, 64, 65, 1024, 4.8e12) == 6 * overheads.KERNEL_SAVING_S_PER_LAYER
+    )

@@ -15,18 +15,25 @@ from hypothesis import strategies as st
 
 from glassgpt.estimate import overheads
 from glassgpt.estimate.cards import Card, cards, find_card
-from glassgpt.estimate.references import Query, Reference, Shape, launch_s, mfu_band, rows
+from glassgpt.estimate.references import (
+    ReferenceModel,
+    SpeedQuery,
+    SpeedReference,
+    expected_launch_s,
+    expected_mfu_range,
+    reference_rows,
+)
 
-GPT2 = Query(854_751_744, 64 * 1024, n_layer=12, kernels="own")
-SHAKESPEARE = Query(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)
+GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="own")
+SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)
 
 
-def name_of(row: Reference) -> str:
+def name_of(row: SpeedReference) -> str:
     return row.name
 
 
-def row(name: str) -> Reference:
-    (found,) = (one for one in rows() if one.name == name)
+def row(name: str) -> SpeedReference:
+    (found,) = (one for one in reference_rows() if one.name == name)
     return found
 
 
@@ -36,7 +43,7 @@ def card(name: str) -> Card:
     return found
 
 
-def card_of(one: Reference) -> Card | None:
+def card_of(one: SpeedReference) -> Card | None:
     return card(one.card) if one.card else None
 
 
@@ -46,13 +53,13 @@ def card_of(one: Reference) -> Card | None:
 def test_names_are_unique_and_fields_are_known() -> None:
     text = (resources.files("glassgpt.estimate") / "references.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    assert len({one.name for one in rows()}) == len(rows()) == len(table["row"])
-    assert {key for one in table["row"] for key in one} <= {field.name for field in fields(Reference)}
+    assert len({one.name for one in reference_rows()}) == len(reference_rows()) == len(table["row"])
+    assert {key for one in table["row"] for key in one} <= {field.name for field in fields(SpeedReference)}
     assert set(table["shapes"]) == {one["shape"] for one in table["row"]}
 
 
-@pytest.mark.parametrize("one", rows(), ids=name_of)
-def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: Reference) -> None:
+@pytest.mark.parametrize("one", reference_rows(), ids=name_of)
+def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: SpeedReference) -> None:
     assert one.source
     assert (one.step_ms is None) != (one.tokens_per_s is None)
     assert one.kernels in ("plain", "compiled", "own", "cuda")
@@ -62,8 +69,8 @@ def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: Reference) -> 
     assert not one.counts or one.mfu is not None
 
 
-@pytest.mark.parametrize("one", rows(), ids=name_of)
-def test_what_is_derived_is_computed_again(one: Reference) -> None:
+@pytest.mark.parametrize("one", reference_rows(), ids=name_of)
+def test_what_is_derived_is_computed_again(one: SpeedReference) -> None:
     shape = one.shape
     matrices = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
     gains = (2 * shape.n_layer + 1) * shape.n_embd
@@ -102,9 +109,9 @@ def test_it_is_the_mfu_that_was_posted_on_the_right_scale(name: str, posted: flo
 
 
 def test_our_own_rows_are_there() -> None:
-    assert row("H200, GlassGPT 124M").rate == pytest.approx(569_300, rel=0.001)
+    assert row("H200, GlassGPT 124M").total_tokens_per_s == pytest.approx(569_300, rel=0.001)
     assert row("H200, GlassGPT 124M").peak_gib == 21.1
-    ours = {one.name for one in rows() if one.trainer == "GlassGPT"}
+    ours = {one.name for one in reference_rows() if one.trainer == "GlassGPT"}
     assert len(ours) == 11
 
 
@@ -115,11 +122,11 @@ def test_our_own_rows_are_there() -> None:
 def missed() -> list[str]:
     """The rows that the others do not predict."""
     found = []
-    for one in rows():
+    for one in reference_rows():
         if one.counts:
-            assert one.peak is not None
+            assert one.peak_flops_per_s is not None
             assert one.mfu is not None
-            band = mfu_band(card_of(one), one.peak, one.query, without=(one.name,))
+            band = expected_mfu_range(card_of(one), one.peak_flops_per_s, one.query, without=(one.name,))
             assert one.name not in band.rows
             if not band.low <= one.mfu <= band.high:
                 found.append(one.name)
@@ -127,23 +134,25 @@ def missed() -> list[str]:
 
 
 def test_leaving_each_row_out_the_others_predict_it() -> None:
-    counting = [one for one in rows() if one.counts]
+    counting = [one for one in reference_rows() if one.counts]
     assert len(counting) >= 40
     assert len(missed()) <= 0.2 * len(counting)
 
 
 def test_with_all_rows_nearly_all_are_inside() -> None:
-    counting = [one for one in rows() if one.counts]
+    counting = [one for one in reference_rows() if one.counts]
     inside = [
         one.name
         for one in counting
-        if (band := mfu_band(card_of(one), one.peak or 0, one.query)).low <= (one.mfu or 0) <= band.high
+        if (band := expected_mfu_range(card_of(one), one.peak_flops_per_s or 0, one.query)).low
+        <= (one.mfu or 0)
+        <= band.high
     ]
     assert len(inside) >= 0.95 * len(counting)
 
 
 def test_rows_on_the_card_are_taken_first() -> None:
-    band = mfu_band(card("H200"), 989.4e12, GPT2)
+    band = expected_mfu_range(card("H200"), 989.4e12, GPT2)
     assert "rows on this card with a similar model: " in band.reason
     assert all(name.startswith("H200") for name in band.rows)
     assert band.low < 48.1 < band.high
@@ -152,7 +161,7 @@ def test_rows_on_the_card_are_taken_first() -> None:
 
 def test_then_its_family_then_its_kind_then_any() -> None:
     def reason(name: str) -> str:
-        return mfu_band(card(name), 100e12, GPT2).reason
+        return expected_mfu_range(card(name), 100e12, GPT2).reason
 
     assert "cards of its family (GeForce RTX 40 (Ada)) reached" in reason("RTX 4060")
     assert "cards of its kind (GeForce) reached" in reason("RTX 3070")
@@ -161,7 +170,7 @@ def test_then_its_family_then_its_kind_then_any() -> None:
 
 def test_fewer_and_farther_rows_make_the_band_wider() -> None:
     def width(name: str) -> float:
-        band = mfu_band(card(name), 1e15, GPT2)
+        band = expected_mfu_range(card(name), 1e15, GPT2)
         return band.high / band.low
 
     assert width("H200") < width("H100 PCIe") < width("Instinct MI300X")
@@ -170,7 +179,7 @@ def test_fewer_and_farther_rows_make_the_band_wider() -> None:
 def test_kernels_and_8_bits_matter() -> None:
     def mid(**changes: object) -> float:
         query = replace(GPT2, **changes)  # type: ignore[arg-type]
-        return mfu_band(card("H200"), 989.4e12, query).mid
+        return expected_mfu_range(card("H200"), 989.4e12, query).mid
 
     assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="own") < mid(fp8=True)
 
@@ -179,12 +188,12 @@ def test_kernels_and_8_bits_matter() -> None:
 
 
 def test_launching_is_what_the_trainer_counts_with() -> None:
-    plain = Query(70_958_592, 16_384, n_layer=6, kernels="plain")
-    assert launch_s(plain) == overheads.launch_s("cuda", 6) == pytest.approx(0.0138)
-    assert launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
-    saved = launch_s(plain) - launch_s(replace(plain, kernels="own"))
-    assert saved == pytest.approx(6 * overheads.KERNELS_SAVE_S)
-    assert launch_s(SHAKESPEARE) == 0
+    plain = SpeedQuery(70_958_592, 16_384, n_layer=6, kernels="plain")
+    assert expected_launch_s(plain) == overheads.launch_s("cuda", 6) == pytest.approx(0.0138)
+    assert expected_launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
+    saved = expected_launch_s(plain) - expected_launch_s(replace(plain, kernels="own"))
+    assert saved == pytest.approx(6 * overheads.KERNEL_SAVING_S_PER_LAYER)
+    assert expected_launch_s(SHAKESPEARE) == 0
 
 
 @pytest.mark.parametrize(
@@ -198,26 +207,28 @@ def test_launching_is_what_the_trainer_counts_with() -> None:
 )
 def test_a_small_model_is_held_up_by_launches(name: str) -> None:
     one = row(name)
-    assert one.is_launching
-    assert one.peak is not None
+    assert one.is_launch_bound
+    assert one.peak_flops_per_s is not None
     assert one.mfu is not None
-    band = mfu_band(card_of(one), one.peak, one.query, without=[other.name for other in rows()])
+    band = expected_mfu_range(
+        card_of(one), one.peak_flops_per_s, one.query, without=[other.name for other in reference_rows()]
+    )
     assert band.reason.startswith("small model: launches, not arithmetic, set the pace")
     assert band.rows == ()
     assert band.low <= one.mfu <= band.high
 
 
 def test_recorded_it_is_not() -> None:
-    band = mfu_band(card("H200"), 989.4e12, SHAKESPEARE)
+    band = expected_mfu_range(card("H200"), 989.4e12, SHAKESPEARE)
     assert "on this card" in band.reason
     assert band.low < 22.6 < band.high
 
 
 def test_a_slow_card_is_not_held_up() -> None:
     one = row("RTX 4070 Ti, nanoGPT shakespeare_char")
-    assert not one.is_launching
-    assert one.peak is not None
-    assert "launches" not in mfu_band(card_of(one), one.peak, one.query).reason
+    assert not one.is_launch_bound
+    assert one.peak_flops_per_s is not None
+    assert "launches" not in expected_mfu_range(card_of(one), one.peak_flops_per_s, one.query).reason
 
 
 # --- anywhere ---
@@ -227,7 +238,7 @@ def test_a_slow_card_is_not_held_up() -> None:
     st.one_of(st.none(), st.sampled_from(cards())),
     st.floats(1e9, 1e16),
     st.builds(
-        Query,
+        SpeedQuery,
         st.integers(1, 10**13),
         st.integers(1, 10**8),
         n_layer=st.integers(1, 200),
@@ -236,14 +247,14 @@ def test_a_slow_card_is_not_held_up() -> None:
         fp8=st.booleans(),
     ),
 )
-def test_a_band_is_always_one(found: Card | None, peak: float, query: Query) -> None:
-    band = mfu_band(found, peak, query)
+def test_a_band_is_always_one(found: Card | None, peak: float, query: SpeedQuery) -> None:
+    band = expected_mfu_range(found, peak, query)
     assert 0 < band.low <= band.mid <= band.high <= 95
     assert band.reason
 
 
 def test_a_shape_costs_what_flops_says() -> None:
-    shape = Shape(
+    shape = ReferenceModel(
         n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, arch="gpt2"
     )  # fmt: skip
     assert shape.flops_per_token / 1e6 == pytest.approx(854.8, abs=0.05)
@@ -257,7 +268,7 @@ def test_the_page_tells_who_is_missed_and_how_many() -> None:
     told = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \|", page, re.M)
     assert [name for name, _ in told] == missed()
     assert all(row(name).mfu == float(mfu) for name, mfu in told)
-    counting = [one.name for one in rows() if one.counts]
+    counting = [one.name for one in reference_rows() if one.counts]
     elsewhere = [name for name in counting if not name.startswith("H200")]
     inside = [name for name in elsewhere if name not in missed()]
     assert f"{len(counting) - len(told)} of {len(counting)} are inside the band" in page
@@ -266,6 +277,6 @@ def test_the_page_tells_who_is_missed_and_how_many() -> None:
 
 
 def test_one_row_alone_does_not_decide() -> None:
-    band = mfu_band(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
+    band = expected_mfu_range(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
     assert band.reason.startswith("only one row on this card, so cards of its family")
     assert band.low < 55 < 84.7 < band.high

@@ -16,14 +16,23 @@ from typing import Any
 
 import pytest
 import torch
-from exported_runs import LINE, TOKENIZERS, own_logits, prepared, sent, some_tokens, train_with_each, trained
+from exported_runs import (
+    LINE,
+    TOKENIZERS,
+    own_logits,
+    prepare_dataset,
+    run_export,
+    some_tokens,
+    train_run,
+    train_with_each,
+)
 from safetensors.torch import load_file, save_file
 from small_runs import CONTEXT
 from torch import Tensor
 
 from glassgpt import config as settings
 from glassgpt.cli import main
-from glassgpt.data.digests import MARKER
+from glassgpt.data.digests import EXPORT_RECORD_FILE
 from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
@@ -31,11 +40,11 @@ from glassgpt.errors import UserError
 from glassgpt.exchange import proof, to_huggingface
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import open_parcel
+from glassgpt.exchange.exportable import load_exportable_model
 from glassgpt.model.pretrained import read_pretrained
 from glassgpt.model.weights import to_transformers
 from glassgpt.record import journal
-from glassgpt.training.weight_source import open_origin
+from glassgpt.training.weight_source import load_init_from
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run for each tokenizer, and a modern one."""
     folder = tmp_path_factory.mktemp("somebodys_home")
     train_with_each(TOKENIZERS, folder)
-    trained(folder / "runs" / "modern", folder / "char" / "data" / "char", arch="modern", n_head=2)
+    train_run(folder / "runs" / "modern", folder / "char" / "data" / "char", arch="modern", n_head=2)
     return folder
 
 
@@ -62,14 +71,14 @@ def test_transformers_loads_model_and_tokenizer_without_code_of_ours(
     root: Path, tmp_path: Path, kind: str
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    done = sent(root / "runs" / kind, tmp_path / "out")
-    assert done.proof.reader == f"transformers {transformers.__version__}"
+    done = run_export(root / "runs" / kind, tmp_path / "out")
+    assert done.check.loaded_by == f"transformers {transformers.__version__}"
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     tokens = some_tokens(model.config.vocab_size)
     expected = own_logits(root / "runs" / kind, tokens)
     torch.testing.assert_close(their_logits(tmp_path / "out", tokens), expected, atol=1e-5, rtol=0)
-    ours = open_parcel(str(root / "runs" / kind)).tokenizer
+    ours = load_exportable_model(str(root / "runs" / kind)).tokenizer
     text = LINE[::-1] + LINE
     ids = ours.encode(text).tolist()
     assert tokenizer(text)["input_ids"] == ids
@@ -93,8 +102,8 @@ def test_transformers_loads_model_and_tokenizer_without_code_of_ours(
     ids=str,
 )
 def test_every_shape_that_gpt2s_layout_can_hold(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", **changes)
-    sent(run, tmp_path / "out")
+    run = train_run(tmp_path / "run", root / "char" / "data" / "char", **changes)
+    run_export(run, tmp_path / "out")
     tokens = some_tokens(20)
     expected = own_logits(run, tokens)
     torch.testing.assert_close(their_logits(tmp_path / "out", tokens), expected, atol=1e-5, rtol=0)
@@ -107,7 +116,7 @@ def test_every_shape_that_gpt2s_layout_can_hold(root: Path, tmp_path: Path, chan
 
 
 def test_without_biases_zeros_are_written(root: Path, tmp_path: Path) -> None:
-    done = sent(root / "runs" / "char", tmp_path / "out")
+    done = run_export(root / "runs" / "char", tmp_path / "out")
     state = load_file(tmp_path / "out" / "model.safetensors")
     biases = {name: tensor for name, tensor in state.items() if name.endswith(".bias")}
     assert len(biases) == 2 * 6 + 1
@@ -118,10 +127,10 @@ def test_without_biases_zeros_are_written(root: Path, tmp_path: Path) -> None:
 def test_padding_of_the_vocabulary_stays_behind(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "_PAD_VOCABULARY_ABOVE", 100)
-    run = trained(tmp_path / "run", root / "bpe" / "data" / "bpe")
-    assert open_origin(str(run)).shape.vocab_size == 320
-    done = sent(run, tmp_path / "out")
+    monkeypatch.setattr(settings, "_MIN_PADDED_VOCAB_SIZE", 100)
+    run = train_run(tmp_path / "run", root / "bpe" / "data" / "bpe")
+    assert load_init_from(str(run)).model_config.vocab_size == 320
+    done = run_export(run, tmp_path / "out")
     note = next(note for note in done.notes if note.name == "vocabulary")
     assert (note.value, note.reason) == (
         "300 rows",
@@ -130,7 +139,7 @@ def test_padding_of_the_vocabulary_stays_behind(
     tokens = some_tokens(300)
     exported = own_logits(tmp_path / "out", tokens)
     torch.testing.assert_close(exported, own_logits(run, tokens)[..., :300], atol=1e-6, rtol=0)
-    ckpt = torch.load(sent(run, tmp_path / "nano", "nanogpt").out / "ckpt.pt", weights_only=True)
+    ckpt = torch.load(run_export(run, tmp_path / "nano", "nanogpt").out_dir / "ckpt.pt", weights_only=True)
     assert ckpt["model_args"]["vocab_size"] == 300
     assert ckpt["optimizer"]["state"][0]["exp_avg"].shape == (300, 16)
 
@@ -138,13 +147,13 @@ def test_padding_of_the_vocabulary_stays_behind(
 def test_checkpoints_are_chosen_as_glass_sample_does(root: Path, tmp_path: Path) -> None:
     run = root / "runs" / "char"
     for spec, update in ((f"{run}@1", 1), (f"{run}@last", 3)):
-        done = sent(spec, tmp_path / str(update))
-        assert done.parcel.origin.iter == update
-        assert json.loads((done.out / MARKER).read_text())["model"] == f"char@{update}"
-    best = open_origin(str(run), "best").iter
-    assert sent(run, tmp_path / "best").parcel.origin.iter == best
+        done = run_export(spec, tmp_path / str(update))
+        assert done.model.origin.iter == update
+        assert json.loads((done.out_dir / EXPORT_RECORD_FILE).read_text())["model"] == f"char@{update}"
+    best = load_init_from(str(run), "best").iter
+    assert run_export(run, tmp_path / "best").model.origin.iter == best
     with pytest.raises(UserError, match="has no checkpoint @2000"):
-        sent(f"{run}@2000", tmp_path / "none")
+        run_export(f"{run}@2000", tmp_path / "none")
 
 
 def test_without_transformers_our_own_model_reads_the_files_back(
@@ -152,10 +161,10 @@ def test_without_transformers_our_own_model_reads_the_files_back(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for kind in ("char", "byte", "bpe", "gpt2"):
-        done = sent(root / "runs" / kind, tmp_path / kind)
-        assert done.proof.reader == "GlassGPT, from the files"
-        assert done.proof.difference <= done.proof.allowed
-        assert done.proof.ids > 20
+        done = run_export(root / "runs" / kind, tmp_path / kind)
+        assert done.check.loaded_by == "GlassGPT, from the files"
+        assert done.check.max_difference <= done.check.tolerance
+        assert done.check.round_trip_ids > 20
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -172,7 +181,7 @@ def test_an_export_that_computes_something_else_is_not_written(
     if not installed:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"the export is wrong: .* its logits differ by up to .* nothing was"):
-        sent(root / "runs" / "char", tmp_path / "a" / "out")
+        run_export(root / "runs" / "char", tmp_path / "a" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,11 +190,11 @@ def test_an_export_that_computes_something_else_is_not_written(
 def test_weights_that_are_not_finite_are_refused_as_such(
     root: Path, tmp_path: Path, to: str, number: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    run_export(root / "runs" / "char", tmp_path / "whole", "glass")
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = number
     save_file(weights, tmp_path / "whole" / "model.safetensors")
-    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
+    (tmp_path / "whole" / EXPORT_RECORD_FILE).unlink()  # else the file is not the recorded one
     assert main(["export", str(tmp_path / "whole"), f"--to={to}", f"--out={tmp_path / 'out'}"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "not finite (NaN or infinity in 1 tensor, the first is transformer.h.1.mlp.c_fc.weight):" in said
@@ -194,24 +203,24 @@ def test_weights_that_are_not_finite_are_refused_as_such(
 
 
 def test_logits_that_overflow_are_refused_as_such(root: Path, tmp_path: Path) -> None:
-    sent(root / "runs" / "char", tmp_path / "whole", "glass")
+    run_export(root / "runs" / "char", tmp_path / "whole", "glass")
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     weights["transformer.ln_f.weight"] += 3e38
     save_file(weights, tmp_path / "whole" / "model.safetensors")
-    (tmp_path / "whole" / MARKER).unlink()  # else the file is not the recorded one
+    (tmp_path / "whole" / EXPORT_RECORD_FILE).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match=r"the logits of .*whole are not finite, nothing was written"):
-        sent(tmp_path / "whole", tmp_path / "out")
+        run_export(tmp_path / "whole", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_that_reads_differently_is_not_written(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = open_parcel(str(root / "runs" / "char")).tokenizer
+    right = load_exportable_model(str(root / "runs" / "char")).tokenizer
     wrong = dump_tokenizer(CharTokenizer(right.decode(range(right.vocab_size))[::-1]))
     monkeypatch.setattr(to_huggingface, "dump_tokenizer", lambda tokenizer: wrong)
     with pytest.raises(UserError, match="does not turn text into the same tokens and back"):
-        sent(root / "runs" / "char", tmp_path / "out")
+        run_export(root / "runs" / "char", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,9 +233,9 @@ def test_modern_goes_out_as_nanochat_and_comes_back(root: Path, tmp_path: Path) 
     ]
     for number, changes in enumerate(shapes):
         run, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
-        trained(run, data, arch="modern", learning_rate=0.03, **changes)
-        done = sent(run, out)
-        assert done.proof.reader == f"transformers {transformers.__version__}"
+        train_run(run, data, arch="modern", learning_rate=0.03, **changes)
+        done = run_export(run, out)
+        assert done.check.loaded_by == f"transformers {transformers.__version__}"
         tokens = some_tokens(20)
         expected = own_logits(run, tokens)
         torch.testing.assert_close(their_logits(out, tokens), expected, atol=1e-5, rtol=0)
@@ -250,7 +259,9 @@ def test_with_a_transformers_that_has_no_nanochat_our_own_model_reads_it_back(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    assert sent(root / "runs" / "modern", tmp_path / "out").proof.reader == "GlassGPT, from the files"
+    assert (
+        run_export(root / "runs" / "modern", tmp_path / "out").check.loaded_by == "GlassGPT, from the files"
+    )
 
 
 def test_what_nanogpt_cannot_compute_is_refused_with_the_way_that_works(
@@ -269,19 +280,19 @@ def test_what_nanogpt_cannot_compute_is_refused_with_the_way_that_works(
 @pytest.mark.parametrize("kind", ["modern", "char", "byte", "bpe"])
 def test_our_own_layout_is_read_back_as_it_was(root: Path, tmp_path: Path, kind: str) -> None:
     run = root / "runs" / kind
-    done = sent(run, tmp_path / "out", "glass")
-    tokens = some_tokens(done.parcel.shape.vocab_size)
+    done = run_export(run, tmp_path / "out", "glass")
+    tokens = some_tokens(done.model.shape.vocab_size)
     assert torch.equal(own_logits(tmp_path / "out", tokens), own_logits(run, tokens))
-    ours = open_parcel(str(tmp_path / "out")).tokenizer
-    assert ours.encode(LINE).tolist() == done.parcel.tokenizer.encode(LINE).tolist()
+    ours = load_exportable_model(str(tmp_path / "out")).tokenizer
+    assert ours.encode(LINE).tolist() == done.model.tokenizer.encode(LINE).tolist()
 
 
 @pytest.mark.parametrize("change", [{"n_head": 3}, {"arch": "llama"}, {"n_layer": "2"}, {"bias": 1}])
 def test_a_changed_config_of_ours_is_refused(root: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    sent(root / "runs" / "modern", tmp_path / "out", "glass")
+    run_export(root / "runs" / "modern", tmp_path / "out", "glass")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    (tmp_path / "out" / MARKER).unlink()  # else the file is not the recorded one
+    (tmp_path / "out" / EXPORT_RECORD_FILE).unlink()  # else the file is not the recorded one
     with pytest.raises(UserError, match="does not describe a model as `glass export` does"):
         read_pretrained(tmp_path / "out")
 
@@ -290,33 +301,33 @@ def test_a_run_can_begin_from_an_export(root: Path, tmp_path: Path) -> None:
     """The tokens are compared: as many others are refused."""
     data = root / "char" / "data" / "char"
     for name in ("modern", "char"):
-        sent(root / "runs" / name, tmp_path / "out")
-        run = trained(tmp_path / name, data, init_from=str(tmp_path / "out"), max_iters=1)
+        run_export(root / "runs" / name, tmp_path / "out")
+        run = train_run(tmp_path / name, data, init_from=str(tmp_path / "out"), max_iters=1)
         before = next(
             record["loss"]
-            for record in journal.read(run / journal.NAME)
+            for record in journal.read(run / journal.FILE_NAME)
             if record["kind"] == "eval" and record["iter"] == 0 and record["split"] == "val"
         )
-        assert before == pytest.approx(open_origin(str(root / "runs" / name), "best").val_loss, abs=1e-5)
+        assert before == pytest.approx(load_init_from(str(root / "runs" / name), "best").val_loss, abs=1e-5)
     with pytest.raises(UserError, match="has a vocabulary of 256"):
-        trained(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
+        train_run(tmp_path / "other", root / "byte" / "data" / "byte", init_from=str(tmp_path / "out"))
 
 
 def test_a_damaged_file_of_an_export_is_not_read(root: Path, tmp_path: Path) -> None:
     """Every file with a recorded digest; one flipped bit of a weight changes nothing that could be seen."""
     for to in ("hf", "glass"):
-        out = sent(root / "runs" / "char", tmp_path / to, to).out
-        for name in ("config.json", "model.safetensors", "tokenizer.json", MARKER):
+        out = run_export(root / "runs" / "char", tmp_path / to, to).out_dir
+        for name in ("config.json", "model.safetensors", "tokenizer.json", EXPORT_RECORD_FILE):
             content = (out / name).read_bytes()
             (out / name).write_bytes(flipped(content))
             with pytest.raises(UserError, match=rf"{name} is damaged"):
-                open_parcel(str(out))
+                load_exportable_model(str(out))
             (out / name).write_bytes(content)
-        open_parcel(str(out))
+        load_exportable_model(str(out))
     (out / "model.safetensors").write_bytes(flipped((out / "model.safetensors").read_bytes()))
-    (out / MARKER).unlink()  # as the message says: nothing is known about the files then
-    open_parcel(str(out))
-    out = sent(root / "runs" / "char", tmp_path / "nanogpt", "nanogpt").out
+    (out / EXPORT_RECORD_FILE).unlink()  # as the message says: nothing is known about the files then
+    load_exportable_model(str(out))
+    out = run_export(root / "runs" / "char", tmp_path / "nanogpt", "nanogpt").out_dir
     (out / "meta.pkl").write_bytes(flipped((out / "meta.pkl").read_bytes()))
     with pytest.raises(UserError, match=r"meta\.pkl is damaged"):
         read_meta(out / "meta.pkl")
@@ -328,20 +339,22 @@ def flipped(content: bytes) -> bytes:
 
 
 def test_an_export_of_before_there_was_a_digest_of_its_marker(root: Path, tmp_path: Path) -> None:
-    out = sent(root / "runs" / "char", tmp_path / "out").out
-    marker = json.loads((out / MARKER).read_text())
+    out = run_export(root / "runs" / "char", tmp_path / "out").out_dir
+    marker = json.loads((out / EXPORT_RECORD_FILE).read_text())
     del marker["digest"]
-    (out / MARKER).write_text(json.dumps(marker))
-    open_parcel(str(out))
+    (out / EXPORT_RECORD_FILE).write_text(json.dumps(marker))
+    load_exportable_model(str(out))
     wrong: list[Any] = [{"../config.json": ""}, {"config.json": 3}, []]
     for bad in wrong:
-        (out / MARKER).write_text(json.dumps(marker | {"sha256": bad}))
-        with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
-            open_parcel(str(out))
-    (out / MARKER).unlink()
-    (out / MARKER).symlink_to("nowhere")  # which is not the same as none: what it said is not known
-    with pytest.raises(UserError, match=rf"{MARKER} is damaged"):
-        open_parcel(str(out))
+        (out / EXPORT_RECORD_FILE).write_text(json.dumps(marker | {"sha256": bad}))
+        with pytest.raises(UserError, match=rf"{EXPORT_RECORD_FILE} is damaged"):
+            load_exportable_model(str(out))
+    (out / EXPORT_RECORD_FILE).unlink()
+    (out / EXPORT_RECORD_FILE).symlink_to(
+        "nowhere"
+    )  # which is not the same as none: what it said is not known
+    with pytest.raises(UserError, match=rf"{EXPORT_RECORD_FILE} is damaged"):
+        load_exportable_model(str(out))
 
 
 # --- the place ---
@@ -353,31 +366,31 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_an_export_is_replaced_and_nothing_else(root: Path, tmp_path: Path) -> None:
     run, out = root / "runs" / "char", tmp_path / "out"
-    sent(f"{run}@1", out)
-    sent(f"{run}@last", out)
-    assert json.loads((out / MARKER).read_text())["model"] == "char@3"
+    run_export(f"{run}@1", out)
+    run_export(f"{run}@last", out)
+    assert json.loads((out / EXPORT_RECORD_FILE).read_text())["model"] == "char@3"
     (out / "README.md").write_text("my own words")
     before = snapshot(out)
     with pytest.raises(UserError, match=r"was changed since it was written \(README.md\)"):
-        sent(run, out)
+        run_export(run, out)
     assert snapshot(out) == before
     shutil.copy(root / "char" / "char.txt", out / "mine.txt")
     with pytest.raises(UserError, match=r"\(README.md, mine.txt\)"):
-        sent(run, out)
+        run_export(run, out)
 
 
 @pytest.mark.parametrize("marker", [None, "{", "[]", '{"written_by": 3}', '{"written_by": "glass export"}'])
 def test_a_folder_of_somebody_else_is_left_alone(root: Path, tmp_path: Path, marker: str | None) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     if marker is not None:
-        (tmp_path / MARKER).write_text(marker)
+        (tmp_path / EXPORT_RECORD_FILE).write_text(marker)
     before = snapshot(tmp_path)
     if marker is None:
-        os.mkfifo(tmp_path / MARKER)  # which is not waited for
+        os.mkfifo(tmp_path / EXPORT_RECORD_FILE)  # which is not waited for
     with pytest.raises(UserError, match="holds something that `glass export` did not write"):
-        sent(root / "runs" / "char", tmp_path)
+        run_export(root / "runs" / "char", tmp_path)
     if marker is None:
-        (tmp_path / MARKER).unlink()
+        (tmp_path / EXPORT_RECORD_FILE).unlink()
     assert snapshot(tmp_path) == before
 
 
@@ -386,16 +399,16 @@ def test_a_file_or_a_link_in_its_place_is_refused(root: Path, tmp_path: Path) ->
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
         with pytest.raises(UserError, match="is not a folder: choose another --out"):
-            sent(root / "runs" / "char", tmp_path / name)
+            run_export(root / "runs" / "char", tmp_path / name)
     with pytest.raises(UserError, match="cannot be written, because of"):
-        sent(root / "runs" / "char", tmp_path / "file" / "below")
+        run_export(root / "runs" / "char", tmp_path / "file" / "below")
 
 
 def test_a_crash_on_the_way_leaves_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, out = root / "runs" / "char", tmp_path / "a" / "out"
-    sent(run, out)
+    run_export(run, out)
     before = snapshot(out)
 
     def crash(*arguments: Any) -> None:
@@ -403,14 +416,16 @@ def test_a_crash_on_the_way_leaves_nothing(
 
     monkeypatch.setattr(proof, "check_hf", crash)
     with pytest.raises(UserError, match=r"could not be written \(.*No space left.*\): choose another --out$"):
-        sent(run, out)
+        run_export(run, out)
     assert snapshot(out) == before
     assert list(out.parent.iterdir()) == [out]
 
 
 def test_its_usual_place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert export(str(root / "runs" / "char"), ExportOptions(to="glass")).out == Path("exports/char-glass")
+    assert export(str(root / "runs" / "char"), ExportOptions(to="glass")).out_dir == Path(
+        "exports/char-glass"
+    )
 
 
 # --- the command ---
@@ -451,12 +466,12 @@ def test_a_mistake_is_answered_with_code_2(
 
 def test_who_finetunes_an_export_on_other_characters_is_sent_to_its_own(root: Path, tmp_path: Path) -> None:
     """Characters cannot be given to `glass prepare` as a table, as byte pairs can."""
-    folder = sent(root / "runs" / "char", tmp_path / "exported").out
+    folder = run_export(root / "runs" / "char", tmp_path / "exported").out_dir
     known = json.loads((root / "char" / "data" / "char" / "manifest.json").read_text())["vocab_size"]
-    other = prepared(tmp_path, "char", "".join(chr(0x3041 + i) for i in range(known)) * 40)
+    other = prepare_dataset(tmp_path, "char", "".join(chr(0x3041 + i) for i in range(known)) * 40)
     complaint = r"which needs the dataset that it was trained on: its tokenizer is char"
     with pytest.raises(UserError, match=complaint):
-        trained(tmp_path / "run", other, init_from=str(folder), arch="gpt2")
+        train_run(tmp_path / "run", other, init_from=str(folder), arch="gpt2")
 
 
 @pytest.mark.parametrize("to", ["hf", "nanogpt", "glass"])

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_runs import TEXT, prepared, trained
+from exported_runs import TEXT, prepare_dataset, train_run
 from safetensors.torch import load_file, save_file
 
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import open_parcel
+from glassgpt.exchange.exportable import load_exportable_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOADERS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "export.md").read_text(encoding="utf-8"), re.S | re.M)
@@ -27,10 +27,10 @@ LOADERS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "export.md").read_text(e
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_loader_of_the_page_computes_what_the_run_computes(tmp_path: Path, number: int, tied: bool) -> None:
     assert len(LOADERS) == 2
-    data = prepared(tmp_path, "char")
-    run = trained(tmp_path / "run", data, arch="modern", tie_embeddings=tied, n_embd=24, learning_rate=0.01)
+    data = prepare_dataset(tmp_path, "char")
+    run = train_run(tmp_path / "run", data, arch="modern", tie_embeddings=tied, n_embd=24, learning_rate=0.01)
     export(str(run), ExportOptions(to="glass", out=str(tmp_path / "exports" / "tiny")))
-    parcel = open_parcel(str(run))
+    parcel = load_exportable_model(str(run))
     tokens = torch.randint(parcel.shape.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
     save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
     call = ("model", "logits")[number]
@@ -55,12 +55,12 @@ def test_the_page_names_every_tensor_and_its_shape(tmp_path: Path) -> None:
     """For both architectures: no other tensors, and these shapes."""
     page = (DOCS / "export.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(transformer\.[\w.]+|lm_head\.weight)` \| ([^|]+) \|", page, re.M))
-    data = prepared(tmp_path, "char")
+    data = prepare_dataset(tmp_path, "char")
     for arch in ("gpt2", "modern"):
-        run = trained(tmp_path / arch, data, arch=arch, tie_embeddings=False)
-        out = export(str(run), ExportOptions(to="glass", out=str(tmp_path / f"{arch}-out"))).out
+        run = train_run(tmp_path / arch, data, arch=arch, tie_embeddings=False)
+        out = export(str(run), ExportOptions(to="glass", out=str(tmp_path / f"{arch}-out"))).out_dir
         tensors = load_file(out / "model.safetensors")
-        vocabulary = open_parcel(str(run)).shape.vocab_size
+        vocabulary = load_exportable_model(str(run)).shape.vocab_size
         sizes = {"V": vocabulary, "C": 16, "3C": 48, "4C": 64, "`block_size`": 12}
         for name, tensor in tensors.items():
             said = rows[re.sub(r"\.h\.\d+\.", ".h.L.", name)]
@@ -73,9 +73,11 @@ def test_the_page_names_every_tensor_and_its_shape(tmp_path: Path) -> None:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     if request.param == "ids":
-        return trained(folder / "run", ids_alone(folder / "data"))
+        return train_run(folder / "run", ids_alone(folder / "data"))
     kind, _, without = request.param.partition(" without")
-    return trained(folder / "run", prepared(folder, kind, TEXT.replace("\n", '"') if without else TEXT))
+    return train_run(
+        folder / "run", prepare_dataset(folder, kind, TEXT.replace("\n", '"') if without else TEXT)
+    )
 
 
 def ids_alone(folder: Path) -> Path:
@@ -93,7 +95,7 @@ def test_the_example_of_a_card_writes_a_text(
 ) -> None:
     """From a start that the tokenizer knows, and no longer than the context, 12 tokens here."""
     pytest.importorskip("transformers")
-    out = export(str(run), ExportOptions(out=str(tmp_path / "out"))).out
+    out = export(str(run), ExportOptions(out=str(tmp_path / "out"))).out_dir
     card = (out / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", card, re.S | re.M)
     scope: dict[str, Any] = {}

@@ -20,10 +20,10 @@ from glassgpt.exchange.import_nanogpt import import_run
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.open import read_history
-from glassgpt.training.checkpoint.checkpoints import committed, load_last
-from glassgpt.training.checkpoint.nanogpt_ckpt import read_ckpt
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.open import read_run_log
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHARACTERS = "\n abcdefgh"
@@ -98,11 +98,11 @@ LOG = GOLDEN / "nanogpt-cpu-readme.log"
 
 
 def imported(theirs: Path, **options: Any) -> Path:
-    return import_run(str(theirs), ImportOptions(**options)).told.run_dir
+    return import_run(str(theirs), ImportOptions(**options)).run.run_dir
 
 
 def records(run: Path, kind: str | None = None) -> list[Record]:
-    return [record for record in journal.read(run / journal.NAME) if kind in (None, record["kind"])]
+    return [record for record in journal.read(run / journal.FILE_NAME) if kind in (None, record["kind"])]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -113,7 +113,7 @@ def test_the_facts_are_those_of_the_log(theirs: Path) -> None:
     before = contents(theirs.parent)
     run = imported(theirs, log=str(LOG))
     assert run == Path("runs/out-tiny")
-    theirs_told, ours = facts_of(read_history(str(LOG))), facts_of(read_history(str(run)))
+    theirs_told, ours = compute_facts(read_run_log(str(LOG))), compute_facts(read_run_log(str(run)))
     # fmt: off
     same = (
         "iterations_logged", "log_interval", "steady_ms", "steady_p95_ms", "eval_steps", "checkpoint_steps",
@@ -164,8 +164,8 @@ def test_the_learning_rate_is_the_one_it_had(theirs: Path) -> None:
 
 def test_weights_and_optimizer_are_the_checkpoints(theirs: Path) -> None:
     run = imported(theirs)
-    ckpt = read_ckpt(theirs / "ckpt.pt")
-    point, tensors, damaged, _ = load_last(run)
+    ckpt = read_nanogpt_ckpt(theirs / "ckpt.pt")
+    point, tensors, damaged, _ = load_latest_intact(run)
     assert (point.iter, damaged) == (2000, [])
     assert point.val_loss == pytest.approx(1.8857)
     for name, tensor in tensors["model"].items():
@@ -237,7 +237,9 @@ def test_it_goes_on_where_it_was(theirs: Path) -> None:
         *flags,
     ]
     assert main(words) == 0
-    ours = [r["loss"] for r in journal.current(records(run)) if r["kind"] == "step" and r["iter"] > 2000]
+    ours = [
+        r["loss"] for r in journal.effective_records(records(run)) if r["kind"] == "step" and r["iter"] > 2000
+    ]
     other = [record["loss"] for record in records(Path("other"), "step")]
     assert len(ours) == 3
     assert ours == other
@@ -282,7 +284,7 @@ def test_a_log_with_a_resume_has_two_processes(theirs: Path, tmp_path: Path) -> 
     run = imported(theirs, log=str(log))
     assert [record["from_iter"] for record in records(run, "resume")] == [20]
     assert [record["process"] for record in records(run, "run")] == [0, 1]
-    losses = {r["iter"]: r["loss"] for r in journal.current(records(run)) if r["kind"] == "step"}
+    losses = {r["iter"]: r["loss"] for r in journal.effective_records(records(run)) if r["kind"] == "step"}
     assert losses[20] == pytest.approx(4 - 0.19)
     assert losses[21] == pytest.approx(3.9 - 0.20)
     assert sorted(losses) == list(range(1, 46))
@@ -339,7 +341,7 @@ def test_a_pickle_that_wants_something_executed_is_refused(theirs: Path) -> None
 
 def test_runs_are_numbered(theirs: Path) -> None:
     assert [imported(theirs) for _ in range(2)] == [Path("runs/out-tiny"), Path("runs/out-tiny-2")]
-    assert committed(Path("runs/out-tiny-2"))
+    assert committed_paths(Path("runs/out-tiny-2"))
 
 
 @pytest.mark.parametrize("words", [[], ["nanogpt"], ["llama", "x"], ["nanogpt", "a", "b"]])

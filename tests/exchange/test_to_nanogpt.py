@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from exported_runs import LINE, TOKENIZERS, own_logits, sent, some_tokens, train_with_each, trained
+from exported_runs import LINE, TOKENIZERS, own_logits, run_export, some_tokens, train_run, train_with_each
 from small_runs import CONTEXT
 
 from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import open_parcel
-from glassgpt.training.weight_source import open_origin
+from glassgpt.exchange.exportable import load_exportable_model
+from glassgpt.training.weight_source import load_init_from
 
 # What nanoGPT's model.py has, for two layers without biases.
 LAYER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
@@ -40,26 +40,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_ckpt_is_as_nanogpt_reads_it(root: Path, tmp_path: Path) -> None:
     run = root / "runs" / "char"
-    done = sent(run, tmp_path / "out", "nanogpt")
+    done = run_export(run, tmp_path / "out", "nanogpt")
     content = torch.load(tmp_path / "out" / "ckpt.pt", map_location="cpu", weights_only=True)
     assert content.keys() == {"model", "model_args", "iter_num", "best_val_loss", "config", "optimizer"}
     assert content["model_args"].keys() == NANOGPT_ARGUMENTS  # its GPTConfig takes no others
     assert sorted(content["model"]) == sorted(NANOGPT_KEYS)  # it is loaded strictly
     assert torch.equal(content["model"]["lm_head.weight"], content["model"]["transformer.wte.weight"])
     assert content["model"]["transformer.h.0.mlp.c_fc.weight"].shape == (64, 16)
-    origin = open_origin(str(run), "best")
+    origin = load_init_from(str(run), "best")
     assert (content["iter_num"], content["best_val_loss"]) == (origin.iter, origin.val_loss)
     assert content["config"]["dataset"] == "char"
     vocabulary = read_meta(tmp_path / "out" / "meta.pkl")
-    assert vocabulary.characters == done.parcel.tokenizer.decode(range(vocabulary.vocab_size))
+    assert vocabulary.characters == done.model.tokenizer.decode(range(vocabulary.vocab_size))
 
 
 def test_nanogpts_optimizer_takes_its_state(root: Path, tmp_path: Path) -> None:
     """By position: its configure_optimizers has matrices first, then the rest, each in the model's order."""
     run = root / "runs" / "char"
-    sent(run, tmp_path / "out", "nanogpt")
+    run_export(run, tmp_path / "out", "nanogpt")
     content = torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
-    model = open_parcel(str(run)).model()
+    model = load_exportable_model(str(run)).model()
     named = dict(model.named_parameters())
     order = [name for name in named if named[name].dim() >= 2] + [
         name for name in named if named[name].dim() < 2
@@ -70,7 +70,7 @@ def test_nanogpts_optimizer_takes_its_state(root: Path, tmp_path: Path) -> None:
     ]
     optimizer = torch.optim.AdamW(groups)
     optimizer.load_state_dict(content["optimizer"])
-    kept = open_origin(str(run), "best").optimizer
+    kept = load_init_from(str(run), "best").optimizer
     for position, name in enumerate(order):
         state = optimizer.state[named[name]]
         assert torch.equal(state["exp_avg_sq"], kept[f"{name}:exp_avg_sq"]), position
@@ -79,48 +79,48 @@ def test_nanogpts_optimizer_takes_its_state(root: Path, tmp_path: Path) -> None:
 
 
 def test_muons_memory_is_left_out(root: Path, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", optimizer="muon")
-    done = sent(run, tmp_path / "out", "nanogpt")
+    run = train_run(tmp_path / "run", root / "char" / "data" / "char", optimizer="muon")
+    done = run_export(run, tmp_path / "out", "nanogpt")
     assert "optimizer" not in torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
     assert ("optimizer", "left out") in [(note.name, note.value) for note in done.notes]
 
 
 def test_what_it_exports_is_what_it_imports(root: Path, tmp_path: Path) -> None:
     """Through a ckpt.pt and back, to the last bit."""
-    out = sent(root / "runs" / "char", tmp_path / "out", "nanogpt").out
+    out = run_export(root / "runs" / "char", tmp_path / "out", "nanogpt").out_dir
     tokens = some_tokens(20)
     assert torch.equal(own_logits(out, tokens), own_logits(root / "runs" / "char", tokens))
     again = export(str(out), ExportOptions(out=str(tmp_path / "hf"), data_dir=str(out)))
-    assert again.parcel.origin.kind == "nanogpt"
-    ids = open_parcel(str(root / "runs" / "char")).tokenizer.encode(LINE).tolist()
-    assert again.parcel.tokenizer.encode(LINE).tolist() == ids
+    assert again.model.origin.kind == "nanogpt"
+    ids = load_exportable_model(str(root / "runs" / "char")).tokenizer.encode(LINE).tolist()
+    assert again.model.tokenizer.encode(LINE).tolist() == ids
     assert "not recorded" in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_gpt2s_tokens_need_no_meta(root: Path, tmp_path: Path) -> None:
-    assert not (sent(root / "runs" / "gpt2", tmp_path / "out", "nanogpt").out / "meta.pkl").exists()
+    assert not (run_export(root / "runs" / "gpt2", tmp_path / "out", "nanogpt").out_dir / "meta.pkl").exists()
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
 def test_a_meta_says_what_each_id_is(root: Path, tmp_path: Path, kind: str) -> None:
-    done = sent(root / "runs" / kind, tmp_path / "out", "nanogpt")
+    done = run_export(root / "runs" / kind, tmp_path / "out", "nanogpt")
     path = tmp_path / "out" / "meta.pkl"
     meta = pickle.loads(path.read_bytes())  # noqa: S301 - as sample.py does
     assert "".join(meta["itos"][meta["stoi"][letter]] for letter in "glass\n") == "glass\n"
-    ids = done.parcel.tokenizer.encode("glass, don't you'll see\n").tolist()
+    ids = done.model.tokenizer.encode("glass, don't you'll see\n").tolist()
     assert "".join(meta["itos"][id] for id in ids) == "glass, don't you'll see\n"
     assert "prompts" in [note.name for note in done.notes]
 
 
 def test_gpt2s_activation_becomes_nanogpts_and_the_difference_is_said(root: Path, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", activation="gelu_new")
-    done = sent(run, tmp_path / "out", "nanogpt")
+    run = train_run(tmp_path / "run", root / "char" / "data" / "char", activation="gelu_new")
+    done = run_export(run, tmp_path / "out", "nanogpt")
     note = next(note for note in done.notes if note.name == "activation")
     said = float(note.reason.partition("up to ")[2].split()[0])
     tokens = torch.randint(
-        done.parcel.shape.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0)
+        done.model.shape.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0)
     )
-    theirs = own_logits(done.out, tokens)  # a ckpt.pt has the exact GELU
+    theirs = own_logits(done.out_dir, tokens)  # a ckpt.pt has the exact GELU
     assert said == pytest.approx((theirs - own_logits(run, tokens)).abs().max().item(), rel=0.1)
     assert said > 0
 
@@ -132,7 +132,7 @@ def test_gpt2s_activation_becomes_nanogpts_and_the_difference_is_said(root: Path
 def test_what_nanogpt_cannot_compute_is_refused(
     root: Path, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    run = trained(tmp_path / "run", root / "char" / "data" / "char", **changes)
+    run = train_run(tmp_path / "run", root / "char" / "data" / "char", **changes)
     with pytest.raises(UserError, match=f"{said}.*; --to=hf can have it"):
-        sent(run, tmp_path / "out", "nanogpt")
+        run_export(run, tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()

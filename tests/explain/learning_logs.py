@@ -8,12 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from run_logs import NANOGPT, made_history, made_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.config import Value
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, Event, History, Save, Segment, Setup, Steps
+from glassgpt.config import ConfigValue
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import (
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+)
 from glassgpt.runs.trainers import BY_ID
 
 GLASSGPT = BY_ID["glassgpt"]
@@ -32,12 +40,12 @@ CPU_TRAIN = (4.1676, 2.4293, 2.2732, 2.1338, 1.9714, 1.8756, 1.8557, 1.7790, 1.7
 CPU_VAL = (4.1649, 2.4447, 2.3141, 2.1905, 2.0528, 2.0089, 1.9225, 1.8921, 1.8857)
 
 
-def about(history: History) -> Case:
+def analyse(history: RunLog) -> RunAnalysis:
     with np.errstate(over="ignore", invalid="ignore"):  # the facts have tests of their own
-        return Case(history, facts_of(history))
+        return RunAnalysis(history, compute_facts(history))
 
 
-def found(finding: Finding | None) -> Finding:
+def require_finding(finding: Finding | None) -> Finding:
     assert finding is not None
     assert finding.title
     assert not finding.title.endswith(".")
@@ -45,23 +53,25 @@ def found(finding: Finding | None) -> Finding:
     return finding
 
 
-def text(finding: Finding | None) -> str:
-    one = found(finding)
+def finding_text(finding: Finding | None) -> str:
+    one = require_finding(finding)
     return f"{one.title}. {one.evidence} {one.explanation} {one.advice}"
 
 
-def noisy(values: Sequence[float], spread: float, seed: int = 0) -> list[float]:
+def add_noise(values: Sequence[float], spread: float, seed: int = 0) -> list[float]:
     noise = np.random.default_rng(seed).normal(0, spread, len(values))
     return [float(value) for value in np.asarray(values) + noise]
 
 
-def falling(count: int, first: float = 4.2, floor: float = 1.3, spread: float = 0.02) -> list[float]:
+def falling_losses(count: int, first: float = 4.2, floor: float = 1.3, spread: float = 0.02) -> list[float]:
     """A training loss as it should be."""
     rows = np.arange(count)
-    return noisy((floor + (first - floor) * (1 + rows / 8) ** -0.7).tolist(), spread)
+    return add_noise((floor + (first - floor) * (1 + rows / 8) ** -0.7).tolist(), spread)
 
 
-def readme_run(train: Sequence[float], val: Sequence[float], spread: float, **settings: Value) -> History:
+def readme_run(
+    train: Sequence[float], val: Sequence[float], spread: float, **settings: ConfigValue
+) -> RunLog:
     """Every 10th iteration logged, evaluated every 250; the losses lie between the evaluations'."""
     end = 250 * (len(val) - 1)
     at = range(0, end + 1, 10)
@@ -77,19 +87,19 @@ def readme_run(train: Sequence[float], val: Sequence[float], spread: float, **se
     }
     best = np.minimum.accumulate(val)
     saves = [250 * i for i in range(1, len(val)) if val[i] == best[i]]
-    steps = made_steps(list(at), ms, noisy(loss.tolist(), spread))
-    return made_history(steps, evals, saves, {"vocab_size": 65, **known, **settings})
+    steps = make_steps(list(at), ms, add_noise(loss.tolist(), spread))
+    return make_run_log(steps, evals, saves, {"vocab_size": 65, **known, **settings})
 
 
-def gpu_run(**settings: Value) -> History:
+def gpu_run(**settings: ConfigValue) -> RunLog:
     return readme_run(GPU_TRAIN, GPU_VAL, 0.014, eval_iters=200, always_save_checkpoint=False, **settings)
 
 
-def cpu_run(**settings: Value) -> History:
+def cpu_run(**settings: ConfigValue) -> RunLog:
     return readme_run(CPU_TRAIN, CPU_VAL, 0.06, eval_iters=20, always_save_checkpoint=False, **settings)
 
 
-def healthy_run() -> History:
+def healthy_run() -> RunLog:
     """It learnt, and it stopped when there was little more to learn."""
     val = [4.17 if not at else 1.45 + 2.0 * math.exp(-at / 400) for at in range(0, 3001, 250)]
     train = [4.17 if not at else 1.40 + 2.0 * math.exp(-at / 400) for at in range(0, 3001, 250)]
@@ -97,9 +107,9 @@ def healthy_run() -> History:
     return readme_run(train, val, 0.01, eval_iters=200)
 
 
-def in_two(
-    history: History, resumed_at: int, logged_until: int, **columns: Callable[[Steps], np.ndarray]
-) -> History:
+def split_run(
+    history: RunLog, resumed_at: int, logged_until: int, **columns: Callable[[Steps], np.ndarray]
+) -> RunLog:
     """The same run, killed at `logged_until` and resumed from the checkpoint of `resumed_at`."""
     steps = history.steps
     first, second = steps.iteration <= logged_until, steps.iteration >= resumed_at
@@ -125,7 +135,7 @@ SETTINGS = (
     "vocab_size", "eval_iters", "batch_size", "block_size", "n_layer", "n_embd", "learning_rate", "min_lr",
     "warmup_iters", "lr_decay_iters", "max_iters", "eval_interval", "gradient_accumulation_steps",
 )  # fmt: skip
-values: st.SearchStrategy[Value] = st.one_of(
+values: st.SearchStrategy[ConfigValue] = st.one_of(
     st.integers(-3, 10_000), st.floats(), st.just(1e308), st.none(), st.booleans(), st.just("auto")
 )
 OOM = (
@@ -133,7 +143,7 @@ OOM = (
     "GiB is free."
 )
 events = st.builds(
-    Event,
+    LogEvent,
     st.sampled_from(
         ["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
     ),
@@ -146,7 +156,7 @@ events = st.builds(
 
 
 @st.composite
-def any_history(draw: st.DrawFn) -> History:
+def any_history(draw: st.DrawFn) -> RunLog:
     count = draw(st.integers(0, 120))
     seed = draw(st.integers(0, 1000))
     chance = np.random.default_rng(seed)
@@ -161,19 +171,19 @@ def any_history(draw: st.DrawFn) -> History:
         loss[where : where + 1] = value
     columns = {name: draw(st.lists(losses, min_size=count, max_size=count)) for name in ("lr", "grad_norm")}
     ms = draw(st.sampled_from([0.0, 100.0, 1e308, math.nan, math.inf]))
-    steps = made_steps(iteration.tolist(), ms, loss.tolist(), segment.tolist(), **columns)
+    steps = make_steps(iteration.tolist(), ms, loss.tolist(), segment.tolist(), **columns)
     at = st.one_of(st.none(), st.integers(-1, 1300))
     evals = draw(
-        st.lists(st.builds(Evaluation, at, st.integers(0, segments - 1), st.one_of(st.none(), losses),
+        st.lists(st.builds(LoggedEvaluation, at, st.integers(0, segments - 1), st.one_of(st.none(), losses),
                            st.one_of(st.none(), losses), stderr=st.one_of(st.none(), losses)), max_size=15)
     )  # fmt: skip
-    saves = draw(st.lists(st.builds(Save, at, st.integers(0, segments - 1)), max_size=4))
+    saves = draw(st.lists(st.builds(LoggedCheckpoint, at, st.integers(0, segments - 1)), max_size=4))
     processes = [Segment(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
-    said: Mapping[str, Value] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
+    said: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
-    setup = Setup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
+    setup = LoggedSetup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
     return replace(
-        made_history(steps, events=draw(st.lists(events, max_size=3))),
+        make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
         evals=tuple(evals),
         saves=tuple(saves),
@@ -181,5 +191,5 @@ def any_history(draw: st.DrawFn) -> History:
         setup=setup,
         live=draw(st.booleans()),
         numbered=draw(st.booleans()),
-        counts=draw(st.sampled_from([{}, {"scaler-overflow": 3}, {"scaler-overflow": 10**6}])),
+        event_counts=draw(st.sampled_from([{}, {"scaler-overflow": 3}, {"scaler-overflow": 10**6}])),
     )

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from learning_logs import any_history, cpu_run, gpu_run, healthy_run, in_two
-from run_logs import made_history, made_steps
-from timed_logs import even, histories
+from learning_logs import any_history, cpu_run, gpu_run, healthy_run, split_run
+from run_logs import make_run_log, make_steps
+from timed_logs import any_timed_run, even_run
 
 from glassgpt.estimate.cards import find_card
-from glassgpt.explain.explanation import _FINDERS, Explanation, explain
+from glassgpt.explain.explanation import _RULES, Explanation, explain
 from glassgpt.explain.rule import Finding
-from glassgpt.i18n import LANGUAGES, speaking
+from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record import journal
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Event, History
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LogEvent, RunLog
 
 SEVERITIES = ("problem", "warning", "advice", "info")
 
@@ -51,7 +51,7 @@ def checked(explanation: Explanation) -> None:
         assert "None" not in text
         assert "{" not in text
         assert "  " not in text
-    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+    json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
 
 @pytest.mark.parametrize("make", [gpu_run, cpu_run, healthy_run])
@@ -59,17 +59,17 @@ def test_runs_as_they_are(make: object) -> None:
     assert callable(make)
     explanation = explain(make())
     checked(explanation)
-    assert explanation.facts == facts_of(explanation.history)
+    assert explanation.facts == compute_facts(explanation.log)
 
 
 def test_every_finding_of_the_issue_can_be_made() -> None:
     """By its id in the source of the findings."""
     import inspect
 
-    modules = {inspect.getmodule(finder) for finder in _FINDERS}
+    modules = {inspect.getmodule(finder) for finder in _RULES}
     text = "".join(inspect.getsource(module) for module in modules if module is not None)
     assert [name for name in NAMED if f'"{name}"' not in text] == []
-    assert len(set(_FINDERS)) == len(_FINDERS)
+    assert len(set(_RULES)) == len(_RULES)
 
 
 def test_the_gpu_run_is_past_its_best() -> None:
@@ -80,14 +80,14 @@ def test_the_gpu_run_is_past_its_best() -> None:
 
 def test_a_crash_comes_first() -> None:
     run = gpu_run()
-    event = Event("oom", "CUDA out of memory. Tried to allocate 2.00 GiB", 900, 5000)
+    event = LogEvent("oom", "CUDA out of memory. Tried to allocate 2.00 GiB", 900, 5000)
     explanation = explain(replace(run, events=(event,), last_step_line=800))
     assert explanation.findings[0].id == "oom"
     assert explanation.facts.ended == "oom"
 
 
 def test_the_card_is_used() -> None:
-    run = made_history(made_steps(range(0, 1000, 10), 100.0, [2.0] * 100, mfu=[11.0] * 100))
+    run = make_run_log(make_steps(range(0, 1000, 10), 100.0, [2.0] * 100, mfu=[11.0] * 100))
     card = find_card("RTX 4070 Ti")
     assert "RTX 4070 Ti" in str(explain(run, card).findings)
 
@@ -102,9 +102,9 @@ def test_findings_of_the_run_itself() -> None:
         "advice": "A",
     }
     strange = {"kind": "finding", "severity": ["fatal"], "title": None, "evidence": 5}
-    explanation = explain(replace(healthy_run(), recorded=(told, strange)))
+    explanation = explain(replace(healthy_run(), journal_findings=(told, strange)))
     assert Finding("rate-jump", "warning", "T", "E", "", "A") in explanation.findings
-    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+    json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
 
 def test_json_has_exactly_these_parts() -> None:
@@ -116,7 +116,7 @@ def test_json_has_exactly_these_parts() -> None:
 def test_the_same_is_found_in_every_language(make: object, language: str) -> None:
     assert callable(make)
     english = explain(make())
-    with speaking(language):
+    with use_language(language):
         other = explain(make())
     assert other.facts == english.facts
     assert [(one.id, one.severity) for one in other.findings] == [
@@ -133,9 +133,9 @@ def test_no_english_sentence_is_left(language: str) -> None:
     nan = replace(
         gpu_run().steps, loss=np.where(gpu_run().steps.iteration > 4000, np.nan, gpu_run().steps.loss)
     )
-    resumed = in_two(cpu_run(), 1000, 1200)
-    runs = [gpu_run(), cpu_run(), healthy_run(), in_bits, replace(gpu_run(), steps=nan), resumed, even()]
-    with speaking(language):
+    resumed = split_run(cpu_run(), 1000, 1200)
+    runs = [gpu_run(), cpu_run(), healthy_run(), in_bits, replace(gpu_run(), steps=nan), resumed, even_run()]
+    with use_language(language):
         for explanation in map(explain, runs):
             texts = [*explanation.verdict]
             for one in explanation.findings:
@@ -147,15 +147,15 @@ def test_no_english_sentence_is_left(language: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(any_history())
-def test_any_run_can_be_explained(history: History) -> None:
+def test_any_run_can_be_explained(history: RunLog) -> None:
     explanation = explain(history)
     assert explanation.verdict
-    json.dumps(journal.plain(explanation.as_dict()), allow_nan=False)
+    json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
 
 @settings(max_examples=40, deadline=None)
-@given(histories())
-def test_any_times_can_be_explained_in_any_language(history: History) -> None:
+@given(any_timed_run())
+def test_any_times_can_be_explained_in_any_language(history: RunLog) -> None:
     for language in LANGUAGES:
-        with speaking(language):
+        with use_language(language):
             assert explain(history).verdict

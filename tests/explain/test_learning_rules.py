@@ -10,32 +10,32 @@ import pytest
 from learning_logs import (
     GLASSGPT,
     HF,
-    about,
+    add_noise,
+    analyse,
     cpu_run,
-    falling,
-    found,
+    falling_losses,
+    finding_text,
     gpu_run,
-    in_two,
-    noisy,
     readme_run,
-    text,
+    require_finding,
+    split_run,
 )
-from run_logs import made_history, made_steps
+from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.rules.capacity import underfit_capacity
-from glassgpt.explain.rules.final_loss import eval_noise_finding, init_loss, ppl_vs_loss
-from glassgpt.explain.rules.learning_rules import FINDERS
+from glassgpt.explain.rules.final_loss import eval_noise, init_loss, ppl_vs_loss
+from glassgpt.explain.rules.learning_rules import RULES
 from glassgpt.explain.rules.memorised import memorised_data
 from glassgpt.explain.rules.overfitting import overfitting
 from glassgpt.explain.rules.plateau import plateau
 from glassgpt.explain.rules.trend import still_improving
-from glassgpt.runs.run_log import Evaluation, History, Setup
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 
 # --- overfitting ---
 
 
 def test_the_readme_run_on_a_gpu_overfits() -> None:
-    one = found(overfitting(about(gpu_run())))
+    one = require_finding(overfitting(analyse(gpu_run())))
     assert one.severity == "warning"
     assert "1.4576 at iteration 1,750" in one.evidence
     assert "1.7096 at iteration 5,000: 0.25 worse" in one.evidence
@@ -50,29 +50,29 @@ def test_its_share_of_the_time_is_measured() -> None:
     """13 evaluations and 3237 plain iterations came after the best, of 20 and 4980, and the start."""
     after = 13 * 2200 + 3237 * 13
     share = after / (21 * 2200 + 4980 * 13)
-    assert f"{100 * share:.0f}% of the time" in text(overfitting(about(gpu_run())))
+    assert f"{100 * share:.0f}% of the time" in finding_text(overfitting(analyse(gpu_run())))
 
 
 def test_a_run_that_saved_over_its_best_is_told_the_setting() -> None:
     history = gpu_run()
     history = replace(history, saves=(*history.saves, replace(history.saves[-1], iteration=5000)))
-    assert "always_save_checkpoint=False" in text(overfitting(about(history)))
+    assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(history)))
 
 
 def test_a_validation_loss_that_rises_with_the_training_loss_is_not_overfitting() -> None:
     history = gpu_run()
     evals = tuple(replace(done, train_loss=done.val_loss) for done in history.evals)
-    assert overfitting(about(replace(history, evals=evals))) is None
+    assert overfitting(analyse(replace(history, evals=evals))) is None
 
 
 def test_noise_is_not_overfitting() -> None:
-    val = noisy([1.5] * 20, 0.01)
+    val = add_noise([1.5] * 20, 0.01)
     evals = [(250 * i, 1.4 - 0.001 * i, val[i]) for i in range(20)]
-    assert overfitting(about(made_history(made_steps(range(0, 5000, 10)), evals))) is None
+    assert overfitting(analyse(make_run_log(make_steps(range(0, 5000, 10)), evals))) is None
 
 
 def test_other_trainers_are_not_told_nanogpts_settings() -> None:
-    said = text(overfitting(about(replace(gpu_run(), trainer=HF))))
+    said = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
     assert "max_iters" not in said
     assert "Stopping at iteration 1,750" in said
 
@@ -81,18 +81,18 @@ def test_other_trainers_are_not_told_nanogpts_settings() -> None:
 
 
 def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
-    one = found(still_improving(about(cpu_run())))
+    one = require_finding(still_improving(analyse(cpu_run())))
     assert one.severity == "advice"
     assert "1.8857 at iteration 2,000" in one.evidence
     assert "3,000 iterations" in one.advice
     assert "1.71 ± 0.0" in one.advice  # 1.726 was measured
     assert "at 4,000" in one.advice
     assert "schedule" in one.explanation
-    assert still_improving(about(gpu_run())) is None
+    assert still_improving(analyse(gpu_run())) is None
 
 
 def test_a_run_that_stopped_early_is_told_its_planned_end() -> None:
-    one = found(still_improving(about(cpu_run(max_iters=5000))))
+    one = require_finding(still_improving(analyse(cpu_run(max_iters=5000))))
     assert one.severity == "info"
     assert "the planned 5,000 iterations" in one.advice
 
@@ -102,35 +102,40 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
     at = np.arange(0, 2001, 50)
     val = np.interp(at, [0, 200, 600, 1400, 2000], [6.0, 4.8, 4.0, 3.8, 3.3])
     evals = [(int(i), None, float(value)) for i, value in zip(at, val, strict=True)]
-    one = found(still_improving(about(made_history(made_steps(range(0, 2001, 10)), evals, trainer=HF))))
+    one = require_finding(
+        still_improving(analyse(make_run_log(make_steps(range(0, 2001, 10)), evals, trainer=HF)))
+    )
     assert (one.severity, one.advice) == ("info", "")
     assert "No power law" in one.explanation
 
 
 def test_lines_without_numbers_are_not_iterations() -> None:
     unnumbered = replace(gpu_run(), numbered=False)
-    said = text(overfitting(about(unnumbered)))
+    said = finding_text(overfitting(analyse(unnumbered)))
     assert "for the last 65% of the run" in said
     assert "iteration 1,750" not in said
     assert "max_iters" not in said
-    for finder in FINDERS:
-        finding = finder(about(unnumbered))
-        assert finding is None or "1,750" not in text(finding)
+    for finder in RULES:
+        finding = finder(analyse(unnumbered))
+        assert finding is None or "1,750" not in finding_text(finding)
 
 
 def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
-    losses = noisy((2 + 9 * rows**-0.3).tolist(), 0.03)
-    history = made_history(made_steps(rows.tolist(), loss=losses), trainer=HF)
-    said = text(still_improving(about(history)))
+    losses = add_noise((2 + 9 * rows**-0.3).tolist(), 0.03)
+    history = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
+    said = finding_text(still_improving(analyse(history)))
     assert "train loss" in said
-    assert still_improving(about(replace(history, live=True))) is None
-    short = made_history(made_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
-    assert still_improving(about(short)) is None
+    assert still_improving(analyse(replace(history, live=True))) is None
+    short = make_run_log(make_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
+    assert still_improving(analyse(short)) is None
 
 
 def test_what_a_resume_did_again_counts_once() -> None:
-    whole, parted = still_improving(about(cpu_run())), still_improving(about(in_two(cpu_run(), 1000, 1240)))
+    whole, parted = (
+        still_improving(analyse(cpu_run())),
+        still_improving(analyse(split_run(cpu_run(), 1000, 1240))),
+    )
     assert whole == parted
 
 
@@ -138,42 +143,42 @@ def test_what_a_resume_did_again_counts_once() -> None:
 
 
 def test_nothing_learnt_is_a_problem() -> None:
-    losses = noisy([math.log(32768)] * 100, 1e-4)
-    history = made_history(made_steps(range(100), loss=losses), settings={"vocab_size": 32768})
-    one = found(plateau(about(history)))
+    losses = add_noise([math.log(32768)] * 100, 1e-4)
+    history = make_run_log(make_steps(range(100), loss=losses), settings={"vocab_size": 32768})
+    one = require_finding(plateau(analyse(history)))
     assert one.severity == "problem"
     assert "ln(32768) = 10.3972" in one.evidence
-    warming = made_history(made_steps(range(100), loss=losses), settings={"warmup_iters": 2000})
-    assert plateau(about(warming)) is None
+    warming = make_run_log(make_steps(range(100), loss=losses), settings={"warmup_iters": 2000})
+    assert plateau(analyse(warming)) is None
 
 
 def test_a_last_third_that_brought_nothing() -> None:
-    losses = noisy([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
-    history = made_history(made_steps(range(0, 5000, 10), loss=losses))
-    one = found(plateau(about(history)))
+    losses = add_noise([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
+    history = make_run_log(make_steps(range(0, 5000, 10), loss=losses))
+    one = require_finding(plateau(analyse(history)))
     assert one.severity == "advice"
     assert "1.4984 in the last" in one.evidence
     assert "33% of the run" in one.advice
-    assert plateau(about(made_history(made_steps(range(0, 5000, 10), loss=falling(500))))) is None
-    assert plateau(about(gpu_run())) is None
+    assert plateau(analyse(make_run_log(make_steps(range(0, 5000, 10), loss=falling_losses(500))))) is None
+    assert plateau(analyse(gpu_run())) is None
 
 
 # --- capacity ---
 
 
-def small_model(train: float, val: float, parameters: int) -> History:
+def small_model(train: float, val: float, parameters: int) -> RunLog:
     evals = [(at, train + math.exp(-at / 500), val + math.exp(-at / 500)) for at in range(0, 20_001, 1000)]
-    history = made_history(made_steps(range(0, 20_001, 100), loss=falling(201, floor=train)), evals)
-    return replace(history, setup=Setup(parameters=parameters, tokens_per_iteration=65_536))
+    history = make_run_log(make_steps(range(0, 20_001, 100), loss=falling_losses(201, floor=train)), evals)
+    return replace(history, setup=LoggedSetup(parameters=parameters, tokens_per_iteration=65_536))
 
 
 def test_a_small_model_on_much_text() -> None:
-    one = found(underfit_capacity(about(small_model(3.50, 3.52, 5_000_000))))
+    one = require_finding(underfit_capacity(analyse(small_model(3.50, 3.52, 5_000_000))))
     assert "5M parameters saw 1.31B tokens: 262 for each" in one.evidence
     fitting = math.sqrt(5e6 * 20_000 * 65_536 / 20)
     assert f"{fitting / 1e6:.3g}M parameters" in one.advice
-    assert underfit_capacity(about(small_model(3.50, 3.52, 500_000_000))) is None
-    assert underfit_capacity(about(small_model(3.50, 3.90, 5_000_000))) is None
+    assert underfit_capacity(analyse(small_model(3.50, 3.52, 500_000_000))) is None
+    assert underfit_capacity(analyse(small_model(3.50, 3.90, 5_000_000))) is None
 
 
 def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> None:
@@ -184,80 +189,80 @@ def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> No
     )
     parts = tuple(replace(part, tokens_per_iteration=131_072, first_iteration=0) for part in history.segments)
     counted = replace(history, steps=replace(history.steps, tokens=seen), segments=parts)
-    assert "saw 1.97B tokens" in found(underfit_capacity(about(counted))).evidence
+    assert "saw 1.97B tokens" in require_finding(underfit_capacity(analyse(counted))).evidence
 
 
 # --- the first loss ---
 
 
-def starting_at(first: float, vocabulary: int = 65, **more: object) -> History:
-    losses = [first, *falling(50, first=min(first, 4))]
-    history = made_history(made_steps(range(51), loss=losses), settings={"vocab_size": vocabulary})
+def starting_at(first: float, vocabulary: int = 65, **more: object) -> RunLog:
+    losses = [first, *falling_losses(50, first=min(first, 4))]
+    history = make_run_log(make_steps(range(51), loss=losses), settings={"vocab_size": vocabulary})
     return replace(history, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("first", "vocabulary"), [(4.2874, 65), (4.59, 65), (10.99, 50304), (10.82, 50257)])
 def test_fresh_models_start_near_chance(first: float, vocabulary: int) -> None:
-    assert init_loss(about(starting_at(first, vocabulary))) is None
+    assert init_loss(analyse(starting_at(first, vocabulary))) is None
 
 
 def test_a_start_far_from_chance() -> None:
-    above = found(init_loss(about(starting_at(7.5, 18))))
+    above = require_finding(init_loss(analyse(starting_at(7.5, 18))))
     assert above.severity == "warning"
     assert "ln(18) = 2.8904" in above.evidence
     assert "4.61" in above.advice
-    below = found(init_loss(about(starting_at(3.3, 50304))))
+    below = require_finding(init_loss(analyse(starting_at(3.3, 50304))))
     assert below.severity == "info"
     assert "70% below" in below.title
 
 
 def test_a_start_above_any_chance() -> None:
-    history = replace(starting_at(130.6, 65), setup=Setup())
-    one = found(init_loss(about(history)))
+    history = replace(starting_at(130.6, 65), setup=LoggedSetup())
+    one = require_finding(init_loss(analyse(history)))
     assert one.severity == "warning"
     assert "130.6000" in one.evidence
     assert "13.8155" in one.evidence
-    assert init_loss(about(replace(history, trainer=HF))) is None  # its loss may be of anything
+    assert init_loss(analyse(replace(history, trainer=HF))) is None  # its loss may be of anything
 
 
 def test_a_finetune_or_a_resume_may_start_low() -> None:
     low = starting_at(3.3, 50304)
-    assert init_loss(about(replace(low, trainer=HF))) is None
+    assert init_loss(analyse(replace(low, trainer=HF))) is None
     tuned = replace(low.setup, settings={"vocab_size": 50304, "init_from": "gpt2"})
-    assert init_loss(about(replace(low, setup=tuned))) is None
-    assert init_loss(about(replace(low, segments=(replace(low.segments[0], resumed=True),)))) is None
-    assert init_loss(about(replace(low, setup=Setup()))) is None
+    assert init_loss(analyse(replace(low, setup=tuned))) is None
+    assert init_loss(analyse(replace(low, segments=(replace(low.segments[0], resumed=True),)))) is None
+    assert init_loss(analyse(replace(low, setup=LoggedSetup()))) is None
 
 
 # --- noise ---
 
 
 def test_twenty_batches_cannot_tell_the_last_evaluations_apart() -> None:
-    one = found(eval_noise_finding(about(cpu_run())))
+    one = require_finding(eval_noise(analyse(cpu_run())))
     assert "eval_iters=20" in one.evidence
     wanted = int(one.advice.split("-> ")[1].split(" ")[0])
     # Twice the standard error of a difference, for the median step of 0.0304: 8 (0.06 / 0.0304)^2
     assert wanted == pytest.approx(8 * (0.06 / 0.0304) ** 2, rel=0.5)
-    assert eval_noise_finding(about(gpu_run())) is None
+    assert eval_noise(analyse(gpu_run())) is None
 
 
 def test_a_clear_rise_is_no_noise() -> None:
     rising = [2.6, 2.4, 2.3, 2.25, 2.2, 2.22, 2.24, 2.26, 2.28, 2.3, 2.32, 2.34]
     for val, is_noise in ((rising[4:], False), (rising[:3:-1], True)):
-        evals = tuple(Evaluation(100 * i, 0, loss, stderr=0.014) for i, loss in enumerate([2.6, *val]))
-        history = replace(made_history(made_steps(range(1200)), trainer=HF), evals=evals)
-        assert (eval_noise_finding(about(history)) is not None) == is_noise
+        evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.014) for i, loss in enumerate([2.6, *val]))
+        history = replace(make_run_log(make_steps(range(1200)), trainer=HF), evals=evals)
+        assert (eval_noise(analyse(history)) is not None) == is_noise
 
 
 def test_trainers_that_evaluate_the_same_tokens_have_no_such_noise() -> None:
-    assert eval_noise_finding(about(replace(cpu_run(), trainer=GLASSGPT))) is None
+    assert eval_noise(analyse(replace(cpu_run(), trainer=GLASSGPT))) is None
 
 
 def test_a_standard_error_in_the_log_is_used() -> None:
     val = [3.0, 2.99, 2.98, 2.97, 2.96, 2.95]
-    evals = tuple(Evaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
-    history = replace(made_history(made_steps(range(600)), trainer=HF), evals=evals)
-    one = found(eval_noise_finding(about(history)))
+    evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
+    history = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
+    one = require_finding(eval_noise(analyse(history)))
     assert "standard error of 0.02" in one.evidence
     assert "32 times as many tokens" in one.advice  # (2 sqrt(2) 0.02 / 0.01)^2
 
@@ -267,29 +272,29 @@ def test_a_standard_error_in_the_log_is_used() -> None:
 
 def test_a_training_loss_that_no_text_has() -> None:
     losses = np.geomspace(10.97, 0.0052, 250).tolist()
-    history = made_history(made_steps(range(250), loss=losses))
-    assert "from 10.9700 to 0.0075" in found(memorised_data(about(history))).evidence
-    assert memorised_data(about(replace(history, trainer=HF))) is None
-    assert memorised_data(about(replace(history, evals=gpu_run().evals))) is None
-    assert memorised_data(about(made_history(made_steps(range(250), loss=falling(250))))) is None
+    history = make_run_log(make_steps(range(250), loss=losses))
+    assert "from 10.9700 to 0.0075" in require_finding(memorised_data(analyse(history))).evidence
+    assert memorised_data(analyse(replace(history, trainer=HF))) is None
+    assert memorised_data(analyse(replace(history, evals=gpu_run().evals))) is None
+    assert memorised_data(analyse(make_run_log(make_steps(range(250), loss=falling_losses(250))))) is None
 
 
 # --- perplexity ---
 
 
-def with_val(val: list[float], train: float | None = 3.1) -> History:
-    evals = tuple(Evaluation(1000 * (i + 1), 0, value, train) for i, value in enumerate(val))
-    return replace(made_history(made_steps(range(0, 5000, 10), loss=[3.1] * 500)), evals=evals)
+def with_val(val: list[float], train: float | None = 3.1) -> RunLog:
+    evals = tuple(LoggedEvaluation(1000 * (i + 1), 0, value, train) for i, value in enumerate(val))
+    return replace(make_run_log(make_steps(range(0, 5000, 10), loss=[3.1] * 500)), evals=evals)
 
 
 def test_a_perplexity_is_no_loss() -> None:
-    one = found(ppl_vs_loss(about(with_val([30.0, 25.0, 22.4]))))
+    one = require_finding(ppl_vs_loss(analyse(with_val([30.0, 25.0, 22.4]))))
     assert "ln(22.40) = 3.11" in one.evidence
     assert "3.11" in one.advice
-    assert ppl_vs_loss(about(with_val([30.0, 25.0, 22.4], train=None))) is not None
-    assert ppl_vs_loss(about(with_val([3.4, 3.3, 3.2]))) is None
-    assert ppl_vs_loss(about(with_val([3.4, 9.0, 22.0]))) is None  # it was a loss, and it diverged
-    assert ppl_vs_loss(about(with_val([222.0, 218.0], train=220.0))) is None
+    assert ppl_vs_loss(analyse(with_val([30.0, 25.0, 22.4], train=None))) is not None
+    assert ppl_vs_loss(analyse(with_val([3.4, 3.3, 3.2]))) is None
+    assert ppl_vs_loss(analyse(with_val([3.4, 9.0, 22.0]))) is None  # it was a loss, and it diverged
+    assert ppl_vs_loss(analyse(with_val([222.0, 218.0], train=220.0))) is None
 
 
 def test_a_bend_of_the_curve_is_no_noise() -> None:
@@ -297,9 +302,9 @@ def test_a_bend_of_the_curve_is_no_noise() -> None:
     val = [4.2026, 2.9493, 2.2715, 1.9137, 1.7294, 1.6123, 1.5680, 1.5359, 1.5171]
     history = readme_run([value - 0.1 for value in val], val, 0.0, eval_iters=0)
     assert case_noise(history) == "scatter"
-    assert eval_noise_finding(about(history)) is None
+    assert eval_noise(analyse(history)) is None
 
 
-def case_noise(history: History) -> str | None:
-    noise = about(history).noise
+def case_noise(history: RunLog) -> str | None:
+    noise = analyse(history).eval_noise
     return None if noise is None else noise.source

@@ -7,41 +7,45 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from run_logs import made_history, made_steps
-from timed_logs import about, even, found, histories
+from run_logs import make_run_log, make_steps
+from timed_logs import analyse, any_timed_run, even_run, require_finding
 
-from glassgpt.config import Value
+from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import find_card
-from glassgpt.explain.rule import Case
-from glassgpt.explain.rules.mfu import FINDERS, mfu_dip_is_eval, mfu_wrong_peak
+from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rules.mfu import RULES, mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import History, Segment, Setup
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import A100_PEAK
 from glassgpt.runs.trainers import BY_ID
 
-SMALL: dict[str, Value] = {"n_layer": 12, "n_embd": 384, "block_size": 1024}  # note 004's first model
-LARGE: dict[str, Value] = {"n_layer": 12, "n_embd": 768, "block_size": 1024}
-BABY: dict[str, Value] = {"n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64}
+SMALL: dict[str, ConfigValue] = {"n_layer": 12, "n_embd": 384, "block_size": 1024}  # note 004's first model
+LARGE: dict[str, ConfigValue] = {"n_layer": 12, "n_embd": 768, "block_size": 1024}
+BABY: dict[str, ConfigValue] = {"n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64}
 
 
-def note_001() -> History:
-    steps = made_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83], mfu=[11.07, 11.09, 9.99])
-    return made_history(
-        steps, [(5000, 0.6224, 1.7044)], segments=(Segment(starts=False, first_iteration=4980),)
+def note_001() -> RunLog:
+    steps = make_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83], mfu=[11.07, 11.09, 9.99])
+    return make_run_log(
+        steps, [(5000, 0.6224, 1.7044)], segments=(Segment(has_startup=False, first_iteration=4980),)
     )
 
 
-def note_004(ms: float, mfu: float, **setup: object) -> History:
+def note_004(ms: float, mfu: float, **setup: object) -> RunLog:
     """Iterations 800 to 1000, as the note quotes them: one time and one MFU."""
-    steps = made_steps(range(800, 1001, 10), ms, mfu=[mfu] * 21)
-    history = made_history(steps, segments=(Segment(starts=False, first_iteration=800),))
-    return replace(history, setup=Setup(tokens_per_iteration=524288, **setup))  # type: ignore[arg-type]
+    steps = make_steps(range(800, 1001, 10), ms, mfu=[mfu] * 21)
+    history = make_run_log(steps, segments=(Segment(has_startup=False, first_iteration=800),))
+    return replace(history, setup=LoggedSetup(tokens_per_iteration=524288, **setup))  # type: ignore[arg-type]
 
 
 def nanogpt_run(
-    flops_per_iteration: float, ms: float, settings: dict[str, Value], jitter: float = 0.0, **setup: object
-) -> History:
+    flops_per_iteration: float,
+    ms: float,
+    settings: dict[str, ConfigValue],
+    jitter: float = 0.0,
+    **setup: object,
+) -> RunLog:
     """What nanoGPT prints: a line every 10 iterations, an evaluation every 250, its running average."""
     at = np.arange(0, 2001, 10)
     times = ms * (1 + jitter * np.random.default_rng(3).standard_normal(len(at)))
@@ -51,18 +55,18 @@ def nanogpt_run(
         single = flops_per_iteration / (spent / 1000) / A100_PEAK * 100
         average = single if average < 0 else 0.9 * average + 0.1 * single
         printed.append(round(average, 2))
-    history = made_history(
-        made_steps(at.tolist(), np.round(times, 2).tolist(), mfu=printed),
+    history = make_run_log(
+        make_steps(at.tolist(), np.round(times, 2).tolist(), mfu=printed),
         [(int(place), 2.0, 2.0) for place in at if place % 250 == 0],
     )
-    return replace(history, setup=Setup(settings=settings, **setup))  # type: ignore[arg-type]
+    return replace(history, setup=LoggedSetup(settings=settings, **setup))  # type: ignore[arg-type]
 
 
 # --- mfu-dip-is-eval ---
 
 
 def test_the_fall_to_9_99_is_the_running_average() -> None:
-    finding = found(mfu_dip_is_eval(about(note_001())))
+    finding = require_finding(mfu_dip_is_eval(analyse(note_001())))
     assert "from 11.09% to 9.99%" in finding.title
     assert "4446.83 ms" in finding.evidence
     assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in finding.evidence
@@ -71,8 +75,8 @@ def test_the_fall_to_9_99_is_the_running_average() -> None:
 
 
 def test_the_average_is_recomputed_at_every_evaluation() -> None:
-    case = about(nanogpt_run(70.96e6 * 16384, 12.88, BABY, jitter=0.08))
-    finding = found(mfu_dip_is_eval(case))
+    case = analyse(nanogpt_run(70.96e6 * 16384, 12.88, BABY, jitter=0.08))
+    finding = require_finding(mfu_dip_is_eval(case))
     assert "8 of 8 evaluations" in finding.evidence
     assert case.facts.steady_ms is not None
     single = 100 * 70.96e6 * 16384 / (case.facts.steady_ms / 1000) / A100_PEAK
@@ -85,28 +89,28 @@ def test_the_average_is_recomputed_at_every_evaluation() -> None:
 def test_a_fall_that_the_average_does_not_explain_is_not_excused() -> None:
     history = note_001()
     fallen = replace(history.steps, mfu=np.array([11.07, 11.09, 8.0]))
-    assert mfu_dip_is_eval(about(replace(history, steps=fallen))) is None
+    assert mfu_dip_is_eval(analyse(replace(history, steps=fallen))) is None
 
 
 def test_no_dip_no_finding() -> None:
     history = note_001()
-    assert mfu_dip_is_eval(about(replace(history, evals=()))) is None
+    assert mfu_dip_is_eval(analyse(replace(history, evals=()))) is None
     assert (
         mfu_dip_is_eval(
-            about(replace(history, trainer=replace(history.trainer, mfu_is_running_average=False)))
+            analyse(replace(history, trainer=replace(history.trainer, mfu_is_running_average=False)))
         )
         is None
     )
     tiny = replace(history.steps, mfu=np.array([0.03, 0.03, 0.03]))  # a CPU: all of it is rounding
-    assert mfu_dip_is_eval(about(replace(history, steps=tiny))) is None
-    assert mfu_dip_is_eval(about(even())) is None
+    assert mfu_dip_is_eval(analyse(replace(history, steps=tiny))) is None
+    assert mfu_dip_is_eval(analyse(even_run())) is None
 
 
 # --- mfu-wrong-peak ---
 
 
 def test_the_mfu_on_each_plausible_card() -> None:
-    finding = found(mfu_wrong_peak(about(note_004(9340.0, 15.4))))
+    finding = require_finding(mfu_wrong_peak(analyse(note_004(9340.0, 15.4))))
     assert finding.evidence == "mfu 15.4% x 312 TFLOP/s = 48.0 TFLOP/s."
     assert "RTX 4070 Ti 59.9%" in finding.explanation
     assert "A100 15.4%" in finding.explanation
@@ -118,50 +122,56 @@ def test_the_mfu_on_each_plausible_card() -> None:
 def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
     history = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)
     card = find_card("RTX 4070 Ti") if by == "flag" else None
-    finding = found(mfu_wrong_peak(Case(history, facts_of(history), card)))
+    finding = require_finding(mfu_wrong_peak(RunAnalysis(history, compute_facts(history), card)))
     assert finding.title == "The MFU is 59.9% on this card, not 15.4%"
     assert "RTX 4070 Ti does 80.2 TFLOP/s in bfloat16" in finding.explanation
 
 
 def test_more_than_the_card_can_do_is_said() -> None:
     history = note_004(9340.0, 15.4)
-    finding = found(mfu_wrong_peak(Case(history, facts_of(history), find_card("RTX 3060"))))
+    finding = require_finding(
+        mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("RTX 3060")))
+    )
     assert finding.severity == "warning"
     assert "188%" in finding.title
 
 
 def test_float32_is_measured_against_tf32() -> None:
     history = note_004(9340.0, 15.4, settings={"dtype": "float32"})
-    finding = found(mfu_wrong_peak(Case(history, facts_of(history), find_card("RTX 4090"))))
+    finding = require_finding(
+        mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("RTX 4090")))
+    )
     assert "82.6 TFLOP/s in tf32" in finding.explanation
 
 
 @pytest.mark.parametrize(("device", "mfu"), [("cpu", 0.03), ("mps", 1.6)])
 def test_without_a_gpu_it_means_nothing(device: str, mfu: float) -> None:
-    finding = found(mfu_wrong_peak(about(note_004(42.0, mfu, settings={"device": device}))))
+    finding = require_finding(mfu_wrong_peak(analyse(note_004(42.0, mfu, settings={"device": device}))))
     assert finding.title == f"The MFU means nothing on {device}"
 
 
 def test_a_speed_that_no_gpu_has_is_said() -> None:
-    assert "no A100" in found(mfu_wrong_peak(about(note_004(1440.0, 0.01)))).title
+    assert "no A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
 
 
 def test_on_an_a100_the_peak_is_right() -> None:
     history = note_004(9340.0, 15.4)
-    assert mfu_wrong_peak(Case(history, facts_of(history), find_card("A100 SXM4 40GB"))) is None
+    assert mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("A100 SXM4 40GB"))) is None
 
 
 def test_no_mfu_or_no_fixed_peak_no_finding() -> None:
-    assert mfu_wrong_peak(about(even())) is None
+    assert mfu_wrong_peak(analyse(even_run())) is None
     llmc = BY_ID["llm.c"]
-    assert mfu_wrong_peak(about(replace(note_004(9340.0, 15.4), trainer=llmc))) is None
+    assert mfu_wrong_peak(analyse(replace(note_004(9340.0, 15.4), trainer=llmc))) is None
 
 
 # --- parameters-inferred ---
 
 
 def test_the_small_model_has_40_5_million_parameters() -> None:
-    finding = found(parameters_inferred(about(note_004(3900.0, 12.9, settings=SMALL, parameters=33_000_000))))
+    finding = require_finding(
+        parameters_inferred(analyse(note_004(3900.0, 12.9, settings=SMALL, parameters=33_000_000)))
+    )
     assert finding.severity == "warning"
     assert finding.title == "By its speed the model has 40.5M parameters, not 33M"
     assert "40.2 TFLOP/s" in finding.evidence
@@ -171,74 +181,76 @@ def test_the_small_model_has_40_5_million_parameters() -> None:
 
 
 def test_a_stated_size_that_fits_is_no_finding() -> None:
-    assert parameters_inferred(about(note_004(9340.0, 15.4, settings=LARGE, parameters=125_000_000))) is None
-    vocabulary: dict[str, Value] = {"vocab_size": 50304}
-    assert parameters_inferred(about(note_004(3900.0, 12.9, settings=SMALL | vocabulary))) is None
+    assert (
+        parameters_inferred(analyse(note_004(9340.0, 15.4, settings=LARGE, parameters=125_000_000))) is None
+    )
+    vocabulary: dict[str, ConfigValue] = {"vocab_size": 50304}
+    assert parameters_inferred(analyse(note_004(3900.0, 12.9, settings=SMALL | vocabulary))) is None
 
 
 def test_a_size_that_is_not_stated_is_inferred() -> None:
-    finding = found(parameters_inferred(about(note_004(9340.0, 15.4, settings=LARGE))))
+    finding = require_finding(parameters_inferred(analyse(note_004(9340.0, 15.4, settings=LARGE))))
     assert finding.severity == "info"
     assert "about 124M parameters" in finding.title
 
 
 def test_without_the_shape_there_is_an_upper_bound() -> None:
-    finding = found(parameters_inferred(about(note_004(3900.0, 12.9))))
+    finding = require_finding(parameters_inferred(analyse(note_004(3900.0, 12.9))))
     assert "at most 49.9M parameters" in finding.title  # 299 MFLOP / 6
-    assert parameters_inferred(about(note_004(3900.0, 12.9, parameters=33_000_000))) is None
+    assert parameters_inferred(analyse(note_004(3900.0, 12.9, parameters=33_000_000))) is None
     # More than the bound may be several devices, of which the MFU counts one: no contradiction.
-    assert parameters_inferred(about(note_004(3900.0, 12.9, parameters=124_000_000))) is None
+    assert parameters_inferred(analyse(note_004(3900.0, 12.9, parameters=124_000_000))) is None
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.02, 0.1])
 def test_the_size_survives_evaluations_and_noise(jitter: float) -> None:
     shape = {name: BABY[name] for name in ("n_layer", "n_embd", "block_size")}
     run = nanogpt_run(70.96e6 * 16384, 12.88, shape, jitter, tokens_per_iteration=16384)
-    title = found(parameters_inferred(about(run))).title
+    title = require_finding(parameters_inferred(analyse(run))).title
     size = float(title.split("about ")[1].split("M")[0])
     assert size == pytest.approx(10.65, rel=0.02)
 
 
 def test_a_rounded_away_mfu_infers_nothing() -> None:
-    assert parameters_inferred(about(note_004(3900.0, 0.03, settings=SMALL))) is None
-    no_tokens = replace(note_004(3900.0, 12.9, settings=SMALL), setup=Setup(settings=SMALL))
-    assert parameters_inferred(about(no_tokens)) is None
+    assert parameters_inferred(analyse(note_004(3900.0, 0.03, settings=SMALL))) is None
+    no_tokens = replace(note_004(3900.0, 12.9, settings=SMALL), setup=LoggedSetup(settings=SMALL))
+    assert parameters_inferred(analyse(no_tokens)) is None
 
 
 # --- hidden-accumulation ---
 
-BIG: dict[str, Value] = {"n_layer": 24, "n_embd": 1024, "block_size": 256, "batch_size": 16}
+BIG: dict[str, ConfigValue] = {"n_layer": 24, "n_embd": 1024, "block_size": 256, "batch_size": 16}
 BIG_FLOPS = 6 * 302_106_624 + 12 * 24 * 1024 * 256
 
 
 def test_four_devices_behind_one_mfu() -> None:
     run = nanogpt_run(BIG_FLOPS * 4096, 75.88, BIG, parameters=302_110_000, tokens_per_iteration=16384)
-    finding = found(hidden_accumulation(about(run)))
+    finding = require_finding(hidden_accumulation(analyse(run)))
     assert finding.title == "The MFU is that of one of 4 devices"
     assert "the log says 16,384" in finding.evidence
     assert "408 TFLOP/s" in finding.explanation
-    assert parameters_inferred(about(run)) is None  # not another size
+    assert parameters_inferred(analyse(run)) is None  # not another size
 
     told = replace(run, setup=replace(run.setup, world_size=4))
-    assert hidden_accumulation(about(told)) is None
-    assert parameters_inferred(about(told)) is None
+    assert hidden_accumulation(analyse(told)) is None
+    assert parameters_inferred(analyse(told)) is None
 
 
 def test_more_work_than_the_log_says() -> None:
     run = nanogpt_run(70.96e6 * 16384 * 3, 38.0, BABY, parameters=10_650_000, tokens_per_iteration=16384)
-    finding = found(hidden_accumulation(about(run)))
+    finding = require_finding(hidden_accumulation(analyse(run)))
     assert finding.severity == "warning"
     assert "3 times the work" in finding.title
 
 
 def test_micro_steps_that_no_setting_names() -> None:
-    settings: dict[str, Value] = LARGE | {"batch_size": 12}
+    settings: dict[str, ConfigValue] = LARGE | {"batch_size": 12}
     run = nanogpt_run(854.8e6 * 12 * 1024 * 40, 2800.0, settings, parameters=123_700_000)
-    finding = found(hidden_accumulation(about(run)))
+    finding = require_finding(hidden_accumulation(analyse(run)))
     assert finding.title == "An iteration is 40 micro-steps"
     assert "A micro-step takes 70.0 ms" in finding.explanation
-    named: dict[str, Value] = settings | {"gradient_accumulation_steps": 40}
-    assert hidden_accumulation(about(replace(run, setup=replace(run.setup, settings=named)))) is None
+    named: dict[str, ConfigValue] = settings | {"gradient_accumulation_steps": 40}
+    assert hidden_accumulation(analyse(replace(run, setup=replace(run.setup, settings=named)))) is None
 
 
 def test_work_that_fits_or_is_no_multiple_is_no_finding() -> None:
@@ -246,20 +258,20 @@ def test_work_that_fits_or_is_no_multiple_is_no_finding() -> None:
         run = nanogpt_run(
             70.96e6 * 16384 * share, 38.0, BABY, parameters=10_650_000, tokens_per_iteration=16384
         )
-        assert hidden_accumulation(about(run)) is None
-    assert hidden_accumulation(about(even())) is None
+        assert hidden_accumulation(analyse(run)) is None
+    assert hidden_accumulation(analyse(even_run())) is None
 
 
-@given(histories())
-def test_nothing_makes_a_finder_fail(history: History) -> None:
-    case = about(history)
-    for finder in FINDERS:
+@given(any_timed_run())
+def test_nothing_makes_a_finder_fail(history: RunLog) -> None:
+    case = analyse(history)
+    for finder in RULES:
         finding = finder(case)
         assert finding is None or (finding.title and finding.evidence and finding.explanation)
 
 
 def test_an_mfu_of_evaluations_says_nothing_about_the_card() -> None:
     """eval_interval=1: every time that it divides by is an evaluation's."""
-    steps = made_steps(range(30), [4030.0] * 30, mfu=[0.08] * 30)
-    history = made_history(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
-    assert mfu_wrong_peak(about(history)) is None
+    steps = make_steps(range(30), [4030.0] * 30, mfu=[0.08] * 30)
+    history = make_run_log(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
+    assert mfu_wrong_peak(analyse(history)) is None

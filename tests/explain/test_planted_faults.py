@@ -10,7 +10,7 @@ import pytest
 
 from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.explain.rule import Finding
-from glassgpt.runs.lines import Line
+from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
 
 Course = Callable[[int], float]
@@ -36,7 +36,7 @@ def healthy(iteration: int) -> float:
 
 
 def told(text: str) -> Explanation:
-    return explain(read_log([Line(line) for line in text.splitlines()], "run.log"))
+    return explain(read_log([LogLine(line) for line in text.splitlines()], "run.log"))
 
 
 def one(text: str, name: str) -> Finding:

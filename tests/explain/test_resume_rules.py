@@ -7,36 +7,36 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_logs import GLASSGPT, about, found, gpu_run, in_two, text
-from run_logs import made_history, made_steps
+from learning_logs import GLASSGPT, analyse, finding_text, gpu_run, require_finding, split_run
+from run_logs import make_run_log, make_steps
 
-from glassgpt.config import Value
-from glassgpt.explain.rules.lr_schedule import Schedule, horizon_changed, lr_schedule_mismatch
+from glassgpt.config import ConfigValue
+from glassgpt.explain.rules.lr_schedule import CosineSchedule, horizon_changed, lr_schedule_mismatch
 from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
-from glassgpt.runs.run_log import History, Segment, Steps
+from glassgpt.runs.run_log import RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
-from glassgpt.runs.trajectory import course_of, seconds_between
+from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
 # --- the course ---
 
 
 def test_a_course_leaves_out_what_was_done_over() -> None:
-    whole, parted = course_of(gpu_run()), course_of(in_two(gpu_run(), 1000, 1240))
+    whole, parted = trajectory_of(gpu_run()), trajectory_of(split_run(gpu_run(), 1000, 1240))
     assert parted.iteration.tolist() == whole.iteration.tolist()
     assert [done.iteration for done in parted.evals] == [done.iteration for done in whole.evals]
     assert parted.segments == (0, 1)
 
 
 def test_of_several_runs_the_longest_counts() -> None:
-    steps = made_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
+    steps = make_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
     segments = tuple(Segment(True, False, 0) for _ in range(3))
-    course = course_of(made_history(steps, segments=segments))
+    course = trajectory_of(make_run_log(steps, segments=segments))
     assert course.iteration.tolist() == [0, 10, 20, 30]
     assert course.segments == (1,)
 
 
 def test_unlogged_iterations_take_steady_time() -> None:
-    course = course_of(made_history(made_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
+    course = trajectory_of(make_run_log(make_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
     assert seconds_between(course, 0, 20, 100.0) == pytest.approx((200 + 100 + 18 * 100) / 1000)
     assert seconds_between(course, 0, 20, None) is None
 
@@ -45,38 +45,38 @@ def test_unlogged_iterations_take_steady_time() -> None:
 
 
 def test_nanogpt_draws_the_same_batches_again() -> None:
-    history = in_two(gpu_run(), 1000, 1240)
+    history = split_run(gpu_run(), 1000, 1240)
     history = replace(history, setup=replace(history.setup, tokens_per_iteration=16_384))
-    one = found(resume_replays_data(about(history)))
+    one = require_finding(resume_replays_data(analyse(history)))
     assert one.severity == "warning"
     assert "1,000 + 4,001 iterations" in one.evidence
     assert "1,000 iterations (20%)" in one.evidence
     assert "16.4M tokens" in one.evidence
-    assert resume_replays_data(about(replace(history, trainer=GLASSGPT))) is None
+    assert resume_replays_data(analyse(replace(history, trainer=GLASSGPT))) is None
 
 
 def test_a_log_of_the_resumed_process_alone() -> None:
-    steps = made_steps(range(2000, 5001, 10), loss=[1.5] * 301)
-    history = made_history(steps, segments=(Segment(True, True, 2000),))
-    assert "2,000 iterations (40%)" in text(resume_replays_data(about(history)))
+    steps = make_steps(range(2000, 5001, 10), loss=[1.5] * 301)
+    history = make_run_log(steps, segments=(Segment(True, True, 2000),))
+    assert "2,000 iterations (40%)" in finding_text(resume_replays_data(analyse(history)))
 
 
 # --- the loss after it ---
 
 
-def shifted(by: float) -> History:
-    return in_two(gpu_run(), 1000, 1240, loss=lambda steps: steps.loss + by * (steps.segment == 1))
+def shifted(by: float) -> RunLog:
+    return split_run(gpu_run(), 1000, 1240, loss=lambda steps: steps.loss + by * (steps.segment == 1))
 
 
 def test_a_loss_that_jumps_at_a_resume() -> None:
-    up = found(resume_jump(about(shifted(0.2))))
+    up = require_finding(resume_jump(analyse(shifted(0.2))))
     assert "jumped up by 0.1" in up.title or "jumped up by 0.2" in up.title
     assert "iteration 1,000" in up.evidence
     assert "optimizer" in up.explanation
-    down = found(resume_jump(about(shifted(-0.3))))
+    down = require_finding(resume_jump(analyse(shifted(-0.3))))
     assert "dropped" in down.title
-    assert resume_jump(about(shifted(0.0))) is None
-    assert resume_jump(about(shifted(0.01))) is None
+    assert resume_jump(analyse(shifted(0.0))) is None
+    assert resume_jump(analyse(shifted(0.01))) is None
 
 
 @pytest.mark.parametrize("lines", [12, 40])
@@ -86,44 +86,44 @@ def test_a_loss_that_falls_fast_on_both_sides_did_not_drop(lines: int, pace: flo
     at = np.arange(2 * lines)
     noise = np.random.default_rng(0).standard_normal(2 * lines)
 
-    def resumed(drop: float) -> History:
+    def resumed(drop: float) -> RunLog:
         losses = 1.5 + 0.7 * np.exp((lines - at) / pace) + 0.01 * noise - drop * (at >= lines)
-        steps = made_steps(
+        steps = make_steps(
             (at * 10).tolist(), segment=(at >= lines).astype(int).tolist(), loss=losses.tolist()
         )
-        return made_history(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
+        return make_run_log(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
 
-    assert resume_jump(about(resumed(0.0))) is None
-    assert "dropped" in found(resume_jump(about(resumed(1.0)))).title
+    assert resume_jump(analyse(resumed(0.0))) is None
+    assert "dropped" in require_finding(resume_jump(analyse(resumed(1.0)))).title
 
 
 # --- the schedule ---
 
 
-def with_rates(after: float) -> History:
+def with_rates(after: float) -> RunLog:
     """A cosine to 5000; after the resume it is `after` times as high."""
 
     def rates(steps: Steps) -> np.ndarray:
         cosine = 1e-4 + 4.5e-4 * (1 + np.cos(np.pi * steps.iteration / 5000))
         return np.asarray(cosine * np.where(steps.segment == 1, after, 1.0))
 
-    return in_two(gpu_run(), 3000, 3240, lr=rates)
+    return split_run(gpu_run(), 3000, 3240, lr=rates)
 
 
 def test_a_rate_that_goes_back_up() -> None:
-    one = found(horizon_changed(about(with_rates(1.8))))
+    one = require_finding(horizon_changed(analyse(with_rates(1.8))))
     assert "went back up" in one.title
     assert "1.8 times as high" in one.evidence
-    assert horizon_changed(about(with_rates(1.0))) is None
+    assert horizon_changed(analyse(with_rates(1.0))) is None
 
 
 def test_lines_without_numbers_are_no_resume() -> None:
     history = with_rates(1.8)
     parts = (history.segments[0], replace(history.segments[1], resumed=False))
-    assert horizon_changed(about(replace(history, segments=parts))) is not None
-    assert horizon_changed(about(replace(history, segments=parts, numbered=False))) is None
+    assert horizon_changed(analyse(replace(history, segments=parts))) is not None
+    assert horizon_changed(analyse(replace(history, segments=parts, numbered=False))) is None
     others = replace(history, trainer=BY_ID["litgpt"])
-    assert "lr_decay_iters" not in found(horizon_changed(about(others))).advice
+    assert "lr_decay_iters" not in require_finding(horizon_changed(analyse(others))).advice
 
 
 def test_a_warm_up_that_runs_twice() -> None:
@@ -131,73 +131,75 @@ def test_a_warm_up_that_runs_twice() -> None:
         done = steps.iteration - np.where(steps.segment == 1, 3000, 0)
         return np.asarray(1e-3 * np.minimum(1, (done + 1) / 101))
 
-    one = found(horizon_changed(about(in_two(gpu_run(), 3000, 3240, lr=rates))))
+    one = require_finding(horizon_changed(analyse(split_run(gpu_run(), 3000, 3240, lr=rates))))
     assert "began again" in one.title
     assert "0.001 before iteration 3,000" in one.evidence
 
 
 def test_nanogpts_schedule() -> None:
     """As get_lr in train.py."""
-    schedule = Schedule(1e-3, 1e-4, 100, 5000, 5000, ())
-    assert schedule.at(0) == pytest.approx(1e-3 / 101)
-    assert schedule.at(100) == pytest.approx(1e-3)
-    assert schedule.at(2550) == pytest.approx(5.5e-4)
-    assert schedule.at(5000) == pytest.approx(1e-4)
-    assert schedule.at(5001) == pytest.approx(1e-4)
+    schedule = CosineSchedule(1e-3, 1e-4, 100, 5000, 5000, ())
+    assert schedule.lr_at(0) == pytest.approx(1e-3 / 101)
+    assert schedule.lr_at(100) == pytest.approx(1e-3)
+    assert schedule.lr_at(2550) == pytest.approx(5.5e-4)
+    assert schedule.lr_at(5000) == pytest.approx(1e-4)
+    assert schedule.lr_at(5001) == pytest.approx(1e-4)
 
 
-def planned(**said: Value) -> History:
-    return made_history(made_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=said)
+def planned(**said: ConfigValue) -> RunLog:
+    return make_run_log(make_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=said)
 
 
 def test_a_decay_that_does_not_come_down() -> None:
     history = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
-    one = found(lr_schedule_mismatch(about(history)))
+    one = require_finding(lr_schedule_mismatch(analyse(history)))
     assert "lr_decay_iters=600000" in one.evidence
     assert "taken as the default: lr_decay_iters" in one.evidence
     assert "100% of its peak" in one.evidence
     assert "lr_decay_iters=2000" in one.advice
     half = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=0, lr_decay_iters=4000)
-    assert "0.00055, 55% of its peak" in text(lr_schedule_mismatch(about(half)))
+    assert "0.00055, 55% of its peak" in finding_text(lr_schedule_mismatch(analyse(half)))
 
 
 def test_a_decay_that_ends_early_and_a_warm_up_that_does_not_end() -> None:
-    rates: dict[str, Value] = {"learning_rate": 1e-3, "min_lr": 1e-4}
+    rates: dict[str, ConfigValue] = {"learning_rate": 1e-3, "min_lr": 1e-4}
     early = planned(max_iters=2000, lr_decay_iters=1000, warmup_iters=100, **rates)
-    assert "1,000 iterations (50%) run at 0.0001" in text(lr_schedule_mismatch(about(early)))
-    warm = found(
-        lr_schedule_mismatch(about(planned(max_iters=2000, lr_decay_iters=2000, warmup_iters=4000, **rates)))
+    assert "1,000 iterations (50%) run at 0.0001" in finding_text(lr_schedule_mismatch(analyse(early)))
+    warm = require_finding(
+        lr_schedule_mismatch(
+            analyse(planned(max_iters=2000, lr_decay_iters=2000, warmup_iters=4000, **rates))
+        )
     )
     assert warm.severity == "warning"
     assert "reaches 0.0005" in warm.evidence
     same = planned(max_iters=100, lr_decay_iters=100, warmup_iters=100, **rates)
-    assert "reaches 0.00099 at the end" in text(lr_schedule_mismatch(about(same)))  # and not min_lr
+    assert "reaches 0.00099 at the end" in finding_text(lr_schedule_mismatch(analyse(same)))  # and not min_lr
 
 
 def test_schedules_that_fit_or_are_not_known() -> None:
-    rates: dict[str, Value] = {"learning_rate": 1e-3, "min_lr": 1e-4}
+    rates: dict[str, ConfigValue] = {"learning_rate": 1e-3, "min_lr": 1e-4}
     fits = planned(max_iters=2000, lr_decay_iters=2000, warmup_iters=100, **rates)
     constant = planned(max_iters=2000, decay_lr=False, **rates)
     for history in (fits, constant, planned(max_iters=2000), planned(**rates), planned()):
-        assert lr_schedule_mismatch(about(history)) is None
+        assert lr_schedule_mismatch(analyse(history)) is None
     glass = replace(planned(max_iters=2000, learning_rate=1e-3, lr_decay_iters=None), trainer=GLASSGPT)
-    assert lr_schedule_mismatch(about(glass)) is None
+    assert lr_schedule_mismatch(analyse(glass)) is None
 
 
 def test_a_loop_that_only_evaluates_has_no_schedule_of_train_py() -> None:
     history = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
-    silent = replace(history, steps=made_steps([]), evals=gpu_run().evals)
-    assert lr_schedule_mismatch(about(silent)) is None
+    silent = replace(history, steps=make_steps([]), evals=gpu_run().evals)
+    assert lr_schedule_mismatch(analyse(silent)) is None
     spoken = replace(silent, setup=replace(silent.setup, tokens_per_iteration=16_384))
-    assert lr_schedule_mismatch(about(spoken)) is not None
+    assert lr_schedule_mismatch(analyse(spoken)) is not None
 
 
 def test_a_rate_column_tells_too() -> None:
     at = np.arange(1, 1001)
     lr = (6e-4 * 0.5 * (1 + np.cos(math.pi * at / 2000))).tolist()
-    steps = made_steps(at.tolist(), loss=[3.0] * 1000, lr=lr)
-    history = made_history(steps, trainer=BY_ID["llm.c"])
+    steps = make_steps(at.tolist(), loss=[3.0] * 1000, lr=lr)
+    history = make_run_log(steps, trainer=BY_ID["llm.c"])
     done = replace(history, setup=replace(history.setup, planned_iterations=1000))
-    assert "50% of its peak" in text(lr_schedule_mismatch(about(done)))
+    assert "50% of its peak" in finding_text(lr_schedule_mismatch(analyse(done)))
     unfinished = replace(history, setup=replace(history.setup, planned_iterations=2000))
-    assert lr_schedule_mismatch(about(unfinished)) is None
+    assert lr_schedule_mismatch(analyse(unfinished)) is None

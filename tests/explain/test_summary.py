@@ -8,25 +8,25 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from learning_logs import any_history
-from run_logs import made_history, made_steps
+from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rule import Finding, Severity
-from glassgpt.explain.summary import verdict_on
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.run_log import Ended, History, Segment
+from glassgpt.explain.summary import compose_verdict
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.run_log import ExitStatus, RunLog, Segment
 
 NOTHING = "Nothing is wrong with this run, as far as its log tells."
 
 
-def run() -> History:
-    return made_history(
-        made_steps(range(0, 1000, 10), 100.0, [2.0] * 100), [(0, 4.0, 4.1), (500, 2.1, 2.25), (900, 1.9, 2.4)]
+def run() -> RunLog:
+    return make_run_log(
+        make_steps(range(0, 1000, 10), 100.0, [2.0] * 100), [(0, 4.0, 4.1), (500, 2.1, 2.25), (900, 1.9, 2.4)]
     )
 
 
 def facts(**changes: object) -> Facts:
-    return replace(facts_of(run()), **changes)  # type: ignore[arg-type]
+    return replace(compute_facts(run()), **changes)  # type: ignore[arg-type]
 
 
 def finding(severity: Severity, title: str = "It is bad") -> Finding:
@@ -34,7 +34,7 @@ def finding(severity: Severity, title: str = "It is bad") -> Finding:
 
 
 def said(*findings: Finding, **changes: object) -> str:
-    return " ".join(verdict_on(run(), facts(**changes), findings))
+    return " ".join(compose_verdict(run(), facts(**changes), findings))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def said(*findings: Finding, **changes: object) -> str:
         (None, "that is at iteration 990 now"),
     ],
 )
-def test_how_far_it_came(ended: Ended | None, words: str) -> None:
+def test_how_far_it_came(ended: ExitStatus | None, words: str) -> None:
     assert f"A nanoGPT run {words}" in said(ended=ended)
 
 
@@ -85,12 +85,12 @@ def test_a_healthy_run_is_said_to_be_so_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("ended", ["crashed", "oom", "cut", "interrupted"])
-def test_what_did_not_end_well_is_not_praised(ended: Ended) -> None:
+def test_what_did_not_end_well_is_not_praised(ended: ExitStatus) -> None:
     assert NOTHING not in said(ended=ended)
 
 
 def test_a_run_without_an_iteration() -> None:
-    empty = made_history(made_steps([]), settings={"max_iters": 100})
+    empty = make_run_log(make_steps([]), settings={"max_iters": 100})
     for history in (empty, replace(empty, live=True)):
         text = " ".join(explain(history).verdict)
         assert NOTHING not in text
@@ -99,12 +99,12 @@ def test_a_run_without_an_iteration() -> None:
 
 
 def test_a_single_line_went_nowhere() -> None:
-    text = " ".join(explain(made_history(made_steps([11], loss=[4.0948]))).verdict)
+    text = " ".join(explain(make_run_log(make_steps([11], loss=[4.0948]))).verdict)
     assert "The only training loss in this log is 4.0948." in text
 
 
 def test_losses_of_any_size_stay_short() -> None:
-    text = " ".join(explain(made_history(made_steps([0, 10], loss=[1e30, 2.5]))).verdict)
+    text = " ".join(explain(make_run_log(make_steps([0, 10], loss=[1e30, 2.5]))).verdict)
     assert "went from 1e+30 to 2.5000" in text
 
 
@@ -115,17 +115,17 @@ def test_lines_without_numbers() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(any_history())
-def test_any_history_has_sentences(history: History) -> None:
-    sentences = verdict_on(history, facts_of(history), [])
+def test_any_history_has_sentences(history: RunLog) -> None:
+    sentences = compose_verdict(history, compute_facts(history), [])
     assert sentences
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
 
 
 def test_several_runs_in_one_log_are_said() -> None:
-    steps = made_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
-    restarted = (Segment(starts=True, first_iteration=0), Segment(starts=True, first_iteration=0))
-    history = made_history(steps, segments=restarted)
-    assert verdict_on(history, facts_of(history), [])[0].startswith("This log holds 2 runs.")
-    resumed = (restarted[0], Segment(starts=True, resumed=True, first_iteration=0))
-    history = made_history(steps, segments=resumed)
-    assert not verdict_on(history, facts_of(history), [])[0].startswith("This log holds")
+    steps = make_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
+    restarted = (Segment(has_startup=True, first_iteration=0), Segment(has_startup=True, first_iteration=0))
+    history = make_run_log(steps, segments=restarted)
+    assert compose_verdict(history, compute_facts(history), [])[0].startswith("This log holds 2 runs.")
+    resumed = (restarted[0], Segment(has_startup=True, resumed=True, first_iteration=0))
+    history = make_run_log(steps, segments=resumed)
+    assert not compose_verdict(history, compute_facts(history), [])[0].startswith("This log holds")

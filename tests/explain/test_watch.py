@@ -15,11 +15,11 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain import watch as watch_module
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.watch import GrowingFile, News, Watch, follow
+from glassgpt.explain.watch import GrowingFile, LogWatcher, WatchUpdate, follow
 from glassgpt.record import journal
-from glassgpt.runs.lines import Line
-from glassgpt.runs.open import read_history
-from glassgpt.runs.overrides import read_given
+from glassgpt.runs.lines import LogLine
+from glassgpt.runs.open import read_run_log
+from glassgpt.runs.overrides import parse_overrides
 
 
 class Clock:
@@ -44,18 +44,18 @@ def log_lines(last: int = 600, first: int = 0) -> list[str]:
     return lines
 
 
-def fed(watch: Watch, lines: list[str]) -> None:
+def fed(watch: LogWatcher, lines: list[str]) -> None:
     for line in lines:
-        watch.feed(Line(line))
+        watch.feed(LogLine(line))
 
 
-def looked(watch: Watch, live: bool = True) -> News:
-    news = watch.look(live)
+def looked(watch: LogWatcher, live: bool = True) -> WatchUpdate:
+    news = watch.refresh(live)
     assert news is not None
     return news
 
 
-def ids(news: News) -> list[str]:
+def ids(news: WatchUpdate) -> list[str]:
     return [finding.id for finding in news.findings]
 
 
@@ -63,15 +63,15 @@ def ids(news: News) -> list[str]:
 
 
 def test_nothing_to_look_at() -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     assert not watch.is_due()
-    assert watch.look() is None
+    assert watch.refresh() is None
     fed(watch, ["Shall I compare thee", "to a summer's day"])
-    assert watch.look() is None
+    assert watch.refresh() is None
 
 
 def test_every_finding_is_told_once() -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     fed(watch, log_lines(600))
     first = looked(watch)
     assert "eval-spikes" in ids(first)
@@ -84,7 +84,7 @@ def test_every_finding_is_told_once() -> None:
 
 
 def test_evaluations_are_told_once_and_in_order() -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     fed(watch, log_lines(300))
     assert [done.iteration for done in looked(watch).evaluations] == [0, 250]
     assert looked(watch).evaluations == ()
@@ -96,21 +96,21 @@ def test_evaluations_are_told_once_and_in_order() -> None:
 
 def test_a_finding_that_gets_worse_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassgpt.explain import explanation as explaining
-    from glassgpt.explain.rule import Case, Finding, Severity
+    from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 
-    def finder(case: Case) -> Finding:
+    def finder(case: RunAnalysis) -> Finding:
         return Finding("bad", next(severities), "it is bad", "5 of 10", "", "")
 
-    monkeypatch.setattr(explaining, "_FINDERS", (finder,))
-    watch = Watch("x", clock=Clock())
+    monkeypatch.setattr(explaining, "_RULES", (finder,))
+    watch = LogWatcher("x", clock=Clock())
     fed(watch, log_lines(100))
     assert [ids(looked(watch)) for _ in range(5)] == [["bad"], [], ["bad"], [], []]
 
 
 def test_a_loss_that_is_no_number_is_told_when_it_comes() -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     fed(watch, log_lines(600))
     assert "loss-nan" not in ids(looked(watch))
     fed(watch, ["iter 610: loss nan, time 168.00ms, mfu 2.21%"])
@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number_is_told_when_it_comes() -> None:
 
 
 def test_a_run_that_goes_on_has_not_ended() -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     fed(watch, log_lines(600))
     assert looked(watch).explanation.facts.ended is None
     assert looked(watch, live=False).explanation.facts.ended == "cut"
@@ -131,15 +131,15 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
 def test_the_last_look_is_what_reading_the_file_gives(tmp_path: Path) -> None:
     path = tmp_path / "n.log"
     path.write_text("\n".join(log_lines(600)) + "\n")
-    watch = Watch(str(path), clock=Clock())
+    watch = LogWatcher(str(path), clock=Clock())
     *_, last = follow(path.open("rb"), watch)
-    assert last.explanation.as_dict() == explain(read_history(str(path))).as_dict()
+    assert last.explanation.as_dict() == explain(read_run_log(str(path))).as_dict()
 
 
 def test_the_card_and_what_is_said_about_the_run() -> None:
     card = find_card("RTX 4070 Ti")
-    (said,) = read_given(["--a.tokens_per_iteration=32768"], 1)
-    watch = Watch("x", card, said, clock=Clock())
+    (said,) = parse_overrides(["--a.tokens_per_iteration=32768"], 1)
+    watch = LogWatcher("x", card, said, clock=Clock())
     fed(watch, log_lines(600))
     explanation = looked(watch).explanation
     assert explanation.facts.tokens_per_iteration == 32768
@@ -151,7 +151,7 @@ def test_the_card_and_what_is_said_about_the_run() -> None:
 
 def test_looks_are_at_least_a_second_apart() -> None:
     clock = Clock()
-    watch = Watch("x", clock=clock)
+    watch = LogWatcher("x", clock=clock)
     fed(watch, log_lines(600))
     assert watch.is_due()
     looked(watch)
@@ -165,7 +165,7 @@ def test_looks_are_at_least_a_second_apart() -> None:
 
 def test_without_a_new_line_there_is_no_look() -> None:
     clock = Clock()
-    watch = Watch("x", clock=clock)
+    watch = LogWatcher("x", clock=clock)
     fed(watch, log_lines(600))
     looked(watch)
     clock.now += 1000
@@ -175,7 +175,7 @@ def test_without_a_new_line_there_is_no_look() -> None:
 def test_looks_that_take_long_are_rare() -> None:
     """At most a tenth of the time, however long the log is."""
     clock = Clock(cost=3.0)
-    watch = Watch("x", clock=clock)
+    watch = LogWatcher("x", clock=clock)
     fed(watch, log_lines(600))
     looked(watch)
     clock.cost = 0.0
@@ -211,8 +211,8 @@ def in_bytes(lines: list[str]) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "_POLL_S", 0.01)
-    monkeypatch.setattr(watch_module, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(watch_module, "_SHARE_OF_TIME", 1.0)
+    monkeypatch.setattr(watch_module, "_MIN_REFRESH_S", 0.01)
+    monkeypatch.setattr(watch_module, "_MAX_TIME_SHARE", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -220,7 +220,7 @@ def test_the_last_lines_of_a_run_that_stalls_are_told() -> None:
     """The NaN is the last that comes; nothing after it makes us look."""
     pipe = Slow([in_bytes(log_lines(600)), b"iter 610: loss nan, time 168.00ms, mfu 2.21%\n"])
     told: list[str] = []
-    for news in follow(pipe, Watch("x")):  # type: ignore[arg-type]
+    for news in follow(pipe, LogWatcher("x")):  # type: ignore[arg-type]
         told += ids(news)
         if news.iteration == 600:
             pipe.go_on.release()  # the second piece comes only after the first was looked at
@@ -235,10 +235,10 @@ def test_news_come_while_the_pipe_is_open_and_the_whole_at_its_end() -> None:
     pipe = Slow(pieces)
     echoed: list[str] = []
     iterations, evaluated, live = [], [], []
-    for news in follow(pipe, Watch("x"), echoed.append):  # type: ignore[arg-type]
+    for news in follow(pipe, LogWatcher("x"), echoed.append):  # type: ignore[arg-type]
         iterations.append(news.iteration)
         evaluated += [done.iteration for done in news.evaluations]
-        live.append(news.explanation.history.live)
+        live.append(news.explanation.log.live)
         if news.iteration == 300:
             pipe.go_on.release(2)  # the rest, and the end
     assert iterations[-1] == 800
@@ -253,27 +253,27 @@ def test_a_line_that_comes_in_pieces_is_one() -> None:
     content = in_bytes(log_lines(100))
     pipe = Slow([content[i : i + 7] for i in range(0, len(content), 7)])
     pipe.go_on.release(10_000)
-    *_, last = follow(pipe, Watch("x"))  # type: ignore[arg-type]
+    *_, last = follow(pipe, LogWatcher("x"))  # type: ignore[arg-type]
     assert last.explanation.facts.iterations_logged == 11
 
 
 def test_a_stream_without_a_log() -> None:
-    assert list(follow(io.BytesIO(b""), Watch("x"))) == []
-    assert list(follow(io.BytesIO(b"hello\n" * 100), Watch("x"))) == []
+    assert list(follow(io.BytesIO(b""), LogWatcher("x"))) == []
+    assert list(follow(io.BytesIO(b"hello\n" * 100), LogWatcher("x"))) == []
 
 
 def test_a_stream_that_cannot_be_read_says_so() -> None:
     with pytest.raises(UserError):
-        list(follow(io.BytesIO(b"PK\x03\x04" + b"x" * 100), Watch("x")))
+        list(follow(io.BytesIO(b"PK\x03\x04" + b"x" * 100), LogWatcher("x")))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(log_lines(60)), st.text(max_size=30)), max_size=40))
 def test_any_lines_at_all(lines: list[str]) -> None:
-    watch = Watch("x", clock=Clock())
+    watch = LogWatcher("x", clock=Clock())
     for line in lines:
-        watch.feed(Line(line))
-        watch.look()
+        watch.feed(LogLine(line))
+        watch.refresh()
 
 
 # --- a file that grows ---
@@ -337,28 +337,28 @@ def records() -> list[journal.Record]:
 
 
 def test_a_journal_is_known_by_its_first_line() -> None:
-    *_, last = follow(io.BytesIO(b"".join(map(journal.encode, records()))), Watch("x"))
+    *_, last = follow(io.BytesIO(b"".join(map(journal.encode_line, records()))), LogWatcher("x"))
     facts = last.explanation.facts
-    assert last.explanation.history.trainer.id == "glassgpt"
+    assert last.explanation.log.trainer.id == "glassgpt"
     assert (facts.ended, facts.last_iteration, facts.best_val_loss) == ("finished", 100, 2.2)
 
 
 def test_every_finding_that_the_run_recorded_is_told() -> None:
     """They may have no id of their own."""
-    watch = Watch("x", clock=Clock())
-    fed(watch, [journal.encode(one).decode().rstrip() for one in records()[:14]])
+    watch = LogWatcher("x", clock=Clock())
+    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:14]])
     assert "compiling failed" in [finding.title for finding in looked(watch).findings]
-    fed(watch, [journal.encode(one).decode().rstrip() for one in records()[14:]])
+    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
     titles = [finding.title for finding in looked(watch).findings]
     assert "the disk is nearly full" in titles
     assert "compiling failed" not in titles
 
 
 def test_a_torn_record_is_passed_over() -> None:
-    watch = Watch("x", clock=Clock())
-    fed(watch, [journal.encode(one).decode().rstrip() for one in records()[:8]])
+    watch = LogWatcher("x", clock=Clock())
+    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:8]])
     at = looked(watch).iteration
-    watch.feed(Line('{"kind":"step","iter":60,"ti', torn=True))
+    watch.feed(LogLine('{"kind":"step","iter":60,"ti', is_incomplete=True))
     assert looked(watch).iteration == at
 
 
@@ -373,13 +373,13 @@ def test_looks_change_nothing(every: int) -> None:
         if at % 250 == 0:
             lines.append(f"validation loss: {10 - at / 200:.4f}")
         lines.append(f"step {at:5d} | loss: {10 - at / 200:.6f} | lr 1.0e-04 | dt: 25.00ms | tok/sec: 800.00")
-    looked, plain = Watch("a"), Watch("b")
+    looked, plain = LogWatcher("a"), LogWatcher("b")
     for index, line in enumerate(lines):
-        plain.feed(Line(line))
-        looked.feed(Line(line))
+        plain.feed(LogLine(line))
+        looked.feed(LogLine(line))
         if index % every == 0:
-            looked.look()
-    one, other = looked.look(live=False), plain.look(live=False)
+            looked.refresh()
+    one, other = looked.refresh(live=False), plain.refresh(live=False)
     assert one is not None
     assert other is not None
     assert one.explanation.facts == other.explanation.facts
@@ -397,8 +397,8 @@ def test_a_long_record_is_read_whole() -> None:
     }
     run["machine"] = {"note": "x" * 6000}
     step = {"kind": "step", "time": 1.0, "iter": 10, "process": 0, "loss": 3.0, "step_ms": 5.0}
-    file = io.BytesIO(b"".join(journal.encode(record) for record in (run, step)))
-    *_, last = follow(file, Watch("journal"))
+    file = io.BytesIO(b"".join(journal.encode_line(record) for record in (run, step)))
+    *_, last = follow(file, LogWatcher("journal"))
     assert last.explanation.facts.tokens_per_iteration == 768
 
 
@@ -442,12 +442,12 @@ def test_evaluations_after_a_resume_are_told() -> None:
         head = {"kind": "eval", "time": 0.0, "iter": at, "process": process}
         return {**head, "split": "val", "loss": loss, "ms": 5.0}
 
-    watch = Watch("journal")
+    watch = LogWatcher("journal")
     for at in (0, 10, 20, 30):
-        watch.feed(Line(journal.dumps(evaluated(at, 5 - at / 100, 0))))
-    watch.look()
-    watch.feed(Line('{"kind":"resume","time":0,"iter":10,"process":1,"from_iter":10}'))
-    watch.feed(Line(journal.dumps(evaluated(20, 1.0, 1))))
-    news = watch.look()
+        watch.feed(LogLine(journal.dumps(evaluated(at, 5 - at / 100, 0))))
+    watch.refresh()
+    watch.feed(LogLine('{"kind":"resume","time":0,"iter":10,"process":1,"from_iter":10}'))
+    watch.feed(LogLine(journal.dumps(evaluated(20, 1.0, 1))))
+    news = watch.refresh()
     assert news is not None
     assert [done.val_loss for done in news.evaluations] == [1.0]

@@ -7,32 +7,32 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from run_logs import NANOGPT, made_history, made_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, History, Save, Segment, Setup
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
 LITGPT = BY_ID["litgpt"]
 GLASSGPT = BY_ID["glassgpt"]
 
 
-def about(history: History) -> Case:
+def analyse(history: RunLog) -> RunAnalysis:
     with np.errstate(over="ignore", invalid="ignore"):  # the facts have tests of their own
-        return Case(history, facts_of(history))
+        return RunAnalysis(history, compute_facts(history))
 
 
-def found(finding: Finding | None) -> Finding:
+def require_finding(finding: Finding | None) -> Finding:
     assert finding is not None
     return finding
 
 
-def even(count: int = 200, interval: int = 10, ms: float = 100.0, noise: float = 0.01) -> History:
+def even_run(count: int = 200, interval: int = 10, ms: float = 100.0, noise: float = 0.01) -> RunLog:
     """A healthy run without evaluations: a slow first iteration, then only small noise."""
     times = ms * (1 + noise * np.random.default_rng(0).standard_normal(count))
     times[0] = 2 * ms
-    return made_history(made_steps(range(0, count * interval, interval), times.tolist()))
+    return make_run_log(make_steps(range(0, count * interval, interval), times.tolist()))
 
 
 times = st.one_of(
@@ -41,12 +41,12 @@ times = st.one_of(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
+def any_timed_run(draw: st.DrawFn) -> RunLog:
     count = draw(st.integers(0, 60))
     segments = draw(st.integers(1, 3))
     iterations = draw(st.lists(st.integers(0, 500), min_size=count, max_size=count))
     column = st.lists(times, min_size=count, max_size=count)
-    steps = made_steps(
+    steps = make_steps(
         sorted(iterations) if draw(st.booleans()) else iterations,
         draw(column),
         segment=sorted(draw(st.lists(st.integers(0, segments - 1), min_size=count, max_size=count))),
@@ -67,16 +67,16 @@ def histories(draw: st.DrawFn) -> History:
     settings = {name: value for name in names if (value := draw(whole)) is not None}
     amount = st.one_of(st.none(), st.integers(1, 10**9))
     phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
-    return History(
+    return RunLog(
         trainer=draw(
             st.sampled_from([NANOGPT, LITGPT, GLASSGPT, replace(NANOGPT, step_time_includes_eval=False)])
         ),
         name="run.log",
         steps=steps,
-        evals=tuple(Evaluation(at, part, 1.0) for at, part in draw(st.lists(places, max_size=8))),
-        saves=tuple(Save(at, part) for at, part in draw(st.lists(places, max_size=4))),
-        segments=tuple(Segment(starts=draw(st.booleans())) for _ in range(segments)),
-        setup=Setup(
+        evals=tuple(LoggedEvaluation(at, part, 1.0) for at, part in draw(st.lists(places, max_size=8))),
+        saves=tuple(LoggedCheckpoint(at, part) for at, part in draw(st.lists(places, max_size=4))),
+        segments=tuple(Segment(has_startup=draw(st.booleans())) for _ in range(segments)),
+        setup=LoggedSetup(
             settings=settings,
             parameters=draw(amount),
             tokens_per_iteration=draw(amount),

@@ -19,8 +19,8 @@ from typing import Any
 from glassgpt.record.clock import Ledger
 from glassgpt.training.checkpoint.saver import Saver
 
-MOMENTS = ("startup", "train", "eval", "save", "compile")  # what a process is doing
-_CODES = {name: code for code, name in enumerate(MOMENTS, start=1)}
+CHILD_PHASES = ("startup", "train", "eval", "save", "compile")  # what a process is doing
+_CODES = {name: code for code, name in enumerate(CHILD_PHASES, start=1)}
 
 
 class Child:
@@ -33,9 +33,9 @@ class Child:
         self.started = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
-            self._live(work)
+            self._child_main(work)
 
-    def _live(self, work: Callable[[], int | None]) -> None:
+    def _child_main(self, work: Callable[[], int | None]) -> None:
         """Never returns."""
         code = 1
         try:
@@ -43,7 +43,7 @@ class Child:
             descriptor = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-            with watched(self._shared):
+            with publish_phase(self._shared):
                 code = work() or 0
         except SystemExit as end:
             code = int(end.code or 0)
@@ -54,9 +54,9 @@ class Child:
             sys.stderr.flush()
             os._exit(code)
 
-    def doing(self) -> str | None:
+    def current_phase(self) -> str | None:
         code = _CODES["save"] if self._shared[1] else self._shared[0]
-        return MOMENTS[code - 1] if code else None
+        return CHILD_PHASES[code - 1] if code else None
 
     def exit_code(self) -> int | None:
         """None while it lives."""
@@ -75,7 +75,7 @@ class Child:
         return code
 
     def wait_until(self, moment: str) -> None:
-        while self.doing() != moment:
+        while self.current_phase() != moment:
             if self.exit_code() is not None:
                 raise RuntimeError(f"ended before {moment}:\n{self.output.read_text()}")
             time.sleep(0.0001)
@@ -89,7 +89,7 @@ class Child:
 
 
 @contextmanager
-def watched(shared: mmap.mmap) -> Iterator[None]:
+def publish_phase(shared: mmap.mmap) -> Iterator[None]:
     """Everything this process does from now on shows in shared memory."""
     phase, write = Ledger.phase, Saver._write
 

@@ -34,17 +34,17 @@ if __name__ == "__main__":  # before anything else is loaded
 
 import campaign
 import torch
-from campaign import Report, check_folder, differences, make_data, outcome
+from campaign import CampaignReport, check_folder, differences, make_data, run_outcome
 from children import Child
-from shim import ALWAYS, COUNT, ONCE, Fault, faulty
+from shim import ALWAYS, COUNT, ONCE, Fault, with_fault
 from signals import command
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
-from glassgpt.record.run_dir import is_run
+from glassgpt.record.run_dir import is_run_dir
 from glassgpt.show.report import page, report_listener  # noqa: F401
 from glassgpt.show.terminal import nanogpt_console, run_console  # noqa: F401 - loaded once, not by every process
-from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.learner import Learner
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EMFILE, errno.EFBIG, errno.EACCES)
@@ -99,7 +99,7 @@ def glass(words: list[str], output: Path, fault: Fault | None = None) -> Child:
         cli.run()  # ends the process itself
         return 0
 
-    return Child(faulty(work, fault) if fault else work, output)
+    return Child(with_fault(work, fault) if fault else work, output)
 
 
 def die_before(number: int) -> None:
@@ -118,7 +118,7 @@ def die_before(number: int) -> None:
 # --- commands that are disturbed ---
 
 
-def words_of(what: str, config: TrainConfig) -> list[str]:
+def command_words(what: str, config: TrainConfig) -> list[str]:
     run = config.out_dir
     if what in ("train", "resume"):
         return command(config)
@@ -137,7 +137,7 @@ def words_of(what: str, config: TrainConfig) -> list[str]:
 COMMANDS = ("train", "resume", "prepare", "show", "runs", "explain", "report", "sample", "export")
 
 
-def place_for(what: str, sweep: Sweep, name: str) -> TrainConfig:
+def prepare_folder(what: str, sweep: Sweep, name: str) -> TrainConfig:
     """A folder in the state that the command begins with."""
     parent = sweep.folder / name
     parent.mkdir()
@@ -152,13 +152,13 @@ def place_for(what: str, sweep: Sweep, name: str) -> TrainConfig:
     return config
 
 
-def try_one(what: str, sweep: Sweep, at: int, mode: int, error: int) -> Iterator[Child]:
+def inject_fault(what: str, sweep: Sweep, at: int, mode: int, error: int) -> Iterator[Child]:
     name = f"{what}-{at}-{mode}"
-    config = place_for(what, sweep, name)
+    config = prepare_folder(what, sweep, name)
     run_dir, output = Path(config.out_dir), sweep.folder / f"{name}.txt"
     fault = Fault((run_dir, Path(config.data_dir)), at, mode, error)
-    before = [path.name for path in committed(run_dir)]
-    child = glass(words_of(what, config), output, fault)
+    before = [path.name for path in committed_paths(run_dir)]
+    child = glass(command_words(what, config), output, fault)
     yield child
     code, said = child.wait(), output.read_text(errors="replace")
     problems = []
@@ -170,20 +170,20 @@ def try_one(what: str, sweep: Sweep, at: int, mode: int, error: int) -> Iterator
     if code == 2 and not any("/" in line for line in lines):
         problems.append("no line says why, and of which file")
     if what in ("train", "resume"):
-        report = Report()
+        report = CampaignReport()
         check_folder(config, report)
-        problems += report.lost
+        problems += report.failures
         if code != 0:
             again = glass(command(config), output.with_suffix(".again"))
             yield again
             if again.wait() != 0:
                 problems.append(f"cannot go on: {again.output.read_text()[-600:]}")
         if not problems:
-            problems += differences(sweep.expected, outcome(config))
+            problems += differences(sweep.expected, run_outcome(config))
         if what == "resume" and code != 0 and not before:
             problems.append("the test has no checkpoint to begin with")
     elif what == "prepare" and code != 0:
-        again = glass(words_of(what, config), output.with_suffix(".again"))
+        again = glass(command_words(what, config), output.with_suffix(".again"))
         yield again
         if again.wait() != 0:
             problems.append(f"cannot be done again: {again.output.read_text()[-600:]}")
@@ -204,15 +204,15 @@ def try_one(what: str, sweep: Sweep, at: int, mode: int, error: int) -> Iterator
 
 
 def count_calls(what: str, sweep: Sweep) -> int:
-    config = place_for(what, sweep, f"{what}-untouched")
+    config = prepare_folder(what, sweep, f"{what}-untouched")
     fault = Fault((Path(config.out_dir), Path(config.data_dir)), 0, COUNT)
-    child = glass(words_of(what, config), sweep.folder / "output.txt", fault)
+    child = glass(command_words(what, config), sweep.folder / "output.txt", fault)
     if child.wait() != 0:
         raise RuntimeError(child.output.read_text())
     return fault.calls
 
 
-def begin(folder: Path) -> Sweep:
+def make_baseline(folder: Path) -> Sweep:
     """The dataset, a run that nobody touched, and one that was killed halfway."""
     make_data(folder)
     for name in ("untouched", "killed"):
@@ -231,14 +231,14 @@ def begin(folder: Path) -> Sweep:
         child = Child(work, folder / "output.txt")
         if child.wait() != (0 if name == "untouched" else -signal.SIGKILL):
             raise RuntimeError(child.output.read_text())
-        if not is_run(Path(config.out_dir)):
+        if not is_run_dir(Path(config.out_dir)):
             raise RuntimeError(f"no run: {child.output.read_text()}")
-    return Sweep(folder, outcome(settings(folder / "untouched", "run")))
+    return Sweep(folder, run_outcome(settings(folder / "untouched", "run")))
 
 
 def sweep(folder: Path, sample: int | None, seed: int, commands: tuple[str, ...], jobs: int) -> Sweep:
     """`sample`: how many of all faults are tried, None: all."""
-    done, draw = begin(folder), random.Random(seed)
+    done, draw = make_baseline(folder), random.Random(seed)
     cases = []
     for what in commands:
         calls = count_calls(what, done)
@@ -248,7 +248,7 @@ def sweep(folder: Path, sample: int | None, seed: int, commands: tuple[str, ...]
                 cases.append((what, at, mode, ERRORS[(2 * at + mode) % len(ERRORS)]))
     if sample is not None:
         cases = draw.sample(cases, min(sample, len(cases)))
-    waiting = [try_one(what, done, at, mode, error) for what, at, mode, error in reversed(cases)]
+    waiting = [inject_fault(what, done, at, mode, error) for what, at, mode, error in reversed(cases)]
     running: dict[Iterator[Child], Child] = {}
     started = time.monotonic()
     while waiting or running:

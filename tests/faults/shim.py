@@ -20,11 +20,11 @@ from pathlib import Path
 
 COUNT, ONCE, ALWAYS, KILL_BEFORE, KILL_AFTER, COUNT_CHANGES = range(6)
 
-LOADED = "GLASS_TEST_SHIM"
+SHIM_VARIABLE = "GLASS_TEST_SHIM"
 _SOURCE = Path(__file__).with_name("shim.c")
 
 
-def why_not() -> str | None:
+def shim_problem() -> str | None:
     """Why there can be no shim here, or None."""
     if not sys.platform.startswith("linux"):
         return "the shim needs Linux's LD_PRELOAD and /proc"
@@ -32,7 +32,7 @@ def why_not() -> str | None:
 
 
 def is_loaded() -> bool:
-    return LOADED in os.environ
+    return SHIM_VARIABLE in os.environ
 
 
 def restart_with_shim() -> None:
@@ -40,12 +40,12 @@ def restart_with_shim() -> None:
     if is_loaded():
         os.environ.pop("LD_PRELOAD", None)  # the processes that this one starts do without
         return
-    if (reason := why_not()) is not None:
+    if (reason := shim_problem()) is not None:
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "shim.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
-        changes = {"LD_PRELOAD": str(library), LOADED: str(library)}
+        changes = {"LD_PRELOAD": str(library), SHIM_VARIABLE: str(library)}
         sys.exit(subprocess.run([sys.executable, *sys.argv], env={**os.environ, **changes}).returncode)
 
 
@@ -61,7 +61,7 @@ class Fault:
 
     def arm(self) -> None:
         """In this process, for all of its life."""
-        library = ctypes.CDLL(os.environ[LOADED])
+        library = ctypes.CDLL(os.environ[SHIM_VARIABLE])
         names = [ctypes.c_char_p(os.fsencode(folder.absolute())) for folder in self.folders]
         library.shim_arm.restype = None
         self._kept = names  # which the shim points to
@@ -87,7 +87,7 @@ class Fault:
         return text
 
 
-def faulty(work: Callable[[], int | None], fault: Fault) -> Callable[[], int | None]:
+def with_fault(work: Callable[[], int | None], fault: Fault) -> Callable[[], int | None]:
     def armed() -> int | None:
         fault.arm()
         return work()

@@ -21,14 +21,14 @@ from typing import Any
 
 import campaign
 import torch
-from campaign import differences, make_data, outcome, run_to_the_end
-from children import MOMENTS, Child
+from campaign import differences, make_data, run_outcome, run_to_the_end
+from children import CHILD_PHASES, Child
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.recipe import to_toml
-from glassgpt.record.run_dir import is_run
-from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.record.run_dir import is_run_dir
+from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.checkpoint.saver import Saver
 
 settings = partial(campaign.settings, max_iters=45)
@@ -37,7 +37,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def command(config: TrainConfig) -> list[str]:
     """The run as a command line: begins it, or goes on with it."""
-    if is_run(Path(config.out_dir)):
+    if is_run_dir(Path(config.out_dir)):
         return ["train", "--init_from=resume", f"--out_dir={config.out_dir}"]
     path = Path(f"{config.out_dir}.toml")
     path.write_text(to_toml(config))
@@ -55,7 +55,7 @@ def run_command(config: TrainConfig, output: Path) -> Child:
     return Child(work, output)
 
 
-def stop_and_go_on(folder: Path, number: signal.Signals, moment: str, expected: dict[str, Any]) -> list[str]:
+def stop_and_resume(folder: Path, number: signal.Signals, moment: str, expected: dict[str, Any]) -> list[str]:
     """What went wrong, in words."""
     config = settings(folder, f"{number.name}-{moment}")
     child = run_command(config, folder / "output.txt")
@@ -65,18 +65,18 @@ def stop_and_go_on(folder: Path, number: signal.Signals, moment: str, expected: 
     wanted = 0 if number == signal.SIGHUP else 128 + number
     problems = [] if code == wanted else [f"exit code {code}, not {wanted}: {said[-500:]}"]
     if number == signal.SIGHUP:
-        return problems + differences(expected, outcome(config))
-    has_run = is_run(Path(config.out_dir))
+        return problems + differences(expected, run_outcome(config))
+    has_run = is_run_dir(Path(config.out_dir))
     line = f"glass train --init_from=resume --out_dir={config.out_dir}" if has_run else "stopped at once"
     if said.count(line) != 1:
         problems.append(f"it does not say how to go on, once: {said[-500:]}")
-    if has_run and not committed(Path(config.out_dir)):
+    if has_run and not committed_paths(Path(config.out_dir)):
         problems.append("nothing was saved")
     last = run_command(config, folder / "output.txt")
     if last.wait() != 0:
         problems.append(f"could not go on: {last.output.read_text()[-500:]}")
     else:
-        problems += differences(expected, _without_cut_interval(expected, outcome(config)))
+        problems += differences(expected, _without_cut_interval(expected, run_outcome(config)))
     return problems
 
 
@@ -99,7 +99,7 @@ def second_signal_quits_at_once(folder: Path, number: signal.Signals) -> list[st
     Saver._write = slow  # type: ignore[method-assign, assignment]
     child = run_command(config, folder / "output.txt")
     Saver._write = write  # type: ignore[method-assign]
-    while not (done := committed(Path(config.out_dir))) or done[-1].name != "00000014":
+    while not (done := committed_paths(Path(config.out_dir))) or done[-1].name != "00000014":
         time.sleep(0.001)
     child.wait_until("save")
     child.send(number)
@@ -112,7 +112,7 @@ def second_signal_quits_at_once(folder: Path, number: signal.Signals) -> list[st
     problems = [] if alive else ["the first signal did not wait for the checkpoint"]
     if code != 128 + number or took > 2:
         problems.append(f"the second signal: exit code {code} after {took:.1f} s")
-    if committed(Path(config.out_dir))[-1].name != "00000014":
+    if committed_paths(Path(config.out_dir))[-1].name != "00000014":
         problems.append("the last committed checkpoint is gone")
     if run_command(config, folder / "output.txt").wait() != 0:
         problems.append("could not go on")
@@ -139,10 +139,10 @@ def main() -> int:
         make_data(folder)
         untouched = settings(folder, "untouched")
         run_to_the_end(untouched, folder / "output.txt")
-        expected = outcome(untouched)
+        expected = run_outcome(untouched)
         for number in SIGNALS:
-            for moment in MOMENTS:
-                problems[f"{number.name} at {moment}"] = stop_and_go_on(folder, number, moment, expected)
+            for moment in CHILD_PHASES:
+                problems[f"{number.name} at {moment}"] = stop_and_resume(folder, number, moment, expected)
         for number in (signal.SIGINT, signal.SIGTERM):
             problems[f"{number.name} twice"] = second_signal_quits_at_once(folder, number)
         problems["two processes"] = second_process_is_refused(folder)

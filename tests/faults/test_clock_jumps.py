@@ -27,7 +27,7 @@ def test_a_jump_changes_dates_and_nothing_else(
         run = train(config)
     wall = time.perf_counter() - started
     assert run.reason == "finished"
-    records = list(journal.read(run.out_dir / journal.NAME))
+    records = list(journal.read(run.out_dir / journal.FILE_NAME))
     jumps = [abs(b["time"] - a["time"]) > 2 for a, b in itertools.pairwise(records)]
     assert sum(jumps) == 1, "the jump is in the journal"
     end = records[-1]
@@ -48,4 +48,4 @@ def test_the_order_of_records_is_that_of_the_file(dates: list[float]) -> None:
         {"kind": "step", "time": dates[1], "iter": 2},
         {"kind": "resume", "time": dates[2], "iter": 1, "from_iter": 1},
     ]
-    assert [record["iter"] for record in journal.current(records)] == [1, 1]
+    assert [record["iter"] for record in journal.effective_records(records)] == [1, 1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed, load_last
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
 from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -33,7 +33,7 @@ def run_dir(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged_copy(run_dir: Path, folder: str, change: Callable[[bytes], bytes], which: int, at: Path) -> str:
     """A copy of the run with one file of its last checkpoint changed; which file that is."""
     shutil.copytree(run_dir, at)
-    files = sorted(committed(at)[-1].iterdir())
+    files = sorted(committed_paths(at)[-1].iterdir())
     file = files[which % len(files)]
     file.write_bytes(change(file.read_bytes()))
     return file.name
@@ -59,9 +59,9 @@ def check(run_dir: Path, change: Callable[[bytes], bytes], which: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name) / "run"
         file = damaged_copy(run_dir, name, change, which, copy)
-        original = (committed(run_dir)[-1] / file).read_bytes()
-        now = (committed(copy)[-1] / file).read_bytes()
-        point, _, damaged, complaints = load_last(copy)
+        original = (committed_paths(run_dir)[-1] / file).read_bytes()
+        now = (committed_paths(copy)[-1] / file).read_bytes()
+        point, _, damaged, complaints = load_latest_intact(copy)
         if file == "state.json" and _same_meaning(original, now):
             assert (point.iter, damaged) == (12, [])
         else:
@@ -83,7 +83,7 @@ def test_the_run_goes_on_from_the_one_before_and_says_so(run_dir: Path, tmp_path
     copy = tmp_path / "run"
     damaged_copy(run_dir, "", lambda content: content[:-10], which, copy)
     assert resume(str(copy), max_iters=14).iter == 14
-    (record,) = [r for r in journal.read(copy / journal.NAME) if r["kind"] == "resume"]
+    (record,) = [r for r in journal.read(copy / journal.FILE_NAME) if r["kind"] == "resume"]
     assert record["from_iter"] == 8
     assert "00000012" in record["complaints"][0]
     assert (copy / "checkpoints/damaged-00000012").is_dir(), "set aside, not deleted"

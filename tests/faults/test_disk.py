@@ -15,7 +15,7 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.session import train
 
 
@@ -69,17 +69,20 @@ def test_a_disk_that_fills_up(small_disk: Path, tiny_data: Path, tmp_path: Path)
     assert said.count("\n") == 1, "one line"
     assert "No space left on device" in said
     run_dir = Path(config.out_dir)
-    points = committed(run_dir)
+    points = committed_paths(run_dir)
     assert points
     assert points[-1].name in said, "it names the last whole checkpoint"
     for path in points:
-        load_tensors(describe(path))
+        load_tensors(read_checkpoint(path))
     # With more room it goes on from there, as if nothing had happened.
     assert mount("-o", "remount,size=8m", str(small_disk))
     code, said = glass("train", "--init_from=resume", f"--out_dir={run_dir}")
     assert (code, said) == (0, "")
     whole = train(TrainConfig(**{**vars(config), "out_dir": str(tmp_path / "whole")}))
-    ends = [describe(committed(Path(place))[-1]).state["sha256"] for place in (run_dir, whole.out_dir)]
+    ends = [
+        read_checkpoint(committed_paths(Path(place))[-1]).state["sha256"]
+        for place in (run_dir, whole.out_dir)
+    ]
     assert ends[0] == ends[1]
 
 
@@ -91,7 +94,7 @@ def test_a_journal_that_does_not_fit(small_disk: Path, tiny_data: Path, tmp_path
     assert code == 2
     assert "No space left on device" in said
     assert "Traceback" not in said
-    path = Path(config.out_dir) / journal.NAME
+    path = Path(config.out_dir) / journal.FILE_NAME
     if path.exists():
         list(journal.read(path))  # what is there can be read
     (small_disk / "ballast").unlink()

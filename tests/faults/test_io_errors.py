@@ -7,7 +7,7 @@ import shim
 from test_processes import script
 
 
-@pytest.mark.skipif(shim.why_not() is not None, reason=shim.why_not() or "")
+@pytest.mark.skipif(shim.shim_problem() is not None, reason=shim.shim_problem() or "")
 def test_a_call_that_fails_ends_in_no_traceback_and_loses_nothing() -> None:
     code, report = script("io_errors.py", "--sample=16", "--commands=train,resume,prepare,show")
     assert report["problems"] == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -81,10 +81,10 @@ def test_the_power_may_go_at_any_moment(
     assert len(disk.cuts) > 30
     seen: list[int] = []
     for cut in disk.cuts:
-        points = committed(cut)
+        points = committed_paths(cut)
         for path in points:
-            load_tensors(describe(path))  # whatever bears a checkpoint's name is one
-        last = describe(points[-1]).iter if points else 0
+            load_tensors(read_checkpoint(path))  # whatever bears a checkpoint's name is one
+        last = read_checkpoint(points[-1]).iter if points else 0
         assert last >= max(seen, default=0), "a checkpoint that was on the disk is lost"
         seen.append(last)
     assert seen[-1] == 12

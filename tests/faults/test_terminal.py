@@ -31,7 +31,7 @@ def command(tiny_data: Path, *more: str) -> list[str]:
 
 
 def read(run_dir: Path) -> list[Record]:
-    path = run_dir / journal.NAME
+    path = run_dir / journal.FILE_NAME
     return list(journal.read(path)) if path.exists() else []
 
 

@@ -51,7 +51,7 @@ def test_eleven_percent_is_of_an_a100(told: Explanation) -> None:
 
 
 def test_the_lines_are_explained_with_their_own_values(told: Explanation) -> None:
-    pieces = [entry.piece for entry in glossary(told.history, told.facts)]
+    pieces = [entry.log_text for entry in glossary(told.log, told.facts)]
     assert pieces == [
         "step 5000: train loss 0.6224, val loss 1.7044",
         "iter 5000",

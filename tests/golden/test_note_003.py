@@ -9,8 +9,8 @@ import pytest
 from note_003 import cpu_log, gpu_log
 
 from glassgpt.compare import Comparison, compare
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.open import read_history
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.open import read_run_log
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +19,14 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     runs = []
     for name, text in (("cpu.log", cpu_log()), ("gpu.log", gpu_log())):
         (folder / name).write_text(text)
-        history = read_history(str(folder / name))
-        runs.append((history, facts_of(history)))
+        history = read_run_log(str(folder / name))
+        runs.append((history, compute_facts(history)))
     return compare(runs)
 
 
 def claim(comparison: Comparison, id: str) -> str:
     (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.claim, *found.details))
+    return " ".join((found.sentence, *found.details))
 
 
 def test_hardware_is_not_the_cause(comparison: Comparison) -> None:
@@ -52,10 +52,10 @@ def test_what_makes_the_gpu_run_better(comparison: Comparison) -> None:
 
 
 def test_what_each_run_did(comparison: Comparison) -> None:
-    derived = [side.derived for side in comparison.sides]
+    derived = [side.metrics for side in comparison.runs]
     assert [one.tokens_seen for one in derived] == [1_536_000, 81_920_000]
     assert [one.iterations for one in derived] == [2000, 5000]
-    cpu, gpu = (side.best for side in comparison.sides)
+    cpu, gpu = (side.best for side in comparison.runs)
     assert cpu == (1.89, 2000)
     assert gpu == (1.46, 1750)
 
@@ -63,21 +63,21 @@ def test_what_each_run_did(comparison: Comparison) -> None:
 def test_losses_at_equal_points(comparison: Comparison) -> None:
     at_iterations = comparison.aligned["iterations"].points[-1]
     assert at_iterations.at == 2000
-    cpu, gpu = at_iterations.readings
+    cpu, gpu = at_iterations.losses
     assert cpu is not None
     assert gpu is not None
     assert (cpu.loss, gpu.loss) == (1.89, 1.47)
     at_tokens = comparison.aligned["tokens"].points[-1]
     assert at_tokens.at == 1_536_000
-    assert at_tokens.readings[1] is not None
-    assert at_tokens.readings[1].low == 2.08  # the GPU run was between its first two evaluations
+    assert at_tokens.losses[1] is not None
+    assert at_tokens.losses[1].low == 2.08  # the GPU run was between its first two evaluations
 
 
 def test_the_noise_is_that_of_twenty_batches(comparison: Comparison) -> None:
-    noise = comparison.sides[0].noise
+    noise = comparison.runs[0].noise
     assert noise is not None
-    assert noise.tokens == 20 * 12 * 64
-    assert 0.01 < noise.value < 0.02
+    assert noise.eval_tokens == 20 * 12 * 64
+    assert 0.01 < noise.std < 0.02
 
 
 def test_the_conclusions_come_in_the_order_of_the_docs(comparison: Comparison) -> None:

@@ -9,45 +9,45 @@ from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.estimate.cards import find_card
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.open import read_history
-from glassgpt.runs.overrides import read_given, with_given
-from glassgpt.runs.run_log import History
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.open import read_run_log
+from glassgpt.runs.overrides import apply_overrides, parse_overrides
+from glassgpt.runs.run_log import RunLog
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[History, Facts]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[RunLog, Facts]]:
     folder: Path = tmp_path_factory.mktemp("note_004")
-    given = read_given([*SMALL_FLAGS, *LARGE_FLAGS], 2)
+    given = parse_overrides([*SMALL_FLAGS, *LARGE_FLAGS], 2)
     found = []
     for name, text, about in (("small.log", small_log(), given[0]), ("large.log", large_log(), given[1])):
         (folder / name).write_text(text)
-        history = with_given(read_history(str(folder / name)), about)
-        found.append((history, facts_of(history)))
+        history = apply_overrides(read_run_log(str(folder / name)), about)
+        found.append((history, compute_facts(history)))
     return found
 
 
 @pytest.fixture(scope="module")
-def comparison(runs: list[tuple[History, Facts]]) -> Comparison:
+def comparison(runs: list[tuple[RunLog, Facts]]) -> Comparison:
     return compare(runs)
 
 
 def claim(comparison: Comparison, id: str) -> str:
     (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.claim, *found.details))
+    return " ".join((found.sentence, *found.details))
 
 
 def test_the_large_model_is_not_faster(comparison: Comparison) -> None:
     said = claim(comparison, "faster")
     assert "A is faster than B: 134k against 56.1k tokens per second" in said
     assert "524,288" in said
-    assert not any("B is faster" in one.claim for one in comparison.verdict)
+    assert not any("B is faster" in one.sentence for one in comparison.verdict)
 
 
 def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -> None:
     said = claim(comparison, "faster-by-size")
     assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in said
-    small, large = (side.derived for side in comparison.sides)
+    small, large = (side.metrics for side in comparison.runs)
     cost = (large.size.flops_per_token or 0) / (small.size.flops_per_token or 1)
     assert cost == pytest.approx(2.85, abs=0.02)
     assert "does not make it faster" in claim(comparison, "mfu-is-not-speed")
@@ -55,9 +55,9 @@ def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -
 
 def test_the_small_model_is_not_that_small(comparison: Comparison) -> None:
     assert claim(comparison, "parameters-contradicted").startswith("A has 40.5M parameters, not 33M.")
-    large = comparison.sides[1].derived.size
+    large = comparison.runs[1].metrics.size
     assert large.parameters == 125_000_000
-    assert not large.contradicted
+    assert not large.is_contradicted
 
 
 def test_the_micro_batch_is_not_why(comparison: Comparison) -> None:
@@ -69,15 +69,15 @@ def test_the_micro_batch_is_not_why(comparison: Comparison) -> None:
 def test_the_losses_at_iteration_500(comparison: Comparison) -> None:
     (point,) = comparison.aligned["iterations"].points
     assert point.at == 500
-    assert [reading.loss for reading in point.readings if reading] == [5.5328, 5.5194]
+    assert [reading.loss for reading in point.losses if reading] == [5.5328, 5.5194]
     assert "At iteration 500: B 5.5194, A 5.5328." in claim(comparison, "better-open")
     assert "assumed to be the same" in claim(comparison, "assumed-comparable")
     assert "cannot be told" in claim(comparison, "noise")
 
 
-def test_mfu_on_the_card_that_it_was(runs: list[tuple[History, Facts]]) -> None:
+def test_mfu_on_the_card_that_it_was(runs: list[tuple[RunLog, Facts]]) -> None:
     card = find_card("NVIDIA GeForce RTX 4070 Ti")
     assert card is not None
-    small, large = (side.derived for side in compare(runs, card).sides)
+    small, large = (side.metrics for side in compare(runs, card).runs)
     assert small.mfu == pytest.approx(50, abs=1)
     assert large.mfu == pytest.approx(60, abs=1)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.open import read_history
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.open import read_run_log
 
 HERE = Path(__file__).parent
 LOGS = sorted(path.name.removesuffix(".facts.json") for path in HERE.glob("*.facts.json"))
 
 
 def facts(name: str) -> Facts:
-    return facts_of(read_history(str(HERE / f"{name}.log")))
+    return compute_facts(read_run_log(str(HERE / f"{name}.log")))
 
 
 def agree(got: object, wanted: object) -> bool:
@@ -72,4 +72,4 @@ def test_packed_and_in_other_bytes_they_say_the_same(name: str, tmp_path: Path) 
     ):
         path = tmp_path / str(number)
         path.write_bytes(other)
-        assert facts_of(read_history(str(path))) == whole
+        assert compute_facts(read_run_log(str(path))) == whole

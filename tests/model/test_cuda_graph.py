@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.model.cuda_graph import Recording
+from glassgpt.model.cuda_graph import CudaGraphRunner
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def test_every_call_counts_before_and_after_the_recording() -> None:
         total.add_(x * y)
         return (total * 2,)
 
-    recording = Recording(add, warm_up=2)
+    recording = CudaGraphRunner(add, warm_up=2)
     for call in range(1, 8):
         (doubled,) = recording(torch.full((3,), float(call), device="cuda"), torch.ones(3, device="cuda"))
         assert doubled.tolist() == [call * (call + 1.0)] * 3
@@ -31,7 +31,7 @@ def test_random_numbers_are_those_of_the_seed() -> None:
     def draw(x: Tensor) -> tuple[Tensor]:
         return (torch.nn.functional.dropout(x, 0.5),)
 
-    recording, x = Recording(draw, warm_up=1), torch.ones(64, device="cuda")
+    recording, x = CudaGraphRunner(draw, warm_up=1), torch.ones(64, device="cuda")
     masks = []
     for seed in (1, 2, 3, 2, 1):
         torch.manual_seed(seed)
@@ -48,11 +48,11 @@ def test_what_cannot_be_recorded_is_done_as_usual() -> None:
     def peeks(x: Tensor) -> tuple[Tensor]:
         return (x * float(x.sum()),)  # the host looks, which a recording cannot
 
-    recording = Recording(peeks, warm_up=1)
+    recording = CudaGraphRunner(peeks, warm_up=1)
     for call in range(1, 5):
         assert recording(torch.full((2,), float(call), device="cuda"))[0].tolist() == [2.0 * call * call] * 2
         torch.cuda.synchronize()
-    assert recording.failure is not None
+    assert recording.capture_error is not None
 
 
 def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
@@ -62,7 +62,7 @@ def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
     torch.manual_seed(5)
     wanted = [float(torch.rand((), device="cuda")) for _ in range(4)]
     torch.manual_seed(5)
-    recording = Recording(draws_and_peeks, warm_up=1)
+    recording = CudaGraphRunner(draws_and_peeks, warm_up=1)
     found = [float(recording(torch.ones((), device="cuda"))[0]) for _ in range(4)]
-    assert recording.failure is not None
+    assert recording.capture_error is not None
     assert found == wanted

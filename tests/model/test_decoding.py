@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import CONTEXT, little_gpt, some_tokens
 from torch import nn
 
-from glassgpt.model.decoding import CacheReader, Repeated, WindowReader, prepared
+from glassgpt.model.decoding import CachedDecoder, GraphedFunction, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -32,9 +32,12 @@ def test_step_by_step_is_the_whole_text_at_once(
     tokens = some_tokens(rows, seed=seed)
     tokens[:, :length] = tokens[0, :length].clone()
     whole = model(tokens)
-    for reader in (WindowReader(model, graph), CacheReader(prepared(model), CONTEXT, rows, graph)):
+    for reader in (
+        WindowDecoder(model, graph),
+        CachedDecoder(prepare_for_decoding(model), CONTEXT, rows, graph),
+    ):
         for end in range(length, CONTEXT + 1):
-            logits = reader.read(tokens[: 1 if end == length else rows, :end])
+            logits = reader.next_logits(tokens[: 1 if end == length else rows, :end])
             torch.testing.assert_close(logits, whole[: len(logits), end - 1], atol=1e-5, rtol=0)
 
 
@@ -42,7 +45,7 @@ def test_step_by_step_is_the_whole_text_at_once(
 def test_a_longer_text_is_read_by_its_end() -> None:
     model = little_gpt().eval()
     tokens = some_tokens(length=3 * CONTEXT)
-    logits = WindowReader(model).read(tokens)
+    logits = WindowDecoder(model).next_logits(tokens)
     torch.testing.assert_close(logits, model(tokens[:, -CONTEXT:])[:, -1], atol=1e-5, rtol=0)
 
 
@@ -51,7 +54,7 @@ def test_a_longer_text_is_read_by_its_end() -> None:
 def test_a_prepared_model_computes_the_same_with_matrices_of_its_own(arch: str) -> None:
     model = little_gpt(arch=arch, dropout=0.5).eval()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    ready = prepared(model)
+    ready = prepare_for_decoding(model)
     torch.testing.assert_close(ready(some_tokens()), model(some_tokens()), atol=1e-5, rtol=0)
     assert not ready.training
     assert ready.transformer.wte.weight is model.transformer.wte.weight
@@ -67,7 +70,7 @@ def test_a_prepared_model_computes_the_same_with_matrices_of_its_own(arch: str) 
 def test_in_an_autocast_matrices_are_cast_once_and_the_result_is_autocasts(arch: str) -> None:
     model = little_gpt(arch=arch).eval()
     with torch.autocast("cpu", torch.bfloat16):
-        ready = prepared(model)
+        ready = prepare_for_decoding(model)
         assert torch.equal(ready(some_tokens()), model(some_tokens()))
     assert {weight.dtype for weight in matrices(ready).values()} == {torch.bfloat16}
     others = {
@@ -78,7 +81,7 @@ def test_in_an_autocast_matrices_are_cast_once_and_the_result_is_autocasts(arch:
 
 
 def test_what_is_repeated_may_change_its_shape() -> None:
-    repeated = Repeated(lambda tokens: 2 * tokens)
+    repeated = GraphedFunction(lambda tokens: 2 * tokens)
     for rows in (2, 2, 2, 5, 5):
         tokens = some_tokens(rows, 1)
         assert torch.equal(repeated(tokens), 2 * tokens)

@@ -9,15 +9,15 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CacheReader, WindowReader, prepared
+from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import Draws
+from glassgpt.model.sampling import TokenSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 one_or_several = pytest.mark.parametrize("rows", [1, 5])
-PLAIN = Draws(VOCABULARY)
+PLAIN = TokenSampler(VOCABULARY)
 
 
 def on_gpu(arch: str, **changes: Any) -> GPT:
@@ -25,7 +25,7 @@ def on_gpu(arch: str, **changes: Any) -> GPT:
 
 
 def texts(
-    model: GPT, prompt: list[int], samples: int, count: int, draws: Draws = PLAIN, **reading: bool
+    model: GPT, prompt: list[int], samples: int, count: int, draws: TokenSampler = PLAIN, **reading: bool
 ) -> list[list[int]]:
     return list(generate_samples(model, prompt, count, draws, samples=range(samples), **reading))
 
@@ -38,14 +38,14 @@ def test_a_recorded_step_gives_the_logits_of_a_plain_one(arch: str, rows: int, l
     model = on_gpu(arch)
     tokens = some_tokens(rows).cuda()
     tokens[:, :length] = tokens[0, :length].clone()
-    readers: list[CacheReader | WindowReader] = [
-        CacheReader(model, CONTEXT, rows, graph=True),
-        CacheReader(model, CONTEXT, rows),
-        WindowReader(model),
+    readers: list[CachedDecoder | WindowDecoder] = [
+        CachedDecoder(model, CONTEXT, rows, graph=True),
+        CachedDecoder(model, CONTEXT, rows),
+        WindowDecoder(model),
     ]
     for end in range(length, CONTEXT + 1):
         known = tokens[: 1 if end == length else rows, :end]
-        recorded, plain, whole = (reader.read(known).clone() for reader in readers)
+        recorded, plain, whole = (reader.next_logits(known).clone() for reader in readers)
         torch.testing.assert_close(recorded, plain, atol=1e-5, rtol=0)
         torch.testing.assert_close(recorded, whole, atol=1e-5, rtol=0)
 
@@ -57,12 +57,14 @@ def test_a_recorded_step_gives_the_logits_of_a_plain_one(arch: str, rows: int, l
     "draws",
     [
         PLAIN,
-        Draws(VOCABULARY, top_k=5),
-        Draws(VOCABULARY, top_p=0.8, temperature=1.3),
-        Draws(VOCABULARY, temperature=0.0),
+        TokenSampler(VOCABULARY, top_k=5),
+        TokenSampler(VOCABULARY, top_p=0.8, temperature=1.3),
+        TokenSampler(VOCABULARY, temperature=0.0),
     ],
 )
-def test_the_same_text_recorded_or_not_and_on_a_cpu(arch: str, rows: int, length: int, draws: Draws) -> None:
+def test_the_same_text_recorded_or_not_and_on_a_cpu(
+    arch: str, rows: int, length: int, draws: TokenSampler
+) -> None:
     """Across the edge of the context, too."""
     prompt = some_tokens(1, length)[0].tolist()
     recorded = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws, graph=True)
@@ -79,9 +81,9 @@ def test_in_half_precision_it_is_what_autocast_computes(arch: str, dtype: torch.
     tokens = some_tokens().cuda()
     tokens[:, :3] = tokens[0, :3].clone()
     with torch.autocast("cuda", dtype):
-        reader = CacheReader(prepared(model), CONTEXT, 3, graph=True)
+        reader = CachedDecoder(prepare_for_decoding(model), CONTEXT, 3, graph=True)
         for end in range(3, CONTEXT + 1):
-            logits = reader.read(tokens[: 1 if end == 3 else 3, :end])
+            logits = reader.next_logits(tokens[: 1 if end == 3 else 3, :end])
             assert logits.dtype == dtype
             expected = model.next_logits(tokens[: len(logits), :end])
             torch.testing.assert_close(logits, expected, atol=0.1, rtol=0)
@@ -90,7 +92,7 @@ def test_in_half_precision_it_is_what_autocast_computes(arch: str, dtype: torch.
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_in_their_callers_autocast(graph: bool) -> None:
     model = on_gpu("gpt2")
-    few = Draws(VOCABULARY, top_k=5)
+    few = TokenSampler(VOCABULARY, top_k=5)
     steps = generate_samples(model, [1], 2 * CONTEXT, few, samples=range(4), graph=graph)
     for _ in range(2 * CONTEXT):
         with torch.autocast("cuda", torch.bfloat16):

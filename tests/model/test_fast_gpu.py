@@ -11,7 +11,7 @@ from tiny_models import VOCABULARY, little_gpt
 from torch import Tensor
 
 from glassgpt.model import loss_chunks
-from glassgpt.model.cuda_graph import Recording
+from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
@@ -71,7 +71,9 @@ def test_fused_attention_in_bfloat16_is_as_near_to_float32(arch: str, how: str) 
 
 @both
 def test_compiled_it_has_the_same_loss_and_gradients(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)  # the loss in pieces, as large vocabularies have it
+    monkeypatch.setattr(
+        loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0
+    )  # the loss in pieces, as large vocabularies have it
     model = model_of(arch)
     plain_loss, plain = gradients(model)
     model.set_compiled(True)
@@ -92,10 +94,10 @@ def test_recorded_it_has_the_same_loss_and_gradients(arch: str, kernels: bool) -
         loss.backward()
         return (loss.detach(),)
 
-    recording = Recording(work)
+    recording = CudaGraphRunner(work)
     for seed in range(4):
         recording(*batch(seed))
-    assert recording.failure is None
+    assert recording.capture_error is None
     model.zero_grad(set_to_none=False)
     losses = [float(recording(*batch(seed))[0]) for seed in (7, 8)]
     found = gradient_of(model).clone()

@@ -77,14 +77,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("shape", [(16, 16), (80, 48), (1024, 768)])
 def test_a_matrix_comes_back_both_ways(device: str, shape: tuple[int, int]) -> None:
     x = normal(*shape).bfloat16().to(device)
-    low = float8.low_activations(x)
-    assert torch.equal(low.rows.float(), low.columns.float().t())
-    assert distance(low.rows.float() * low.unit, x) < 0.04
+    low = float8.quantize_activations(x)
+    assert torch.equal(low.row_major.float(), low.column_major.float().t())
+    assert distance(low.row_major.float() * low.scale, x) < 0.04
 
 
 @pytest.mark.parametrize("relu2", [None, False, True])
 @pytest.mark.parametrize("shape", [(16, 16), (80, 48), (1024, 768), (48, 3072)])
-@pytest.mark.parametrize("dtype", [float8.FORWARD, float8.BACKWARD])
+@pytest.mark.parametrize("dtype", [float8.FORWARD_DTYPE, float8.BACKWARD_DTYPE])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("device", [pytest.param("kernels", marks=ON_A_CARD)], indirect=True)
 def test_the_kernel_is_its_formula(
@@ -93,51 +93,54 @@ def test_the_kernel_is_its_formula(
     """Up to a step of 8 bits, for sums may end on either side of a half; the transposed copy is exact."""
     x = (2 * normal(*shape)).bfloat16().to(device)
     grad = normal(*shape, seed=1).bfloat16().to(device) if backward and relu2 is not None else None
-    low = float8.Low((x,), 1 / 16, dtype, relu2, grad)
-    wanted = in_8_bits(x, low.unit, dtype, relu2, grad)
-    assert torch.equal(low.rows.float(), low.columns.float().t())
-    torch.testing.assert_close(low.rows.float(), wanted.float(), rtol=0.26, atol=0.01)
-    assert (low.rows.float() != wanted.float()).float().mean() < 0.01
+    low = float8.Float8Matrix((x,), 1 / 16, dtype, relu2, grad)
+    wanted = in_8_bits(x, low.scale, dtype, relu2, grad)
+    assert torch.equal(low.row_major.float(), low.column_major.float().t())
+    torch.testing.assert_close(low.row_major.float(), wanted.float(), rtol=0.26, atol=0.01)
+    assert (low.row_major.float() != wanted.float()).float().mean() < 0.01
 
 
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("device", [pytest.param("kernels", marks=ON_A_CARD)], indirect=True)
 def test_a_weight_is_turned_rightly_whatever_it_is_stored_in(device: str, source: torch.dtype) -> None:
-    low = float8.low_weight((0.02 * normal(320, 192)).to(device, source))
-    assert torch.equal(low.rows.float(), low.columns.float().t())
-    assert low.rows.float().abs().max() == 448
+    low = float8.quantize_weight((0.02 * normal(320, 192)).to(device, source))
+    assert torch.equal(low.row_major.float(), low.column_major.float().t())
+    assert low.row_major.float().abs().max() == 448
 
 
 @pytest.mark.parametrize("width", [16, 48, 192])
 def test_matrices_side_by_side_are_one_matrix(device: str, width: int) -> None:
     x = normal(80, 3 * width).bfloat16().to(device)
-    apart, whole = float8.Low(x.chunk(3, 1), 1 / 8, float8.BACKWARD), float8.Low((x,), 1 / 8, float8.BACKWARD)
-    assert torch.equal(apart.rows.float(), whole.rows.float())
-    assert torch.equal(apart.columns.float(), whole.columns.float())
+    apart, whole = (
+        float8.Float8Matrix(x.chunk(3, 1), 1 / 8, float8.BACKWARD_DTYPE),
+        float8.Float8Matrix((x,), 1 / 8, float8.BACKWARD_DTYPE),
+    )
+    assert torch.equal(apart.row_major.float(), whole.row_major.float())
+    assert torch.equal(apart.column_major.float(), whole.column_major.float())
 
 
 def test_what_is_too_large_is_at_the_limit(device: str) -> None:
-    low = float8.low_activations(torch.full((16, 16), 1e4, device=device))
-    assert set(low.rows.float().flatten().tolist()) == {448.0}
+    low = float8.quantize_activations(torch.full((16, 16), 1e4, device=device))
+    assert set(low.row_major.float().flatten().tolist()) == {448.0}
 
 
-@pytest.mark.parametrize("dtype", [float8.FORWARD, float8.BACKWARD])
+@pytest.mark.parametrize("dtype", [float8.FORWARD_DTYPE, float8.BACKWARD_DTYPE])
 @pytest.mark.parametrize("relu2", [None, False, True])
 def test_what_is_not_a_number_stays_none_and_is_alone(
     device: str, dtype: torch.dtype, relu2: bool | None
 ) -> None:
     x = normal(80, 48).bfloat16().to(device)
     x[3, 5], x[70, 40] = float("nan"), 1e30
-    low = float8.Low((x,), 1.0, dtype, relu2)
-    assert low.rows.float().isnan().nonzero().tolist() == [[3, 5]]
-    assert low.columns.float().isnan().nonzero().tolist() == [[5, 3]]
-    assert float(low.rows[70, 40].float()) == torch.finfo(dtype).max
+    low = float8.Float8Matrix((x,), 1.0, dtype, relu2)
+    assert low.row_major.float().isnan().nonzero().tolist() == [[3, 5]]
+    assert low.column_major.float().isnan().nonzero().tolist() == [[5, 3]]
+    assert float(low.row_major[70, 40].float()) == torch.finfo(dtype).max
 
 
 def test_a_weight_of_zeros_stays_zero(device: str) -> None:
-    low = float8.low_weight(torch.zeros(16, 32, device=device))
-    assert not low.rows.float().any()
-    assert low.unit > 0
+    low = float8.quantize_weight(torch.zeros(16, 32, device=device))
+    assert not low.row_major.float().any()
+    assert low.scale > 0
 
 
 def test_a_linear_layer_and_its_gradients(device: str) -> None:
@@ -192,15 +195,15 @@ def test_long_sums_keep_their_small_terms(device: str) -> None:
     """One term of 1 and 50,000 of 2e-5 each, as a softmax over a large vocabulary has them."""
     terms = torch.full((16, 50304), 2e-5, device=device)
     terms[:, 0] = 1.0
-    low = float8.Low((terms,), 2.0**-14, float8.BACKWARD)
-    ones = float8.low_activations(torch.ones(16, 50304, device=device))
-    wanted = low.rows.float().sum(1) * low.unit
-    found = float8.product(low.rows, ones.rows, low.unit, ones.unit)[:, 0].float()
+    low = float8.Float8Matrix((terms,), 2.0**-14, float8.BACKWARD_DTYPE)
+    ones = float8.quantize_activations(torch.ones(16, 50304, device=device))
+    wanted = low.row_major.float().sum(1) * low.scale
+    found = float8.float8_matmul(low.row_major, ones.row_major, low.scale, ones.scale)[:, 0].float()
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.0)
 
 
 def test_the_kernel_is_sound_here(device: str) -> None:
-    assert float8.is_sound(torch.device(device))
+    assert float8.is_float8_kernel_correct(torch.device(device))
 
 
 @pytest.mark.parametrize("broken", ["turned", "activation", "gradient"])
@@ -213,7 +216,7 @@ def test_a_kernel_that_computes_wrongly_is_found_out(broken: str, monkeypatch: p
             rows[64:80] = columns[:, 64:80] = 0
 
     monkeypatch.setattr(float8, "_kernels", lambda: SimpleNamespace(to_float8=to_float8))
-    assert not float8.is_sound(torch.device("cpu"))
+    assert not float8.is_float8_kernel_correct(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +236,8 @@ def test_the_whole_model(device: str, shape: dict[str, Any], monkeypatch: pytest
     model = GPT(GPTConfig(**settings | shape)).to(device)
     model.set_kernels(device == "cuda")
     tokens = torch.randint(0, 1001, (8, 65), device=device)
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
-    monkeypatch.setitem(loss_chunks.PIECE_BYTES, device, 128 * 2 * 1024)
+    monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
+    monkeypatch.setitem(loss_chunks.MAX_LOGIT_CHUNK_BYTES, device, 128 * 2 * 1024)
 
     def step(low: bool) -> tuple[float, Tensor]:
         model.set_float8(low)
@@ -253,7 +256,7 @@ def test_the_whole_model(device: str, shape: dict[str, Any], monkeypatch: pytest
 
 def test_a_vocabulary_that_fits_no_8_bits_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a card refuses it: here it would pass unnoticed."""
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
+    monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
     monkeypatch.setattr(float8, "_kernels", lambda: pytest.fail("in 8 bits"))
     hidden, weight = normal(16, 32).requires_grad_(), normal(1001, 32, seed=1).requires_grad_()
     (grad,) = torch.autograd.grad(loss.cross_entropy(hidden, weight, torch.arange(16), low=True), hidden)

@@ -10,16 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT, VOCABULARY, little_gpt, reference, some_tokens
+from tiny_models import CONTEXT, VOCABULARY, hf_gpt2, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import Draws
+from glassgpt.model.sampling import TokenSampler
 from glassgpt.model.weights import from_transformers, load_weights
 
 ARCHS = ["gpt2", "modern"]
-PLAIN = Draws(VOCABULARY)
+PLAIN = TokenSampler(VOCABULARY)
 few = settings(max_examples=20, deadline=None)
 temperatures = st.just(0.0) | st.floats(0.01, 5.0)
 top_ks = st.none() | st.integers(1, 40)
@@ -27,7 +27,7 @@ top_ps = st.none() | st.floats(0.01, 1.0)
 
 
 def text(model: GPT, prompt: list[int], count: int = 20, **options: Any) -> list[int]:
-    return list(generate(model, prompt, count, Draws(**{"vocab_size": VOCABULARY} | options)))
+    return list(generate(model, prompt, count, TokenSampler(**{"vocab_size": VOCABULARY} | options)))
 
 
 def texts(
@@ -35,7 +35,7 @@ def texts(
     prompt: list[int],
     samples: int | range,
     count: int = 20,
-    draws: Draws = PLAIN,
+    draws: TokenSampler = PLAIN,
     **reading: bool,
 ) -> list[list[int]]:
     """One list per sample."""
@@ -67,7 +67,7 @@ def test_a_sample_does_not_depend_on_the_others(arch: str) -> None:
 @pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**63, -1])
 def test_the_next_seed_has_samples_of_its_own(seed: int) -> None:
     model = little_gpt()
-    both = [texts(model, [1], 4, draws=Draws(VOCABULARY, seed=each)) for each in (seed, seed + 1)]
+    both = [texts(model, [1], 4, draws=TokenSampler(VOCABULARY, seed=each)) for each in (seed, seed + 1)]
     assert len({tuple(sample) for samples in both for sample in samples}) == 8
 
 
@@ -99,7 +99,7 @@ def test_the_cache_changes_no_token(
     model = little_gpt(arch=arch)
     model.set_attention(attention)
     prompt = some_tokens(1, length, seed)[0].tolist()
-    draws = Draws(VOCABULARY, temperature, seed=seed)
+    draws = TokenSampler(VOCABULARY, temperature, seed=seed)
     plain = texts(model, prompt, samples, count, draws, use_cache=False)
     assert texts(model, prompt, samples, count, draws, graph=graph) == plain
 
@@ -117,7 +117,7 @@ def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:
 
 @torch.no_grad()
 def test_greedy_text_is_that_of_transformers() -> None:
-    theirs, model = reference(), little_gpt(activation="gelu_new")
+    theirs, model = hf_gpt2(), little_gpt(activation="gelu_new")
     load_weights(model, from_transformers(theirs.state_dict()), "transformers")
     for seed in range(5):
         prompt = some_tokens(rows=1, length=3, seed=seed)
@@ -144,7 +144,7 @@ def test_only_the_tokenizers_ids_come_out(
     model = little_gpt()
     with torch.no_grad():  # make the padding ids as tempting as can be
         model.get_parameter("transformer.ln_f.bias").add_(10 * model.lm_head.weight[-1])
-    out = list(generate(model, [0], 20, Draws(vocab_size, temperature, top_k, top_p, seed)))
+    out = list(generate(model, [0], 20, TokenSampler(vocab_size, temperature, top_k, top_p, seed)))
     assert len(out) == 20
     assert all(0 <= token < vocab_size for token in out)
 
@@ -172,7 +172,7 @@ def test_temperature_0_takes_the_likeliest() -> None:
 def test_more_than_there_are_is_all(top_k: int) -> None:
     """Of the tokenizer's ids, which may be fewer than the model's."""
     model = little_gpt()
-    asked, every = (Draws(VOCABULARY - 3, temperature=1.5, top_k=most) for most in (top_k, None))
+    asked, every = (TokenSampler(VOCABULARY - 3, temperature=1.5, top_k=most) for most in (top_k, None))
     assert texts(model, [1], 3, 2 * CONTEXT, asked) == texts(model, [1], 3, 2 * CONTEXT, every)
 
 
@@ -185,7 +185,7 @@ def test_what_leaves_only_the_likeliest_is_temperature_0(options: dict[str, Any]
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("options", [{}, {"top_k": None}, {"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 1}])
 def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[str, Any], graph: bool) -> None:
-    model, draws = little_gpt(), Draws(VOCABULARY, **options)
+    model, draws = little_gpt(), TokenSampler(VOCABULARY, **options)
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[3] = math.nan
     steps = generate_samples(model, [1], 9, draws, samples=range(2), graph=graph)
@@ -207,7 +207,7 @@ def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[st
 )
 def test_draws_that_make_no_sense_are_refused_before_the_first(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        generate(little_gpt(), [1], 3, Draws(VOCABULARY, **options))
+        generate(little_gpt(), [1], 3, TokenSampler(VOCABULARY, **options))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_nothing_is_left_changed(training: bool) -> None:
     model = little_gpt(dropout=0.5).train(training)
     torch_state, numpy_state = torch.get_rng_state(), repr(np.random.get_state())
     text(model, [1, 2])
-    texts(model, [1, 2], samples=3, draws=Draws(VOCABULARY, top_p=0.9))
+    texts(model, [1, 2], samples=3, draws=TokenSampler(VOCABULARY, top_p=0.9))
     half_read = generate(model, [1], 10, PLAIN)
     next(half_read)
     half_read.close()  # type: ignore[attr-defined]

@@ -9,14 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT, VOCABULARY, gradients, little_config, little_gpt, some_batch, some_tokens
+from tiny_models import (
+    CONTEXT,
+    VOCABULARY,
+    little_config,
+    little_gpt,
+    loss_and_gradients,
+    some_batch,
+    some_tokens,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.estimate import flops
 from glassgpt.model.fused import _rotate
-from glassgpt.model.gpt import GPT, GPTConfig, _rotary
+from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
 
 ARCHS = ["gpt2", "modern"]
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -27,7 +35,7 @@ few = settings(max_examples=40, deadline=None)
 
 
 def counted(config: GPTConfig, positions: bool = True) -> int:
-    return flops.parameters(
+    return flops.count_parameters(
         vocab_size=config.vocab_size,
         block_size=config.block_size,
         n_layer=config.n_layer,
@@ -119,9 +127,9 @@ def test_weights_start_as_gpt2s_do() -> None:
 def test_fused_attention_is_textbook_attention(arch: str) -> None:
     model = little_gpt(arch=arch)
     tokens, targets = some_batch()
-    fused_loss, fused = gradients(model, tokens, targets)
+    fused_loss, fused = loss_and_gradients(model, tokens, targets)
     model.set_attention("manual")
-    loss, textbook = gradients(model, tokens, targets)
+    loss, textbook = loss_and_gradients(model, tokens, targets)
     assert loss == pytest.approx(fused_loss, abs=1e-5)
     assert fused.keys() == textbook.keys() == dict(model.named_parameters()).keys()
     for name in fused:
@@ -144,13 +152,13 @@ def test_textbook_attention_in_bfloat16_is_as_near_to_float32_as_fused(arch: str
             if "c_attn.weight" in name:
                 parameter.data *= sharp
         tokens, targets = some_batch(rows=8)
-        _, exact = gradients(model, tokens, targets)
+        _, exact = loss_and_gradients(model, tokens, targets)
         for how in errors:
             model.set_attention("manual" if how == "manual" else "sdpa")
             with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
                 if how == "kernel":
                     patch.setattr("glassgpt.model.gpt._attention_on_a_cpu", plain_kernel)
-                _, found = gradients(model, tokens, targets)
+                _, found = loss_and_gradients(model, tokens, targets)
             errors[how] += sum(float((found[name] - exact[name]).square().sum()) for name in exact)
         model.set_attention("sdpa")
     assert 0 < errors["manual"] < 1.1**2 * errors["kernel"]
@@ -177,7 +185,7 @@ def test_a_later_token_changes_no_earlier_logit(arch: str, fused: bool, place: i
 @few
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 9))
 def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, seed: int) -> None:
-    table = _rotary(64, 8)
+    table = _rope_tables(64, 8)
     draw = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 8, generator=draw)
 
@@ -191,7 +199,7 @@ def test_rotary_scores_depend_on_the_distance_only(i: int, j: int, shift: int, s
 
 def test_rotary_tells_distances_apart() -> None:
     x = torch.ones(64, 1, 1, 8)
-    turned = _rotate(x, _rotary(64, 8))[:, 0, 0]
+    turned = _rotate(x, _rope_tables(64, 8))[:, 0, 0]
     scores = [float(turned[0] @ turned[distance]) for distance in range(4)]
     assert scores[0] == pytest.approx(8)
     assert len({round(score, 2) for score in scores}) == 4
@@ -216,7 +224,7 @@ def test_activation_checkpointing_changes_no_gradient(arch: str, dropout: float)
     for wanted in (False, True):
         model.activation_checkpointing = wanted
         torch.manual_seed(5)
-        results.append(gradients(model, tokens, targets))
+        results.append(loss_and_gradients(model, tokens, targets))
     (plain_loss, plain), (loss, checkpointed) = results
     assert loss == plain_loss
     assert plain.keys() == checkpointed.keys()
@@ -231,7 +239,7 @@ def test_activation_checkpointing_does_recompute() -> None:
     for wanted, expected in ((False, 1), (True, 2)):
         model.activation_checkpointing = wanted
         calls.clear()
-        gradients(model, *some_batch())
+        loss_and_gradients(model, *some_batch())
         assert len(calls) == expected
 
 

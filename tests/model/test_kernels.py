@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import fused, loss_chunks
-from glassgpt.model.gpt import GPT, GPTConfig, _rotary
+from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 
@@ -85,10 +85,10 @@ def test_gelu_is_exact_far_out() -> None:
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 32), (12, 64), (5, 128), (4, 48), (2, 96)])
 def test_rotation_and_norm(heads: int, width: int) -> None:
-    rotation = tuple(table.cuda() for table in _rotary(19, width))
+    rotation = tuple(table.cuda() for table in _rope_tables(19, width))
 
     def piece(qkv: Tensor, kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
-        return fused.rotate_norm(qkv, rotation, kernel)  # type: ignore[arg-type]
+        return fused.rotary_qk_norm(qkv, rotation, kernel)  # type: ignore[arg-type]
 
     check(piece, normal(2, 19, 3, heads, width))
 
@@ -99,7 +99,9 @@ def test_the_gradient_of_the_loss(vocabulary: int) -> None:
     targets = torch.randint(0, vocabulary, (9,), device="cuda")
     targets[3] = IGNORED_TARGET
     own, plain = logits.clone(), logits.clone()
-    losses = [fused.turn_into_gradient(x, targets, kernel) for x, kernel in ((plain, False), (own, True))]
+    losses = [
+        fused.cross_entropy_grad_inplace(x, targets, kernel) for x, kernel in ((plain, False), (own, True))
+    ]
     torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(own, plain, atol=1e-6, rtol=1e-5)
 
@@ -110,7 +112,7 @@ def test_a_row_of_logits_that_is_not_a_number_has_no_loss_and_spoils_no_other() 
     targets = torch.tensor([5, 6, 7, 8], device="cuda")
     for kernel in (False, True):
         own = logits.clone()
-        losses = fused.turn_into_gradient(own, targets, kernel)
+        losses = fused.cross_entropy_grad_inplace(own, targets, kernel)
         assert losses.isfinite().tolist() == [True, False, False, True], kernel
         assert own.isfinite().all(1).tolist() == [True, False, False, True], kernel
 
@@ -124,8 +126,8 @@ def test_logits_beyond_the_reach_of_32_bits() -> None:
     logits[-1] = normal(vocabulary).detach()
     last = logits[-1:].clone()
     targets = torch.full((rows,), 3, device="cuda")
-    losses = fused.turn_into_gradient(logits, targets, True)
-    wanted = fused.turn_into_gradient(last, targets[:1], True)
+    losses = fused.cross_entropy_grad_inplace(logits, targets, True)
+    wanted = fused.cross_entropy_grad_inplace(last, targets[:1], True)
     assert torch.equal(losses[-1:], wanted)
     assert torch.equal(logits[-1:], last)
 
@@ -163,8 +165,8 @@ def test_a_model_with_kernels_is_the_same_model(
     plain_loss, plain = gradients(model, low=False, kernels=False)
     rough_loss, rough = gradients(model, low=True, kernels=False)
     if in_pieces:
-        monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
-        monkeypatch.setitem(loss_chunks.PIECE_BYTES, "cuda", 100 * 2 * 1000)
+        monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
+        monkeypatch.setitem(loss_chunks.MAX_LOGIT_CHUNK_BYTES, "cuda", 100 * 2 * 1000)
     own_loss, own = gradients(model, low=False, kernels=True)
     assert own_loss == pytest.approx(plain_loss, abs=1e-5)
     assert (own - plain).norm() < 1e-5 * plain.norm()

@@ -12,7 +12,7 @@ from tiny_models import CONTEXT, little_gpt, some_batch, some_tokens
 from torch import Tensor, nn
 
 from glassgpt.model.gpt import GPT
-from glassgpt.model.kv_cache import FixedCache, LayerCache
+from glassgpt.model.kv_cache import LayerKVCache, StaticKVCache
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 few = settings(max_examples=40, deadline=None)
@@ -75,7 +75,7 @@ def test_a_fixed_cache_goes_on_and_sees_nothing_of_what_is_not_written_yet(arch:
     model.next_logits(tokens[:, :5], cache)
     for layer in cache.layers:
         layer.keys[:, :, 5:] = layer.values[:, :, 5:] = fill
-    fixed, whole = FixedCache(cache), model(tokens)
+    fixed, whole = StaticKVCache(cache), model(tokens)
     for place in range(5, CONTEXT):
         logits = model.next_logits(tokens[:, place : place + 1], fixed)
         torch.testing.assert_close(logits, whole[:, place], atol=1e-5, rtol=0)
@@ -140,7 +140,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_reading_the_whole(arch: str) ->
 
 def test_keys_that_a_norm_made_float32_are_kept_as_the_values_are() -> None:
     k = torch.randn(1, 2, 3, 4)
-    keys, values = LayerCache(5).extend(k, k.bfloat16())
+    keys, values = LayerKVCache(5).extend(k, k.bfloat16())
     assert torch.equal(keys, k.bfloat16())
     assert torch.equal(values, k.bfloat16())
 

@@ -34,8 +34,8 @@ def test_in_pieces_it_is_the_same(
     targets[list(ignored)] = IGNORED_TARGET
     limit = 8 * vocabulary * data.draw(st.integers(1, rows + 1))  # in bytes: so many rows at a time
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_chunks, "FEW_BYTES", 0)
-        patch.setitem(loss_chunks.PIECE_BYTES, "cpu", limit)
+        patch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
+        patch.setitem(loss_chunks.MAX_LOGIT_CHUNK_BYTES, "cpu", limit)
         found = loss.cross_entropy(hidden, weight, targets)
     wanted = plain(hidden, weight, targets)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -63,14 +63,14 @@ def test_in_16_bits_it_is_as_near_to_the_truth(
         return sum(float((mine - true).norm() / true.norm()) for mine, true in zip(grads, truth, strict=True))
 
     at_once = error()
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)
-    monkeypatch.setitem(loss_chunks.PIECE_BYTES, "cpu", 100 * 8 * 300)
+    monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
+    monkeypatch.setitem(loss_chunks.MAX_LOGIT_CHUNK_BYTES, "cpu", 100 * 8 * 300)
     assert error() <= at_once * 1.02
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_pieces_are_even_and_small(tokens: int, vocabulary: int) -> None:
-    rows = loss_chunks.rows_at_a_time(tokens, vocabulary, "cuda", kernel=True)
+    rows = loss_chunks.rows_per_chunk(tokens, vocabulary, "cuda", kernel=True)
     assert 1 <= rows <= tokens
     assert rows <= 64 or (rows - 63) * vocabulary * 2 <= 2**30
     count = -(-tokens // rows)
@@ -81,7 +81,7 @@ def test_pieces_are_even_and_small(tokens: int, vocabulary: int) -> None:
 def test_losses_one_by_one_average_to_it() -> None:
     hidden, weight, targets = some(20, 8, 11, 3)
     targets[4] = IGNORED_TARGET
-    each = loss.losses(hidden, weight, targets)
+    each = loss.token_losses(hidden, weight, targets)
     assert each[4] == 0
     assert each.sum().item() / 19 == pytest.approx(plain(hidden, weight, targets).item())
 
@@ -89,14 +89,14 @@ def test_losses_one_by_one_average_to_it() -> None:
 def test_losses_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, targets = some(200, 8, 11, 3)
     targets[70] = IGNORED_TARGET
-    at_once = loss.losses(hidden, weight, targets)
-    monkeypatch.setitem(loss_chunks._SCORED_BYTES, "cpu", 8 * 11 * 64)
-    assert loss_chunks.rows_to_score(200, 11, "cpu") == 64
-    torch.testing.assert_close(loss.losses(hidden, weight, targets), at_once, rtol=0, atol=1e-6)
+    at_once = loss.token_losses(hidden, weight, targets)
+    monkeypatch.setitem(loss_chunks._MAX_EVAL_LOGIT_CHUNK_BYTES, "cpu", 8 * 11 * 64)
+    assert loss_chunks.eval_rows_per_chunk(200, 11, "cpu") == 64
+    torch.testing.assert_close(loss.token_losses(hidden, weight, targets), at_once, rtol=0, atol=1e-6)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_what_is_scored_at_a_time_fits(tokens: int, vocabulary: int) -> None:
-    rows = loss_chunks.rows_to_score(tokens, vocabulary, "cuda")
+    rows = loss_chunks.eval_rows_per_chunk(tokens, vocabulary, "cuda")
     assert 1 <= rows <= tokens
     assert rows <= 64 or 8 * rows * vocabulary <= 2**29

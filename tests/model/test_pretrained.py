@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_models import CONTEXT, change_config, little_config, nanochat, reference, some_batch, some_tokens
+from tiny_models import CONTEXT, change_config, hf_gpt2, hf_nanochat, little_config, some_batch, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError
@@ -26,7 +26,7 @@ from glassgpt.model.weights import crop_block_size, load_weights
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `transformers` writes it."""
     folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
-    reference().save_pretrained(folder)
+    hf_gpt2().save_pretrained(folder)
     return folder
 
 
@@ -69,7 +69,7 @@ def problems(folder: Path) -> list[str]:
 
 @torch.no_grad()
 def test_a_folder_of_transformers_is_the_same_model(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = reference()(some_tokens()).logits
+    expected = hf_gpt2()(some_tokens()).logits
     monkeypatch.setitem(sys.modules, "transformers", None)
     config, state = read_pretrained(original)
     assert config == little_config(bias=True, activation="gelu_new")
@@ -78,7 +78,7 @@ def test_a_folder_of_transformers_is_the_same_model(original: Path, monkeypatch:
 
 @torch.no_grad()
 def test_the_other_activation_is_read_from_the_config(tmp_path: Path) -> None:
-    theirs = reference(n_head=3, activation="gelu")
+    theirs = hf_gpt2(n_head=3, activation="gelu")
     theirs.save_pretrained(tmp_path)
     config, state = read_pretrained(tmp_path)
     assert (config.activation, config.n_head) == ("gelu", 3)
@@ -218,7 +218,7 @@ def test_a_head_of_its_own_is_refused_where_the_config_says_that_there_is_none(f
 
 @torch.no_grad()
 def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
-    theirs = reference(tie_word_embeddings=False)
+    theirs = hf_gpt2(tie_word_embeddings=False)
     theirs.save_pretrained(tmp_path)
     config, state = read_pretrained(tmp_path)
     assert not config.tie_embeddings
@@ -234,7 +234,7 @@ def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
 def test_a_nanochat_of_transformers_is_the_same_model(tmp_path: Path) -> None:
     tokens, targets = some_batch()
     for tied in (True, False):
-        theirs = nanochat(tie_word_embeddings=tied)
+        theirs = hf_nanochat(tie_word_embeddings=tied)
         theirs.save_pretrained(tmp_path / str(tied))
         config, state = read_pretrained(find_pretrained(str(tmp_path / str(tied))))
         assert config == little_config(arch="modern", bias=False, activation="relu2", tie_embeddings=tied)
@@ -246,7 +246,7 @@ def test_a_nanochat_of_transformers_is_the_same_model(tmp_path: Path) -> None:
 
 def test_what_nanochat_computes_and_we_do_not_is_named(tmp_path: Path) -> None:
     """By the settings in transformers, which has other defaults where the file says nothing."""
-    nanochat().save_pretrained(tmp_path)
+    hf_nanochat().save_pretrained(tmp_path)
     before = (tmp_path / "config.json").read_text()
     for name, value in {
         "rms_norm_eps": 1e-6,
@@ -274,7 +274,7 @@ def test_what_nanochat_computes_and_we_do_not_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_of_nanochat_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    nanochat().save_pretrained(tmp_path)
+    hf_nanochat().save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     state = load_file(path)
     save_file(state | {"model.layers.1.self_attn.q_proj.weight": torch.zeros(6, 24)}, path)
@@ -296,7 +296,7 @@ def test_weights_of_nanochat_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def sharded(tmp_path: Path) -> Path:
     """As `transformers` writes a model that is larger than a file may be."""
     folder = tmp_path / "sharded"
-    reference().save_pretrained(folder, max_shard_size="20KB")
+    hf_gpt2().save_pretrained(folder, max_shard_size="20KB")
     assert not (folder / "model.safetensors").exists()
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
     return folder
@@ -306,7 +306,7 @@ def sharded(tmp_path: Path) -> Path:
 def test_weights_in_several_files_are_the_same_model(sharded: Path) -> None:
     assert find_pretrained(str(sharded)) == sharded
     logits = built(*read_pretrained(sharded))(some_tokens())
-    torch.testing.assert_close(logits, reference()(some_tokens()).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, hf_gpt2()(some_tokens()).logits, atol=1e-5, rtol=0)
 
 
 def test_a_file_that_is_missing_of_several_is_named(sharded: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import change_config, reference
+from tiny_models import change_config, hf_gpt2
 
 from glassgpt.errors import UserError
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
@@ -26,7 +26,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     """As `transformers` writes it."""
     folder = tmp_path / "copy"
-    reference().save_pretrained(folder)
+    hf_gpt2().save_pretrained(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_models import VOCABULARY
 
-from glassgpt.model.sampling import Draws, _nucleus
+from glassgpt.model.sampling import TokenSampler, _nucleus
 
 few = settings(max_examples=20, deadline=None)
 
@@ -45,7 +45,7 @@ def test_draws_are_by_the_definitions_of_temperature_top_k_and_top_p(
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
     expected = chances(logits.double().numpy(), temperature, top_k, top_p)
     generators = [torch.Generator().manual_seed(number) for number in range(1000)]
-    drawn = Draws(VOCABULARY, temperature, top_k, top_p).next_tokens(logits[None], generators).tolist()
+    drawn = TokenSampler(VOCABULARY, temperature, top_k, top_p).next_tokens(logits[None], generators).tolist()
     assert set(drawn) <= expected.keys()
     for token, chance in expected.items():
         assert drawn.count(token) / 1000 == pytest.approx(chance, abs=0.08), token
@@ -69,14 +69,14 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(weights: list[int], 
 def test_top_p_counts_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.4, 0.1, 0.1]]).log()
     generators = [torch.Generator().manual_seed(number) for number in range(100)]
-    of_two, of_all = (Draws(4, 1.0, top_k, top_p=0.5) for top_k in (2, None))
+    of_two, of_all = (TokenSampler(4, 1.0, top_k, top_p=0.5) for top_k in (2, None))
     assert set(of_two.next_tokens(logits, generators).tolist()) == {0}  # 0.4 of 0.8 is half
     assert set(of_all.next_tokens(logits, generators).tolist()) == {0, 1}
 
 
 def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    draws = Draws(50, temperature=1.0, top_k=None)
+    draws = TokenSampler(50, temperature=1.0, top_k=None)
     ours, theirs = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
     for _ in range(20):
         rows = zip(logits.softmax(-1), theirs, strict=True)
@@ -89,5 +89,5 @@ def test_each_row_is_drawn_from_by_its_own_generator() -> None:
     logits[[0, 1, 2], [5, 1, 8]] = 50.0
     generators = [torch.Generator() for _ in range(3)]
     for temperature, top_k, top_p in ((0.0, None, None), (1.0, None, None), (1.0, 4, None), (1.0, 4, 0.9)):
-        draws = Draws(9, temperature, top_k, top_p)
+        draws = TokenSampler(9, temperature, top_k, top_p)
         assert draws.next_tokens(logits, generators).tolist() == [5, 1, 8]

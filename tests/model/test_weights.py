@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONTEXT, little_gpt, nanochat, reference, some_tokens
+from tiny_models import CONTEXT, hf_gpt2, hf_nanochat, little_gpt, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import from_nanochat, from_transformers, load_weights, model_of, to_nanochat
+from glassgpt.model.weights import build_model, from_nanochat, from_transformers, load_weights, to_nanochat
 
 
 def ours(**changes: Any) -> GPT:
@@ -23,7 +23,7 @@ def ours(**changes: Any) -> GPT:
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 @torch.no_grad()
 def test_logits_are_those_of_transformers(n_head: int, activation: str) -> None:
-    theirs, model = reference(n_head, activation), ours(n_head=n_head, activation=activation)
+    theirs, model = hf_gpt2(n_head, activation), ours(n_head=n_head, activation=activation)
     load_weights(model, from_transformers(theirs.state_dict()), "transformers")
     for length in (1, 5, CONTEXT):
         tokens = some_tokens(length=length)
@@ -34,7 +34,7 @@ def test_logits_are_those_of_transformers(n_head: int, activation: str) -> None:
 
 @torch.no_grad()
 def test_a_file_without_head_prefix_and_with_old_masks_is_understood() -> None:
-    theirs, model = reference(), ours()
+    theirs, model = hf_gpt2(), ours()
     state = {name.removeprefix("transformer."): tensor for name, tensor in theirs.state_dict().items()}
     del state["lm_head.weight"]
     state["h.0.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
@@ -44,7 +44,7 @@ def test_a_file_without_head_prefix_and_with_old_masks_is_understood() -> None:
 
 
 def test_names_and_shapes_are_gpt2s() -> None:
-    theirs = from_transformers(reference().state_dict())
+    theirs = from_transformers(hf_gpt2().state_dict())
     state = ours().state_dict()
     assert list(state) == list(theirs)
     assert {name: tensor.shape for name, tensor in state.items()} == {
@@ -98,7 +98,7 @@ def test_modern_is_nanochat_in_both_directions() -> None:
     ):
         model = ours(arch="modern", n_head=n_head, tie_embeddings=tied, activation=activation)
         state = to_nanochat(model.state_dict(), model.config)
-        theirs = nanochat(num_attention_heads=n_head, hidden_act=activation)
+        theirs = hf_nanochat(num_attention_heads=n_head, hidden_act=activation)
         theirs.load_state_dict(state)  # strict: no key is missing or left over
         for length in (1, 5, CONTEXT):
             tokens = some_tokens(length=length)
@@ -106,7 +106,7 @@ def test_modern_is_nanochat_in_both_directions() -> None:
             assert expected.std() > 0.1
             torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=0)
         shape = dataclasses.replace(model.config, tie_embeddings=False)
-        back = model_of(shape, from_nanochat(state, shape), "transformers").eval()
+        back = build_model(shape, from_nanochat(state, shape), "transformers").eval()
         torch.testing.assert_close(back(some_tokens()), model(some_tokens()), atol=1e-5, rtol=0)
         start = some_tokens(rows=1, length=2)
         written = theirs.generate(start, max_new_tokens=CONTEXT - 2, do_sample=False)

@@ -34,11 +34,11 @@ def little_gpt(seed: int = 0, **changes: Any) -> GPT:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = GPT(little_config(**changes))
-    shake(model, seed)
+    perturb_weights(model, seed)
     return model
 
 
-def shake(model: torch.nn.Module, seed: int = 0) -> None:
+def perturb_weights(model: torch.nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,7 +54,7 @@ def some_batch(rows: int = 3) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
+def loss_and_gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
     model.zero_grad()
     loss = model(tokens, targets)
     loss.backward()
@@ -62,7 +62,7 @@ def gradients(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, dict[
     return loss.item(), {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
-def reference(
+def hf_gpt2(
     n_head: int = 2, activation: str = "gelu_new", tie_word_embeddings: bool = True
 ) -> GPT2LMHeadModel:
     """GPT-2 as `transformers` computes it, of the same size."""
@@ -79,11 +79,11 @@ def reference(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config).eval()
-    shake(model)
+    perturb_weights(model)
     return model
 
 
-def nanochat(seed: int = 0, **changes: Any) -> Any:
+def hf_nanochat(seed: int = 0, **changes: Any) -> Any:
     """NanoChat as `transformers` computes it, of the same size, as far as ours computes it too."""
     transformers = pytest.importorskip("transformers", minversion="5")
     settings: dict[str, Any] = {
@@ -100,7 +100,7 @@ def nanochat(seed: int = 0, **changes: Any) -> Any:
         "pad_token_id": None,
     }
     model = transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**settings | changes)).eval()
-    shake(model, seed)
+    perturb_weights(model, seed)
     return model
 
 

@@ -10,24 +10,24 @@ import pytest
 
 from glassgpt.cli.plan_command import plan
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import cards, named_card
+from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.plan import installed_cards
 from glassgpt.plan import target as targets
-from glassgpt.plan.dataset_size import find_text, known_text
+from glassgpt.plan.dataset_size import find_dataset_info, known_dataset_info
 from glassgpt.plan.installed_cards import (
-    Present,
-    amd_cards,
-    nvidia_cards,
-    parse_nvidia,
-    parse_slices,
-    torch_is_for_amd,
-    visible,
-    visible_of_amd,
+    InstalledCard,
+    find_amd_cards,
+    find_nvidia_cards,
+    is_torch_built_for_rocm,
+    parse_mig_slices,
+    parse_nvidia_smi,
+    visible_amd_cards,
+    visible_nvidia_cards,
 )
 from glassgpt.plan.planning import make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import Target, find_target, of_card, this_cpu
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.plan.target import PlanTarget, find_target, local_cpu_target, target_of_card
+from glassgpt.recipe import build_config, find_recipe
 
 GIB = 2**30
 TWO = """GPU-aaaa-1, NVIDIA GeForce RTX 3060, 12288
@@ -44,8 +44,8 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """`nvidia-smi` says nothing, there is no AMD card, no variable is set: until a test says otherwise."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(installed_cards, "output_of", lambda *command: None)
-    monkeypatch.setattr(installed_cards, "amd_cards", list)
+    monkeypatch.setattr(installed_cards, "command_output", lambda *command: None)
+    monkeypatch.setattr(installed_cards, "find_amd_cards", list)
     return monkeypatch
 
 
@@ -53,22 +53,22 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 
 
 def test_a_card_found_here_is_the_tables(says: pytest.MonkeyPatch) -> None:
-    says.setattr(installed_cards, "output_of", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
+    says.setattr(installed_cards, "command_output", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
     found = find_target("auto")
-    assert (found.name, found.device_type, found.memory) == ("RTX 4070", "cuda", 12282 * 2**20)
-    says.setattr(installed_cards, "output_of", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
+    assert (found.name, found.device_type, found.memory_bytes) == ("RTX 4070", "cuda", 12282 * 2**20)
+    says.setattr(installed_cards, "command_output", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
     unknown = find_target("auto")
     assert unknown.card is None
-    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
-    assert make_plan(config, unknown, known_text("shakespeare_char")).times is None
-    says.setattr(installed_cards, "output_of", lambda *command: None)
+    config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
+    assert make_plan(config, unknown, known_dataset_info("shakespeare_char")).times is None
+    says.setattr(installed_cards, "command_output", lambda *command: None)
     assert find_target("auto").device_type == ("mps" if sys.platform == "darwin" else "cpu")
 
 
 def test_the_device_that_the_run_will_take_is_planned_for(
     says: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says.setattr(installed_cards, "output_of", lambda *command: TWO)
+    says.setattr(installed_cards, "command_output", lambda *command: TWO)
     assert find_target("auto", "cuda").name == "RTX 4090"  # CUDA's first
     assert find_target("auto", "cuda:1").name == "RTX 3060"
     assert find_target("auto", "cpu").device_type == "cpu"
@@ -88,27 +88,27 @@ def test_a_plan_for_what_the_run_will_not_take_says_so(capsys: pytest.CaptureFix
 
 
 def test_a_driver_that_does_not_say_the_memory(says: pytest.MonkeyPatch) -> None:
-    (known, unknown) = parse_nvidia("GPU-1, NVIDIA H200, [N/A]\nGPU-2, NVIDIA GB10, [Not Supported]\n")
-    assert known.memory is unknown.memory is None
-    says.setattr(installed_cards, "nvidia_cards", lambda: [known])
-    assert find_target("auto").memory == 141 * GIB
-    says.setattr(installed_cards, "nvidia_cards", lambda: [unknown])
+    (known, unknown) = parse_nvidia_smi("GPU-1, NVIDIA H200, [N/A]\nGPU-2, NVIDIA GB10, [Not Supported]\n")
+    assert known.memory_bytes is unknown.memory_bytes is None
+    says.setattr(installed_cards, "find_nvidia_cards", lambda: [known])
+    assert find_target("auto").memory_bytes == 141 * GIB
+    says.setattr(installed_cards, "find_nvidia_cards", lambda: [unknown])
     says.setattr(targets, "usable_memory", lambda: (128 * GIB, False))
-    assert find_target("auto").memory == 128 * GIB
+    assert find_target("auto").memory_bytes == 128 * GIB
 
 
 @pytest.mark.parametrize(
     "text", ["", "No devices were found", "[N/A], [N/A], [N/A]", "a warning, of sorts, x"]
 )
 def test_what_is_no_card_is_none(text: str) -> None:
-    assert parse_nvidia(text) == []
+    assert parse_nvidia_smi(text) == []
 
 
 def test_the_order_is_cudas() -> None:
-    found = parse_nvidia(TWO)
-    assert [one.identity for one in visible(found, {})] == ["GPU-bbbb-2", "GPU-aaaa-1"]
-    by_slot = visible(found, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    assert [one.identity for one in by_slot] == ["GPU-aaaa-1", "GPU-bbbb-2"]
+    found = parse_nvidia_smi(TWO)
+    assert [one.uuid for one in visible_nvidia_cards(found, {})] == ["GPU-bbbb-2", "GPU-aaaa-1"]
+    by_slot = visible_nvidia_cards(found, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert [one.uuid for one in by_slot] == ["GPU-aaaa-1", "GPU-bbbb-2"]
 
 
 @pytest.mark.parametrize(
@@ -126,37 +126,39 @@ def test_the_order_is_cudas() -> None:
     ],
 )
 def test_what_is_hidden_is_not_seen(asked: str, names: list[str]) -> None:
-    seen = visible(parse_nvidia(TWO), {"CUDA_VISIBLE_DEVICES": asked})
+    seen = visible_nvidia_cards(parse_nvidia_smi(TWO), {"CUDA_VISIBLE_DEVICES": asked})
     assert [one.name.removeprefix("NVIDIA GeForce ") for one in seen] == names
 
 
 def test_a_hidden_card_leaves_the_cpu(says: pytest.MonkeyPatch) -> None:
-    says.setattr(installed_cards, "nvidia_cards", lambda: parse_nvidia(TWO))
+    says.setattr(installed_cards, "find_nvidia_cards", lambda: parse_nvidia_smi(TWO))
     says.setenv("CUDA_VISIBLE_DEVICES", "")
     says.setattr(sys, "platform", "linux")
     found = find_target("auto")
-    assert (found.device_type, found.how) == ("cpu", "CUDA_VISIBLE_DEVICES hides the GPU")
+    assert (found.device_type, found.found_how) == ("cpu", "CUDA_VISIBLE_DEVICES hides the GPU")
     says.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert find_target("auto").name == "RTX 3060"
 
 
 def test_a_slice_of_a_card_is_not_the_card(says: pytest.MonkeyPatch) -> None:
-    assert [one.memory for one in parse_slices(SLICES)] == [20 * GIB, 5 * GIB]
+    assert [one.memory_bytes for one in parse_mig_slices(SLICES)] == [20 * GIB, 5 * GIB]
     says.setattr(
-        installed_cards, "nvidia_cards", lambda: [Present("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")]
+        installed_cards,
+        "find_nvidia_cards",
+        lambda: [InstalledCard("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")],
     )
-    says.setattr(targets, "output_of", lambda *command: SLICES)
+    says.setattr(targets, "command_output", lambda *command: SLICES)
     says.setenv("CUDA_VISIBLE_DEVICES", "MIG-9e3b1a7d")
     found = find_target("auto")
-    assert (found.name, found.memory) == ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB)
+    assert (found.name, found.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB)
     assert found.card is None
     assert not found.peaks
 
 
 def test_the_driver_is_asked_for_what_is_read(says: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
-    says.setattr(installed_cards, "output_of", lambda *command: commands.append(command))
-    assert nvidia_cards() == []
+    says.setattr(installed_cards, "command_output", lambda *command: commands.append(command))
+    assert find_nvidia_cards() == []
     assert commands == [("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")]
 
 
@@ -176,30 +178,32 @@ def test_amds_cards_are_read_from_the_kernel(tmp_path: Path) -> None:
     listed(tmp_path, "card3", vendor="0x10de", device="0x74a1", mem_info_vram_total=vram)
     listed(tmp_path, "card10-HDMI-A-1", vendor="0x1002", device="0x74a1")
     listed(tmp_path, "renderD128", vendor="0x1002", device="0x74a1")
-    new, mi300 = amd_cards(tmp_path)
-    assert (new.name, new.memory) == ("New", None)
-    assert (mi300.name, mi300.memory, mi300.identity) == ("Instinct MI300X", 191 * GIB, "GPU-ab12")
-    assert amd_cards(tmp_path / "nowhere") == []
+    new, mi300 = find_amd_cards(tmp_path)
+    assert (new.name, new.memory_bytes) == ("New", None)
+    assert (mi300.name, mi300.memory_bytes, mi300.uuid) == ("Instinct MI300X", 191 * GIB, "GPU-ab12")
+    assert find_amd_cards(tmp_path / "nowhere") == []
 
 
 def test_amds_cards_count_where_pytorch_can_use_them(says: pytest.MonkeyPatch) -> None:
     says.setattr(sys, "platform", "linux")
-    says.setattr(installed_cards, "amd_cards", lambda: [Present("Instinct MI300X", 192 * GIB, "GPU-a")])
-    says.setattr(installed_cards, "torch_is_for_amd", lambda: False)
+    says.setattr(
+        installed_cards, "find_amd_cards", lambda: [InstalledCard("Instinct MI300X", 192 * GIB, "GPU-a")]
+    )
+    says.setattr(installed_cards, "is_torch_built_for_rocm", lambda: False)
     without = find_target("auto")
     assert without.device_type == "cpu"
-    assert "Instinct MI300X is here, but this PyTorch was not built for AMD's cards" in without.how
-    says.setattr(installed_cards, "torch_is_for_amd", lambda: True)
+    assert "Instinct MI300X is here, but this PyTorch was not built for AMD's cards" in without.found_how
+    says.setattr(installed_cards, "is_torch_built_for_rocm", lambda: True)
     assert find_target("auto").name == "Instinct MI300X"
     says.setenv("HIP_VISIBLE_DEVICES", "-1")
     assert find_target("auto").device_type == "cpu"
 
 
 def test_two_variables_hide_one_after_the_other() -> None:
-    four = [Present(f"AMD {number}", None, f"GPU-{number}") for number in range(4)]
+    four = [InstalledCard(f"AMD {number}", None, f"GPU-{number}") for number in range(4)]
 
     def seen(**environment: str) -> list[str]:
-        return [one.name[-1] for one in visible_of_amd(four, environment)]
+        return [one.name[-1] for one in visible_amd_cards(four, environment)]
 
     assert seen(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="1") == ["3"]
     assert seen(CUDA_VISIBLE_DEVICES="1", HIP_VISIBLE_DEVICES="2") == ["2"]
@@ -217,47 +221,55 @@ def test_pytorch_says_what_it_was_built_for(
     (tmp_path / "version.py").write_text(f"cuda: Optional[str] = None\n{line}\nxpu = 'x'\n")
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    assert torch_is_for_amd() == is_amds
+    assert is_torch_built_for_rocm() == is_amds
 
 
 # --- memory ---
 
 
 def test_apples_memory_by_name_is_the_smallest_sold() -> None:
-    chip = of_card(named_card("m3-max").card, "asked for")
+    chip = target_of_card(resolve_card_name("m3-max").card, "asked for")
     assert chip.memory_note == "the smallest sold"
-    assert chip.memory == 36 * GIB
-    assert of_card(named_card("m3-max").card, "found here", memory=96 * GIB).memory_note == ""
+    assert chip.memory_bytes == 36 * GIB
+    assert target_of_card(resolve_card_name("m3-max").card, "found here", memory=96 * GIB).memory_note == ""
     assert all(card.memory_gb or card.smallest_gb for card in cards())
-    assert of_card(named_card("rtx4090").card, "asked for").memory_note == ""
+    assert target_of_card(resolve_card_name("rtx4090").card, "asked for").memory_note == ""
 
 
 def test_a_mac_is_asked_how_much_it_has(says: pytest.MonkeyPatch) -> None:
     says.setattr(sys, "platform", "darwin")
     says.setattr(targets, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
-    says.setattr(targets, "unified_memory", lambda: 32 * GIB)
+    says.setattr(targets, "unified_memory_bytes", lambda: 32 * GIB)
     found = find_target("auto")
-    assert (found.name, found.device_type, found.memory) == ("Apple M2 Pro 19-core GPU", "mps", 32 * GIB)
+    assert (found.name, found.device_type, found.memory_bytes) == (
+        "Apple M2 Pro 19-core GPU",
+        "mps",
+        32 * GIB,
+    )
 
 
 def test_a_containers_limit_is_the_memory(says: pytest.MonkeyPatch) -> None:
     says.setattr(targets, "usable_memory", lambda: (3 * GIB, True))
     found = find_target("cpu")
-    assert (found.memory, found.memory_note, found.how) == (3 * GIB, "the container's limit", "asked for")
+    assert (found.memory_bytes, found.memory_note, found.found_how) == (
+        3 * GIB,
+        "the container's limit",
+        "asked for",
+    )
 
 
 def test_a_driver_that_says_no_memory_is_no_card_without_any() -> None:
-    (found,) = parse_nvidia("GPU-1, NVIDIA GeForce RTX 4090, 0\n")
-    assert found.memory is None
+    (found,) = parse_nvidia_smi("GPU-1, NVIDIA GeForce RTX 4090, 0\n")
+    assert found.memory_bytes is None
     assert found.card is not None
 
 
 def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = combine(find_recipe("quickstart"), {}, "cpu")
+    config = build_config(find_recipe("quickstart"), {}, "cpu")
     for load, is_told in ((0.2, False), (64.0, True)):
         monkeypatch.setattr("glassgpt.plan.target.load", lambda load=load: load)
         monkeypatch.setattr("glassgpt.plan.target.usable_cores", lambda: 2)
-        made = make_plan(config, this_cpu("asked for", seconds=0.05), find_text(config))
+        made = make_plan(config, local_cpu_target("asked for", seconds=0.05), find_dataset_info(config))
         told = [problem.what for problem in made.problems if "busy" in problem.what]
         assert bool(told) == is_told
 
@@ -271,7 +283,7 @@ def test_a_proposal_of_a_busy_machine_says_so_too(
 
 
 def test_hours_on_a_card_that_nobody_knows() -> None:
-    unknown = Target("RTX 9090", "cuda", 64 * 2**30, {}, "unknown", "found here")
-    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    unknown = PlanTarget("RTX 9090", "cuda", 64 * 2**30, {}, "unknown", "found here")
+    config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     with pytest.raises(UserError, match="nobody knows how fast RTX 9090 is"):
-        propose(config, unknown, find_text(config), 2.0)
+        propose(config, unknown, find_dataset_info(config), 2.0)

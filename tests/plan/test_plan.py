@@ -13,23 +13,25 @@ from glassgpt.config import TrainConfig
 from glassgpt.data import prepare_options
 from glassgpt.data.manifest import Manifest, write_manifest
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import named_card
+from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
-from glassgpt.estimate.memory import GIB, needed
-from glassgpt.plan.dataset_size import Text, find_text
+from glassgpt.estimate.memory import GIB, estimate_memory
+from glassgpt.plan.dataset_size import DatasetInfo, find_dataset_info
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import Target, of_card, together
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe
 
-RTX4070 = of_card(named_card("rtx4070").card, "asked for")
-H200 = of_card(named_card("h200").card, "asked for")
-WEB = Text("openwebtext", 9_035_582_198, 4_434_897, 50257, "gpt2", 4.3, "as known")
-CHARACTERS = Text("shakespeare_char", 1_003_854, 111_540, 65, "char", 1.0, "as known")
+RTX4070 = target_of_card(resolve_card_name("rtx4070").card, "asked for")
+H200 = target_of_card(resolve_card_name("h200").card, "asked for")
+WEB = DatasetInfo("openwebtext", 9_035_582_198, 4_434_897, 50257, "gpt2", 4.3, "as known")
+CHARACTERS = DatasetInfo("shakespeare_char", 1_003_854, 111_540, 65, "char", 1.0, "as known")
 
 
-def plan(preset: str = "gpt2_124m", target: Target = RTX4070, text: Text = WEB, **settings: Any) -> Plan:
-    return make_plan(combine(find_recipe(preset), settings, target.device_type), target, text)
+def plan(
+    preset: str = "gpt2_124m", target: PlanTarget = RTX4070, text: DatasetInfo = WEB, **settings: Any
+) -> Plan:
+    return make_plan(build_config(find_recipe(preset), settings, target.device_type), target, text)
 
 
 def kinds(made: Plan) -> set[str]:
@@ -39,7 +41,7 @@ def kinds(made: Plan) -> set[str]:
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
     made = plan()
     assert made.fits
-    largest = made.largest
+    largest = made.largest_micro_batch
     assert largest is not None
     assert plan(batch_size=largest, gradient_accumulation_steps=1).fits
     more = plan(batch_size=largest + 1, gradient_accumulation_steps=2)
@@ -59,18 +61,18 @@ def test_what_does_not_fit_is_the_same_run_in_smaller_pieces() -> None:
 def test_a_micro_batch_is_chosen_that_fits() -> None:
     made = plan("gpt2_124m", batch_tokens=491_520)
     assert made.fits
-    assert made.decided.batch.tokens == 491_520
-    assert made.decided.batch.batch_size <= (made.largest or 0)
+    assert made.spec.batch.tokens == 491_520
+    assert made.spec.batch.batch_size <= (made.largest_micro_batch or 0)
 
 
 def test_a_copy_to_be_saved_lies_beside_updates_unless_only_the_end_is_saved() -> None:
     early = plan(target=H200, batch_size=64, max_iters=300, eval_interval=150)
     late = plan(target=H200, batch_size=64, max_iters=300, eval_interval=300)
     copy = early.memory.parts["copy to be saved"]
-    assert copy == 12 * early.decided.parameters  # weights and two moments in float32
+    assert copy == 12 * early.spec.parameters  # weights and two moments in float32
     assert "copy to be saved" not in late.memory.parts
-    assert early.memory.total - late.memory.total == copy
-    assert (early.prospect.first_checkpoint, late.prospect.first_checkpoint) == (150, 300)
+    assert early.memory.total_bytes - late.memory.total_bytes == copy
+    assert (early.training_estimate.first_checkpoint, late.training_estimate.first_checkpoint) == (150, 300)
 
 
 def test_a_model_that_cannot_fit_says_what_would() -> None:
@@ -80,7 +82,7 @@ def test_a_model_that_cannot_fit_says_what_would() -> None:
     assert "needs at least" in first
     assert "RTX 4070 has 12.0 GiB" in first
     layers = next(int(text.rpartition("=")[2]) for text in rest if "--n_layer=" in text)
-    assert plan(n_layer=layers, n_head=25, n_embd=1600, batch_size=1).largest is not None
+    assert plan(n_layer=layers, n_head=25, n_embd=1600, batch_size=1).largest_micro_batch is not None
 
 
 def test_variants_change_what_fits() -> None:
@@ -100,10 +102,10 @@ def test_shakespeare_on_an_h200_is_as_it_was() -> None:
     assert made.times is not None
     low, _, high = made.times.total_s
     assert low < 38.9 < high
-    assert made.prospect.loss is not None
-    assert made.prospect.loss[0] < 1.71 < made.prospect.loss[2]
-    assert made.prospect.overfits_at is not None
-    assert 1750 / 1.5 < made.prospect.overfits_at < 1750 * 1.5
+    assert made.training_estimate.loss is not None
+    assert made.training_estimate.loss[0] < 1.71 < made.training_estimate.loss[2]
+    assert made.training_estimate.overfits_at is not None
+    assert 1750 / 1.5 < made.training_estimate.overfits_at < 1750 * 1.5
     assert any("overfit" in problem.what for problem in made.problems)
 
 
@@ -127,7 +129,7 @@ def test_evaluating_too_often_is_told() -> None:
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": GIB})()
     monkeypatch.setattr("glassgpt.plan.plan_warnings.shutil.disk_usage", lambda path: usage)
-    here = of_card(named_card("rtx4070").card, "found here")
+    here = target_of_card(resolve_card_name("rtx4070").card, "found here")
     for target, kind, disk in ((here, "error", "the disk"), (RTX4070, "hint", "this machine's disk")):
         (told,) = [problem for problem in plan(target=target).problems if "disk has" in problem.what]
         assert told.kind == kind
@@ -135,7 +137,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_energy_and_cost() -> None:
-    made = make_plan(combine(find_recipe("gpt2_124m"), {}, "cuda"), RTX4070, WEB, price=0.5)
+    made = make_plan(build_config(find_recipe("gpt2_124m"), {}, "cuda"), RTX4070, WEB, price=0.5)
     assert made.times is not None
     hours = made.times.total_s[1] / 3600
     assert made.times.cost == pytest.approx(0.5 * hours)
@@ -154,7 +156,9 @@ def test_it_is_all_in_the_json() -> None:
 
 def test_dtypes_are_what_the_card_has() -> None:
     def dtype(name: str, asked: str = "auto") -> Any:
-        return choose_dtype(asked, of_card(named_card(name).card, "asked for").traits, 768).value
+        return choose_dtype(
+            asked, target_of_card(resolve_card_name(name).card, "asked for").traits, 768
+        ).value
 
     assert dtype("t4") == dtype("rtx2060") == "float16"
     assert dtype("gtx1080") == dtype("p100") == dtype("gtx1660") == "float32"
@@ -166,27 +170,27 @@ def test_dtypes_are_what_the_card_has() -> None:
 
 
 def test_text_that_is_prepared_is_read(tmp_path: Path) -> None:
-    known = find_text(TrainConfig(dataset="shakespeare_char", data_dir=""))
+    known = find_dataset_info(TrainConfig(dataset="shakespeare_char", data_dir=""))
     assert known.vocab_size == 65
     for split, tokens in (("train", 5000), ("val", 500)):
         (tmp_path / f"{split}.bin").write_bytes(b"\0\0" * tokens)
-    found = find_text(TrainConfig(data_dir=str(tmp_path)))
+    found = find_dataset_info(TrainConfig(data_dir=str(tmp_path)))
     assert (found.train_tokens, found.val_tokens, found.vocab_size) == (5000, 500, 50257)
     (tmp_path / "meta.pkl").write_bytes(b"never opened")
-    assert find_text(TrainConfig(data_dir=str(tmp_path))).tokenizer == "char"
+    assert find_dataset_info(TrainConfig(data_dir=str(tmp_path))).tokenizer == "char"
 
 
 def test_a_text_in_bulk_is_split_as_prepare_splits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """About 20 MB of text are held out, but no less than a two-thousandth."""
-    stories = find_text(TrainConfig(dataset="tinystories"))
+    stories = find_dataset_info(TrainConfig(dataset="tinystories"))
     assert stories.train_tokens == pytest.approx(0.47e9, rel=0.02)
     assert stories.val_tokens == pytest.approx(4.7e6, rel=0.1)
     assert stories.val_tokens * stories.bytes_per_token == pytest.approx(20e6, rel=1e-6)
-    web = find_text(TrainConfig(dataset="fineweb_edu"))
+    web = find_dataset_info(TrainConfig(dataset="fineweb_edu"))
     assert web.val_tokens / (web.train_tokens + web.val_tokens) == pytest.approx(0.0005, rel=1e-6)
     assert web.source == "not prepared here: about as `glass prepare` makes it"
-    monkeypatch.setattr(prepare_options, "_VAL_BYTES", 40_000_000)
-    assert find_text(TrainConfig(dataset="tinystories")).val_tokens == 2 * stories.val_tokens
+    monkeypatch.setattr(prepare_options, "_TARGET_VAL_BYTES", 40_000_000)
+    assert find_dataset_info(TrainConfig(dataset="tinystories")).val_tokens == 2 * stories.val_tokens
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype", "each"), [(65_536, "uint16", 2), (65_537, "uint32", 4)])
@@ -198,8 +202,8 @@ def test_text_on_the_card_takes_what_its_ids_take(
     write_manifest(
         tmp_path, Manifest("mine", "here", name, vocabulary, dtype, tokens, {}, sums, None, (), "today")
     )
-    text = find_text(TrainConfig(data_dir=str(tmp_path)))
-    assert plan(target=H200, text=text).decided.work.data_bytes == 5000 * each
+    text = find_dataset_info(TrainConfig(data_dir=str(tmp_path)))
+    assert plan(target=H200, text=text).spec.workload.data_bytes == 5000 * each
 
 
 def test_parts_of_memory_add_up_to_what_is_said() -> None:
@@ -207,7 +211,7 @@ def test_parts_of_memory_add_up_to_what_is_said() -> None:
         told = made.as_dict()["memory"]
         assert sum(told["parts"].values()) + told["recording"] + told["context"] == told["total"]
         assert made.variants[0].total == told["total"]
-    assert plan("shakespeare_char", H200, CHARACTERS).memory.recording > 0
+    assert plan("shakespeare_char", H200, CHARACTERS).memory.graph_bytes > 0
 
 
 def test_variants_are_what_their_settings_do() -> None:
@@ -230,7 +234,7 @@ def test_weights_that_do_not_fit_are_not_told_to_have_fewer_layers() -> None:
 
 
 def test_an_evaluation_that_does_not_fit_is_not_told_to_take_fewer_sequences() -> None:
-    made = plan("eval_gpt2_xl", of_card(named_card("gtx1660").card, "asked for"))
+    made = plan("eval_gpt2_xl", target_of_card(resolve_card_name("gtx1660").card, "asked for"))
     assert not made.fits
     (problem,) = (one for one in made.problems if one.kind == "error")
     assert "evaluation need" in problem.what
@@ -241,21 +245,21 @@ def test_an_evaluation_that_does_not_fit_is_not_told_to_take_fewer_sequences() -
 
 
 @pytest.mark.parametrize(("target", "text", "hours"), [(RTX4070, WEB, 12.0), (H200, CHARACTERS, 0.02)])
-def test_a_proposal_takes_the_time_and_fits(target: Target, text: Text, hours: float) -> None:
-    config = combine(find_recipe("gpt2_124m" if text is WEB else "shakespeare_char"), {}, "cuda")
+def test_a_proposal_takes_the_time_and_fits(target: PlanTarget, text: DatasetInfo, hours: float) -> None:
+    config = build_config(find_recipe("gpt2_124m" if text is WEB else "shakespeare_char"), {}, "cuda")
     proposal = propose(config, target, text, hours)
     assert proposal.best.loss[1] == min(option.loss[1] for option in proposal.considered)
     assert proposal.best.seconds <= hours * 3600
     made = make_plan(proposal.best.config, target, text)
     assert made.fits
     assert "error" not in kinds(made)
-    assert needed(made.decided.work).total <= target.room
+    assert estimate_memory(made.spec.workload).total_bytes <= target.comfortable_bytes
     if text is WEB:  # nothing overfits here: all the time is used
         assert proposal.best.seconds > 0.85 * hours * 3600
 
 
 def test_more_time_is_worth_more() -> None:
-    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     losses = [propose(config, RTX4070, WEB, hours).best.loss[1] for hours in (1.0, 6.0, 48.0)]
     assert losses == sorted(losses, reverse=True)
 
@@ -263,31 +267,31 @@ def test_more_time_is_worth_more() -> None:
 @pytest.mark.parametrize("hours", [0.5, 5.0, 100.0])
 def test_time_that_would_only_overfit_is_left(hours: float) -> None:
     """Less than a minute is enough for a million characters: more time must not make it worse."""
-    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
     short, long = (propose(config, RTX4070, CHARACTERS, time) for time in (0.005, hours))
     assert long.best.loss[1] <= short.best.loss[1] + 0.005
     assert long.best.seconds < 3600
-    assert "by heart" in long.spare_time
-    assert not short.spare_time
+    assert "by heart" in long.unused_time_reason
+    assert not short.unused_time_reason
 
 
 @pytest.mark.parametrize("card", ["rtx4070", "t4", "h200", "b200", "m1"])
 @pytest.mark.parametrize(("text", "hours"), [(WEB, 3.0), (CHARACTERS, 0.03)])
-def test_the_plan_of_what_is_proposed_says_the_same(card: str, text: Text, hours: float) -> None:
-    target = of_card(named_card(card).card, "asked for")
+def test_the_plan_of_what_is_proposed_says_the_same(card: str, text: DatasetInfo, hours: float) -> None:
+    target = target_of_card(resolve_card_name(card).card, "asked for")
     preset = "gpt2_124m" if text is WEB else "shakespeare_char"
-    best = propose(combine(find_recipe(preset), {}, target.device_type), target, text, hours).best
+    best = propose(build_config(find_recipe(preset), {}, target.device_type), target, text, hours).best
     assert best.seconds <= 3600 * hours
     made = make_plan(best.config, target, text)
     assert made.times is not None
     assert made.times.total_s[1] == pytest.approx(best.seconds)
     assert made.times.pace.mid == pytest.approx(best.tokens_per_s)
-    assert made.prospect.loss == pytest.approx(best.loss)
-    assert made.decided.parameters == best.parameters
+    assert made.training_estimate.loss == pytest.approx(best.loss)
+    assert made.spec.parameters == best.parameters
 
 
 def test_what_is_proposed_is_no_problem() -> None:
-    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
     for hours in (0.02, 3.0):
         made = make_plan(propose(config, RTX4070, CHARACTERS, hours).best.config, RTX4070, CHARACTERS)
         assert kinds(made) <= {"hint"}, made.problems
@@ -300,13 +304,16 @@ def test_who_evaluates_only_at_the_end_is_not_told_to_do_it_less_often() -> None
 
 
 def test_no_time_at_all() -> None:
-    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+    config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     with pytest.raises(UserError, match="no model gets anywhere"):
         propose(config, RTX4070, WEB, 0.001)
 
 
 def test_a_card_whose_speed_is_known_in_another_dtype() -> None:
-    old, config = of_card(named_card("gtx1080").card, "asked for"), combine(find_recipe("quickstart"), {})
+    old, config = (
+        target_of_card(resolve_card_name("gtx1080").card, "asked for"),
+        build_config(find_recipe("quickstart"), {}),
+    )
     with pytest.raises(UserError, match=r"how fast GTX 1080 is in float16; it is known with --dtype=float32"):
         propose(replace(config, dtype="float16"), old, CHARACTERS, 8.0)
     assert propose(config, old, CHARACTERS, 8.0).best.seconds > 0
@@ -317,24 +324,24 @@ def test_a_card_whose_speed_is_known_in_another_dtype() -> None:
     [("m3-max", {"graph": "on"}), ("rtx3090", {"fp8": True}), ("gtx1080", {"kernels": "triton"})],
 )
 def test_what_the_trainer_refuses_is_not_proposed(card: str, setting: dict[str, Any]) -> None:
-    config = combine(find_recipe("quickstart"), {"dtype": "float32", **setting})
+    config = build_config(find_recipe("quickstart"), {"dtype": "float32", **setting})
     with pytest.raises(UserError, match=f"--{next(iter(setting))}|8-bit"):
-        propose(config, of_card(named_card(card).card, "asked for"), CHARACTERS, 1.0)
+        propose(config, target_of_card(resolve_card_name(card).card, "asked for"), CHARACTERS, 1.0)
 
 
 def test_cards_without_bfloat16_are_not_proposed_to_shard() -> None:
     """The trainer refuses float16 with it, and nobody asked for either."""
-    cards = together(of_card(named_card("v100").card, "asked for"), 8, 16, 12.5)
-    proposal = propose(combine(find_recipe("gpt2_124m_fast"), {}, "cuda"), cards, WEB, 1000.0)
+    cards = with_cluster(target_of_card(resolve_card_name("v100").card, "asked for"), 8, 16, 12.5)
+    proposal = propose(build_config(find_recipe("gpt2_124m_fast"), {}, "cuda"), cards, WEB, 1000.0)
     assert not any(option.config.shard for option in proposal.considered)
 
 
 def test_a_proposal_is_a_file_that_can_be_trained(tmp_path: Path) -> None:
-    config = combine(find_recipe("shakespeare_char"), {}, "cuda")
+    config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
     proposal = propose(config, RTX4070, CHARACTERS, 0.1)
     path = tmp_path / "proposed.toml"
     path.write_text(proposal.as_toml(), encoding="utf-8")
-    assert combine(find_recipe(str(path)), {}, "cuda") == proposal.best.config
+    assert build_config(find_recipe(str(path)), {}, "cuda") == proposal.best.config
 
 
 # --- what the trainer would do or refuse ---
@@ -352,7 +359,7 @@ def test_one_evaluation_is_no_training() -> None:
     assert low / mid == pytest.approx(pace.mid / pace.high)  # nobody knows its speed better than a run's
     assert high / mid == pytest.approx(pace.mid / pace.low)
     assert not made.problems
-    assert made.decided.parameters == 124_439_808  # GPT-2's own, with its biases and 50,257 tokens
+    assert made.spec.parameters == 124_439_808  # GPT-2's own, with its biases and 50,257 tokens
 
 
 def test_weights_of_a_run_are_planned_from_its_own_settings() -> None:
@@ -361,10 +368,10 @@ def test_weights_of_a_run_are_planned_from_its_own_settings() -> None:
 
 
 def test_what_the_machine_cannot_do() -> None:
-    old = plan("gpt2_124m", of_card(named_card("rtx3090").card, "asked for"), fp8=True)
+    old = plan("gpt2_124m", target_of_card(resolve_card_name("rtx3090").card, "asked for"), fp8=True)
     assert old.problems[0].what == "RTX 3090 has no 8-bit floats"
     assert not any("8-bit" in problem.what for problem in plan(fp8=True).problems)
-    cpu = Target("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
+    cpu = PlanTarget("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
     refused = plan("shakespeare_char_cpu", cpu, CHARACTERS, kernels="triton", graph="on")
     assert {"--kernels=triton is for CUDA cards", "--graph=on is for CUDA cards"} <= {
         problem.what for problem in refused.problems
@@ -372,19 +379,19 @@ def test_what_the_machine_cannot_do() -> None:
 
 
 def test_compiling_is_weighed_as_the_trainer_does() -> None:
-    cpu = Target("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
+    cpu = PlanTarget("a CPU", "cpu", 24 * GIB, {"float32": 1e11}, "measured", "asked for")
     long = plan("shakespeare_char", cpu, CHARACTERS)
-    assert long.decided.work.compiled
+    assert long.spec.workload.compiled
     assert long.times is not None
     assert long.times.compile_breaks_even is None
     short = plan("shakespeare_char", cpu, CHARACTERS, max_iters=5)
-    assert not short.decided.work.compiled
+    assert not short.spec.workload.compiled
     assert short.times is not None
     assert (short.times.compile_breaks_even or 0) > 5
 
 
 def test_a_fix_fits_by_its_own_numbers() -> None:
-    small = of_card(named_card("rtx2060 6gb").card, "asked for")
+    small = target_of_card(resolve_card_name("rtx2060 6gb").card, "asked for")
     made = plan("gpt2_124m", small, batch_size=16, gradient_accumulation_steps=1)
     fix = made.problems[0].fix
     size, steps = (int(word.split("=")[1]) for word in fix.split()[:2])
@@ -395,4 +402,4 @@ def test_an_empty_split(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / f"{split}.bin").write_bytes(b"")
     with pytest.raises(UserError, match="empty split"):
-        find_text(TrainConfig(data_dir=str(tmp_path)))
+        find_dataset_info(TrainConfig(data_dir=str(tmp_path)))

@@ -9,30 +9,30 @@ import pytest
 
 from glassgpt.cli import main
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import named_card
-from glassgpt.estimate.memory import parameters
-from glassgpt.plan.dataset_size import known_text
-from glassgpt.plan.ddp_or_fsdp import Ways
+from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.memory import total_parameters
+from glassgpt.plan.dataset_size import known_dataset_info
+from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import Target, of_card, together
-from glassgpt.recipe import combine, find_recipe
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe
 
-WEB = known_text("openwebtext")
+WEB = known_dataset_info("openwebtext")
 XL = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "batch_tokens": 524_288}
 
 
-def cluster(name: str = "h100", gpus: int = 8, nodes: int = 1, network: float = 12.5) -> Target:
-    return together(of_card(named_card(name).card, "asked for"), gpus, nodes, network)
+def cluster(name: str = "h100", gpus: int = 8, nodes: int = 1, network: float = 12.5) -> PlanTarget:
+    return with_cluster(target_of_card(resolve_card_name(name).card, "asked for"), gpus, nodes, network)
 
 
-def plan(target: Target, price: float | None = None, **settings: Any) -> Plan:
-    return make_plan(combine(find_recipe("gpt2_124m"), settings, "cuda"), target, WEB, price)
+def plan(target: PlanTarget, price: float | None = None, **settings: Any) -> Plan:
+    return make_plan(build_config(find_recipe("gpt2_124m"), settings, "cuda"), target, WEB, price)
 
 
-def ways(made: Plan) -> Ways:
-    assert made.ways is not None
-    return made.ways
+def ways(made: Plan) -> ParallelismComparison:
+    assert made.parallelism is not None
+    return made.parallelism
 
 
 # --- speed ---
@@ -41,15 +41,15 @@ def ways(made: Plan) -> Ways:
 def test_eight_cards_are_eight_times_one_less_the_waiting() -> None:
     settings = {"batch_size": 16, "gradient_accumulation_steps": 32}
     one, eight = plan(cluster(gpus=1), **settings), plan(cluster(), **settings)
-    assert one.ways is None
+    assert one.parallelism is None
     assert one.times is not None
     assert eight.times is not None
-    assert eight.decided.batch.micro_steps == 4
-    waiting = 2 * 7 / 8 * 4 * parameters(one.decided.work) / (0.82 * 450e9)
+    assert eight.spec.batch.micro_steps == 4
+    waiting = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
     update = 16 * 4 * 1024 / one.times.pace.mid + waiting
     assert eight.times.pace.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
-    assert ways(eight).whole.waiting_s == pytest.approx(waiting)
-    assert ways(eight).whole.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
+    assert ways(eight).ddp.waiting_s == pytest.approx(waiting)
+    assert ways(eight).ddp.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
     assert eight.times.updates_s[1] == pytest.approx(600_000 * update)
 
 
@@ -67,7 +67,7 @@ def test_cards_share_an_update_evenly() -> None:
         plan(cluster(nodes=16))
     fix = int(str(raised.value).split("--batch_tokens=")[1].split()[0])
     made = plan(cluster(nodes=16), batch_tokens=fix)
-    batch = made.decided.batch
+    batch = made.spec.batch
     assert batch.batch_size * batch.micro_steps * 128 * 1024 == batch.tokens == fix
 
 
@@ -84,8 +84,8 @@ def test_energy_and_cost_are_of_all() -> None:
 
 def test_what_fits_whole_is_not_sharded() -> None:
     found = ways(plan(cluster()))
-    assert found.advised is found.whole
-    assert found.sharded.memory_bytes < found.whole.memory_bytes
+    assert found.advised is found.ddp
+    assert found.fsdp.memory_bytes < found.ddp.memory_bytes
 
 
 def test_what_fits_only_sharded_is_advised_so() -> None:
@@ -95,10 +95,10 @@ def test_what_fits_only_sharded_is_advised_so() -> None:
     made = plan(cluster("rtx4090"), shard=True, **XL)
     found = ways(made)
     assert made.fits
-    assert found.advised is found.sharded
-    assert not found.whole.fits
-    assert found.whole.tokens_per_s is None  # nothing is said of the speed of what cannot be
-    assert made.memory.total <= made.target.room
+    assert found.advised is found.fsdp
+    assert not found.ddp.fits
+    assert found.ddp.tokens_per_s is None  # nothing is said of the speed of what cannot be
+    assert made.memory.total_bytes <= made.target.comfortable_bytes
 
 
 def test_what_does_not_fit_even_sharded_says_so() -> None:
@@ -125,15 +125,15 @@ def test_an_update_in_one_pass_is_offered_where_it_fits() -> None:
     assert fix == "--batch_size=16 --gradient_accumulation_steps=8"
     better = plan(cluster(), batch_size=16, gradient_accumulation_steps=8, **settings)
     assert better.fits
-    assert ways(better).sharded.sent_bytes < ways(made).sharded.sent_bytes / 3
+    assert ways(better).fsdp.sent_bytes < ways(made).fsdp.sent_bytes / 3
 
 
 # --- the other way round ---
 
 
 @pytest.mark.parametrize("target", [cluster("rtx4090"), cluster(nodes=4, network=50.0)])
-def test_a_proposal_for_many_cards_fits_and_takes_the_time(target: Target) -> None:
-    config = combine(find_recipe("gpt2_124m"), {}, "cuda")
+def test_a_proposal_for_many_cards_fits_and_takes_the_time(target: PlanTarget) -> None:
+    config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     proposal = propose(config, target, WEB, 12.0, price=10.0)
     assert proposal.best.seconds <= 12 * 3600
     made = make_plan(proposal.best.config, target, WEB)
@@ -216,28 +216,28 @@ def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]
 
 def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
     """The trainer refuses float16 there, with its loss scaler."""
-    target = together(of_card(named_card("t4").card, "asked for"), 8, 1, 12.5)
-    asked = make_plan(combine(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
+    target = with_cluster(target_of_card(resolve_card_name("t4").card, "asked for"), 8, 1, 12.5)
+    asked = make_plan(build_config(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
     assert any(one.kind == "error" and "--dtype=float32" in one.fix for one in asked.problems)
-    made = make_plan(combine(find_recipe("gpt2_124m"), {}, "cuda"), target, WEB)
-    assert made.ways is not None
-    assert made.ways.sharded.setting == "--shard=True --dtype=float32"
+    made = make_plan(build_config(find_recipe("gpt2_124m"), {}, "cuda"), target, WEB)
+    assert made.parallelism is not None
+    assert made.parallelism.fsdp.setting == "--shard=True --dtype=float32"
     assert "shard=True" not in {variant.name for variant in made.variants}
     right = make_plan(
-        combine(find_recipe("gpt2_124m"), {"shard": True, "dtype": "float32"}, "cuda"), target, WEB
+        build_config(find_recipe("gpt2_124m"), {"shard": True, "dtype": "float32"}, "cuda"), target, WEB
     )
     assert not any(one.kind == "error" for one in right.problems)
-    assert right.memory.total == made.ways.sharded.memory_bytes
+    assert right.memory.total_bytes == made.parallelism.fsdp.memory_bytes
 
 
 def test_what_is_named_for_sharding_is_not_compiled_as_a_sharded_run_is_not() -> None:
-    target = together(of_card(named_card("rtx3060").card, "asked for"), 8, 1, 12.5)
+    target = with_cluster(target_of_card(resolve_card_name("rtx3060").card, "asked for"), 8, 1, 12.5)
     settings: dict[str, Any] = {"kernels": "plain", "activation_checkpointing": True}
-    config = combine(find_recipe("gpt2_124m"), settings, "cuda")
+    config = build_config(find_recipe("gpt2_124m"), settings, "cuda")
     made = make_plan(config, target, WEB)
-    assert made.decided.work.compiled
+    assert made.spec.workload.compiled
     (largest,) = (variant.largest for variant in made.variants if variant.name == "shard=True")
     assert largest is not None
-    steps = 8 * made.decided.batch.micro_steps
+    steps = 8 * made.spec.batch.micro_steps
     sized = {"shard": True, "batch_size": largest, "gradient_accumulation_steps": steps}
-    assert make_plan(combine(find_recipe("gpt2_124m"), settings | sized, "cuda"), target, WEB).fits
+    assert make_plan(build_config(find_recipe("gpt2_124m"), settings | sized, "cuda"), target, WEB).fits

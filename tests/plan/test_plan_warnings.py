@@ -14,18 +14,18 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import cards, named_card
+from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.estimate.memory import GIB
-from glassgpt.plan.dataset_size import find_text
-from glassgpt.plan.plan_warnings import Problem
+from glassgpt.plan.dataset_size import find_dataset_info
+from glassgpt.plan.plan_warnings import PlanProblem
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import Target, of_card, together
-from glassgpt.recipe import combine, find_recipe, preset_names
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe, preset_names
 
-CPU = Target("a CPU", "cpu", 8 * GIB, {"float32": 1e11, "bfloat16": 2e11}, "measured", "asked for")
-TARGETS = [CPU, *(of_card(card, "asked for") for card in cards())]
-SMALL_CARD = of_card(named_card("rtx2050").card, "asked for")
+CPU = PlanTarget("a CPU", "cpu", 8 * GIB, {"float32": 1e11, "bfloat16": 2e11}, "measured", "asked for")
+TARGETS = [CPU, *(target_of_card(card, "asked for") for card in cards())]
+SMALL_CARD = target_of_card(resolve_card_name("rtx2050").card, "asked for")
 PRESETS = [name for name in preset_names() if not name.startswith("eval_")]
 SETTINGS = {
     "n_layer": (1, 3, 12, 48, 96),
@@ -60,27 +60,27 @@ def large_disk() -> Iterator[None]:
         yield
 
 
-def plan(preset: str, target: Target, **changes: Any) -> Plan:
-    config = combine(find_recipe(preset), changes, target.device_type)
-    return make_plan(config, target, find_text(config))
+def plan(preset: str, target: PlanTarget, **changes: Any) -> Plan:
+    config = build_config(find_recipe(preset), changes, target.device_type)
+    return make_plan(config, target, find_dataset_info(config))
 
 
 def named_in(advice: str) -> dict[str, str]:
     return dict(re.findall(r"--([a-z0-9_]+)=([^\s,;:]+)", advice))
 
 
-def kind_of(problem: Problem) -> str:
+def kind_of(problem: PlanProblem) -> str:
     return re.sub(r"[\d.,]+", "#", problem.what)
 
 
-def errors(made: Plan) -> list[Problem]:
+def errors(made: Plan) -> list[PlanProblem]:
     return [problem for problem in made.problems if problem.kind == "error"]
 
 
 @settings(max_examples=150, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
 @example(preset="gpt2_124m_fast", target=SMALL_CARD, changes={"batch_size": 1, "dataset": "shakespeare"})
-def test_advice_that_is_followed_helps(preset: str, target: Target, changes: dict[str, Any]) -> None:
+def test_advice_that_is_followed_helps(preset: str, target: PlanTarget, changes: dict[str, Any]) -> None:
     assume(preset != "finetune_shakespeare" or changes.get("block_size", 0) <= 1024)  # GPT-2 has no more
     try:
         made = plan(preset, target, **changes)
@@ -102,7 +102,7 @@ def test_advice_that_is_followed_helps(preset: str, target: Target, changes: dic
 
 @settings(max_examples=100, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
-def test_every_plan_adds_up(preset: str, target: Target, changes: dict[str, Any]) -> None:
+def test_every_plan_adds_up(preset: str, target: PlanTarget, changes: dict[str, Any]) -> None:
     try:
         made = plan(preset, target, **changes)
     except UserError:
@@ -124,24 +124,24 @@ def test_every_plan_adds_up(preset: str, target: Target, changes: dict[str, Any]
 
 @settings(max_examples=60, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
-def test_more_of_a_machine_is_never_worse(preset: str, target: Target, changes: dict[str, Any]) -> None:
+def test_more_of_a_machine_is_never_worse(preset: str, target: PlanTarget, changes: dict[str, Any]) -> None:
     """Twice the memory fits no less; twice the arithmetic takes no longer, where it is done in the same way:
     on a faster card, compiling may pay no more."""
-    larger = replace(target, memory=2 * target.memory)
+    larger = replace(target, memory_bytes=2 * target.memory_bytes)
     faster = replace(target, peaks={dtype: 2 * peak for dtype, peak in target.peaks.items()})
     try:
         made = plan(preset, target, **changes)
     except UserError:
         return
     roomy, quick = plan(preset, larger, **changes), plan(preset, faster, **changes)
-    assert (roomy.largest or 0) >= (made.largest or 0)
+    assert (roomy.largest_micro_batch or 0) >= (made.largest_micro_batch or 0)
     assert roomy.fits or not made.fits
     if made.times is not None and quick.times is not None and way_of(made) == way_of(quick):
         assert quick.times.updates_s[1] <= made.times.updates_s[1]
 
 
 def way_of(made: Plan) -> tuple[bool, bool, bool]:
-    work = made.decided.work
+    work = made.spec.workload
     return work.compiled, work.graph, work.kernels
 
 
@@ -153,13 +153,13 @@ def way_of(made: Plan) -> tuple[bool, bool, bool]:
     hours=st.floats(0.05, 300),
 )
 def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> None:
-    target = of_card(named_card(card).card, "asked for")
-    config = combine(find_recipe(preset), {}, target.device_type)
+    target = target_of_card(resolve_card_name(card).card, "asked for")
+    config = build_config(find_recipe(preset), {}, target.device_type)
     try:
-        short = propose(config, target, find_text(config), hours, price=1.0)
+        short = propose(config, target, find_dataset_info(config), hours, price=1.0)
     except UserError:
         return
-    long = propose(config, target, find_text(config), 3 * hours, price=2.0)
+    long = propose(config, target, find_dataset_info(config), 3 * hours, price=2.0)
     assert long.best.loss[1] <= short.best.loss[1]
     assert short.best.seconds <= 3600 * hours
     assert short.cost == pytest.approx(short.best.seconds / 3600)
@@ -170,23 +170,23 @@ def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> Non
 def test_time_that_only_makes_it_worse_is_left_before_it_shows_in_a_run() -> None:
     """Fifteen times through the text is worse than five, though neither run's loss rises at its end."""
     h100, config = (
-        of_card(named_card("h100").card, "asked for"),
-        combine(find_recipe("gpt2_124m"), {}, "cuda"),
+        target_of_card(resolve_card_name("h100").card, "asked for"),
+        build_config(find_recipe("gpt2_124m"), {}, "cuda"),
     )
-    short, long = (propose(config, h100, find_text(config), hours) for hours in (203.0, 609.0))
+    short, long = (propose(config, h100, find_dataset_info(config), hours) for hours in (203.0, 609.0))
     assert long.best.loss[1] <= short.best.loss[1]
-    assert "by heart" in long.spare_time
+    assert "by heart" in long.unused_time_reason
 
 
 def test_what_fits_is_named_with_the_micro_batch_it_takes() -> None:
-    small = of_card(named_card("rtx4060").card, "asked for")
+    small = target_of_card(resolve_card_name("rtx4060").card, "asked for")
     with pytest.raises(UserError) as raised:
         plan("gpt2_124m", small, n_layer=200)
     assert "--n_layer=43 --batch_size=1 --gradient_accumulation_steps=480" in raised.value.problems[-1]
 
 
 def test_what_only_fits_in_one_pass_is_not_told_to_go_in_pieces() -> None:
-    old = of_card(named_card("gtx1060 6gb").card, "asked for")
+    old = target_of_card(resolve_card_name("gtx1060 6gb").card, "asked for")
     with pytest.raises(UserError, match=r"needs at least 6\.\d GiB"):
         plan("quickstart", old, n_head=64, n_embd=2048, block_size=2048)
 
@@ -194,19 +194,21 @@ def test_what_only_fits_in_one_pass_is_not_told_to_go_in_pieces() -> None:
 def test_a_disk_without_room_does_not_matter_to_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": GIB})()
     monkeypatch.setattr("glassgpt.plan.plan_warnings.shutil.disk_usage", lambda path: usage)
-    assert not plan("eval_gpt2_xl", of_card(named_card("h100").card, "asked for")).problems
+    assert not plan("eval_gpt2_xl", target_of_card(resolve_card_name("h100").card, "asked for")).problems
 
 
 def test_fewer_micro_batches_do_not_evaluate_more() -> None:
     """eval_iters counts micro-batches."""
-    made = plan("gpt2_124m", of_card(named_card("h100").card, "asked for"), batch_size=2, eval_iters=60)
+    made = plan(
+        "gpt2_124m", target_of_card(resolve_card_name("h100").card, "asked for"), batch_size=2, eval_iters=60
+    )
     advice = named_in(next(problem.fix for problem in made.problems if "keep no GPU busy" in problem.what))
     assert int(advice["batch_size"]) * int(advice["eval_iters"]) == 2 * 60
 
 
 def test_a_recorded_update_never_takes_less_than_nothing() -> None:
     """Averaging gradients over cards can need more than a tiny model's updates and evaluations together."""
-    several = together(of_card(named_card("rtx4050 laptop").card, "asked for"), 1, 16, 12.5)
+    several = with_cluster(target_of_card(resolve_card_name("rtx4050 laptop").card, "asked for"), 1, 16, 12.5)
     made = plan("shakespeare_char_cpu", several, n_head=5, n_embd=20, batch_tokens=1024)
-    assert made.decided.work.graph
-    assert made.memory.recording == 0
+    assert made.spec.workload.graph
+    assert made.memory.graph_bytes == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.record.clock import PHASES, Ledger, since
+from glassgpt.record.clock import PHASES, Ledger, phase_seconds_between
 
 few = settings(max_examples=50, deadline=None)
 
@@ -104,7 +104,7 @@ def test_a_reading_in_the_middle_of_a_phase_is_up_to_date() -> None:
         before = ledger.seconds()
         clock.now += 6
         assert before["eval"] == 4
-        assert since(before, ledger.seconds()) == dict.fromkeys(PHASES, 0.0) | {"eval": 6.0}
+        assert phase_seconds_between(before, ledger.seconds()) == dict.fromkeys(PHASES, 0.0) | {"eval": 6.0}
     before["eval"] = 99.0  # a reading is a copy
     assert ledger.seconds()["eval"] == 10
 
@@ -156,7 +156,7 @@ def test_moving_keeps_the_sum_and_nothing_goes_negative(
             clock.now += duration
     for source, target, amount in moves:
         before = ledger.seconds()
-        ledger.move(source, target, amount)
+        ledger.reassign(source, target, amount)
         after = ledger.seconds()
         assert sum(after.values()) == sum(spent)
         assert min(after.values()) >= 0
@@ -170,7 +170,7 @@ def test_moving_does_not_reach_time_that_no_reading_has_charged_yet() -> None:
     ledger = Ledger(clock)
     with ledger.phase("train"):
         clock.now += 5
-        ledger.move("train", "data", 3)  # nothing is in `train` yet
+        ledger.reassign("train", "data", 3)  # nothing is in `train` yet
     assert (ledger.seconds()["train"], ledger.seconds()["data"]) == (5, 0)
 
 

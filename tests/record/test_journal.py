@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.record import journal
-from glassgpt.record.journal import Journal, Record, TakenOver, current, encode, loads, read, read_backwards
+from glassgpt.record.journal import (
+    Journal,
+    Record,
+    RunSuperseded,
+    effective_records,
+    encode_line,
+    loads,
+    read,
+    read_backwards,
+)
 
 few = settings(max_examples=60, deadline=None)
 
@@ -77,7 +86,7 @@ def test_everything_comes_back_and_is_strict_json(written: list[Record]) -> None
 def test_nan_and_infinities_are_words_in_the_file(tmp_path: Path) -> None:
     norms = [math.inf, 1.0, -math.inf]
     record = step(1, loss=math.nan, recent_grad_norms=norms, deep={"a": [{"stderr": math.nan}]})
-    line = encode(record)
+    line = encode_line(record)
     fields = strictly(line)
     assert (fields["loss"], fields["recent_grad_norms"], fields["deep"]) == (
         "nan",
@@ -90,19 +99,19 @@ def test_nan_and_infinities_are_words_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_text_stays_text(tmp_path: Path, text: str) -> None:
-    (tmp_path / "j").write_bytes(encode(step(1, text=text)))
+    (tmp_path / "j").write_bytes(encode_line(step(1, text=text)))
     assert next(read(tmp_path / "j"))["text"] == text
 
 
 def test_floats_are_not_rounded(tmp_path: Path) -> None:
     loss = 3.1837449073791504
-    (tmp_path / "j").write_bytes(encode(step(1, loss=loss)))
+    (tmp_path / "j").write_bytes(encode_line(step(1, loss=loss)))
     assert next(read(tmp_path / "j"))["loss"] == loss
 
 
 def test_a_line_torn_anywhere_loses_itself_only_and_the_next_one_is_fresh(tmp_path: Path) -> None:
     whole = [step(1, loss=math.nan), step(2, text="Ünïcode \n\x1b"), step(3, loss=0.5, list=[{"a": 1}])]
-    lines = [encode(record) for record in whole]
+    lines = [encode_line(record) for record in whole]
     raw = b"".join(lines)
     ends = [sum(map(len, lines[: n + 1])) - 1 for n in range(3)]  # a record is whole without its newline
     path = tmp_path / "journal.jsonl"
@@ -144,7 +153,7 @@ def test_reading_while_it_is_being_written(tmp_path: Path) -> None:
 def test_a_record_is_in_the_file_before_write_returns(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.write(step(1))
-    assert (tmp_path / "j").read_bytes() == encode(step(1))
+    assert (tmp_path / "j").read_bytes() == encode_line(step(1))
     journal.close()
 
 
@@ -171,7 +180,7 @@ GARBAGE = [
 @pytest.mark.parametrize("line", GARBAGE)
 def test_garbage_is_passed_over(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(encode(step(1)) + line + b"\n" + encode(step(2)))
+    path.write_bytes(encode_line(step(1)) + line + b"\n" + encode_line(step(2)))
     assert list(read(path)) == [step(1), step(2)]
 
 
@@ -180,13 +189,13 @@ def test_garbage_is_passed_over(tmp_path: Path, line: bytes) -> None:
 def test_any_bytes_are_passed_over(noise: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "j")
-        path.write_bytes(encode(step(1)) + noise + b"\n" + encode(step(2)))
+        path.write_bytes(encode_line(step(1)) + noise + b"\n" + encode_line(step(2)))
         assert list(read(path)) == [step(1), step(2)]
 
 
 def test_a_line_nested_beyond_the_parser_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(encode(step(1)) + b"[" * 100_000 + b"\n" + encode(step(2)))
+    path.write_bytes(encode_line(step(1)) + b"[" * 100_000 + b"\n" + encode_line(step(2)))
     assert list(read(path)) == [step(1), step(2)]
 
 
@@ -204,7 +213,7 @@ def test_reading_never_executes_anything(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = [
         code.encode(),
-        encode(step(1, text=code, __class__="os.system", __reduce__=["os.system", f"touch {victim}"])),
+        encode_line(step(1, text=code, __class__="os.system", __reduce__=["os.system", f"touch {victim}"])),
         b'!!python/object/apply:os.system ["touch ' + str(victim).encode() + b'"]',
         b"cos\nsystem\n(S'touch " + str(victim).encode() + b"'\ntR.",
     ]
@@ -240,7 +249,7 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
     first = [of("run", 0), of("step", 1), of("eval", 2), of("step", 2), of("step", 3), of("checkpoint", 3)]
     end = of("end", 4, reason="interrupted")
     again = [of("run", 2, 1), of("resume", 2, 1, from_iter=2), of("step", 3, 1)]
-    assert current([*first, of("step", 4), end, *again]) == [*first[:4], end, *again]
+    assert effective_records([*first, of("step", 4), end, *again]) == [*first[:4], end, *again]
 
 
 def test_a_resume_of_a_resume() -> None:
@@ -255,7 +264,7 @@ def test_a_resume_of_a_resume() -> None:
         of("resume", 0, 2, from_iter=0),
         of("step", 1, 2),
     ]
-    kept = [(record["kind"], record["iter"], record["process"]) for record in current(records)]
+    kept = [(record["kind"], record["iter"], record["process"]) for record in effective_records(records)]
     assert kept == [
         ("run", 0, 0),
         ("run", 1, 1),
@@ -268,7 +277,7 @@ def test_a_resume_of_a_resume() -> None:
 
 def test_without_a_resume_everything_counts() -> None:
     records = [of("run", 0), of("step", 2), of("step", 1)]
-    assert current(iter(records)) == records
+    assert effective_records(iter(records)) == records
 
 
 @few
@@ -283,7 +292,7 @@ def test_steps_that_count_never_run_backwards(story: list[int | tuple[int]]) -> 
         else:
             done += 1
             records.append(of("step", done))
-    steps = [record["iter"] for record in current(records) if record["kind"] == "step"]
+    steps = [record["iter"] for record in effective_records(records) if record["kind"] == "step"]
     assert steps == list(range(1, done + 1))
 
 
@@ -293,14 +302,16 @@ def test_steps_that_count_never_run_backwards(story: list[int | tuple[int]]) -> 
 @few
 @given(
     st.lists(
-        st.sampled_from([encode(step(1, text="x" * 50)), encode(step(2)), b"\n", b'{"kind":"st', b"\0" * 70])
+        st.sampled_from(
+            [encode_line(step(1, text="x" * 50)), encode_line(step(2)), b"\n", b'{"kind":"st', b"\0" * 70]
+        )
     ),
     st.integers(1, 200),
 )
 def test_backwards_it_is_the_same_records(pieces: list[bytes], block: int) -> None:
     """Whole lines, torn ones, empty ones and holes, cut anywhere by the blocks that are read."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "_BLOCK", block)
+        patch.setattr(journal, "_READ_BLOCK_BYTES", block)
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(b"".join(pieces))
         assert list(read_backwards(path)) == list(read(path))[::-1]
@@ -310,10 +321,12 @@ def test_an_endless_line_is_passed_over_backwards_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its beginning alone would be a whole record, if its end were dropped without a trace."""
-    monkeypatch.setattr(journal, "LONGEST_LINE", 1000)
-    monkeypatch.setattr(journal, "_BLOCK", 300)
+    monkeypatch.setattr(journal, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(journal, "_READ_BLOCK_BYTES", 300)
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(encode(step(1)) + encode(step(2)).rstrip() + b" " * 5000 + b"\n" + encode(step(3)))
+    path.write_bytes(
+        encode_line(step(1)) + encode_line(step(2)).rstrip() + b" " * 5000 + b"\n" + encode_line(step(3))
+    )
     assert [record["iter"] for record in read_backwards(path)] == [3, 1]
 
 
@@ -348,10 +361,10 @@ def test_of_two_writers_the_later_start_stays(tmp_path: Path) -> None:
         one, other = begun(path, *older), begun(path, *later)
         before = path.read_bytes()
         for _ in range(2):
-            with pytest.raises(TakenOver):
+            with pytest.raises(RunSuperseded):
                 write(one, by(older[0], 9, older[1]))
         assert path.read_bytes() == before
-        one._file.write(encode(by(older[0], 8, older[1])))  # which had looked a moment too early
+        one._file.write(encode_line(by(older[0], 8, older[1])))  # which had looked a moment too early
         write(other, by(later[0], 3, later[1]))
         assert iters(path) == [0, 1, 2, 0, 1, 2, 8, 3]
 
@@ -362,7 +375,7 @@ def test_what_is_no_record_disturbs_nobody(tmp_path: Path) -> None:
         with (tmp_path / "j").open("a") as file:
             file.write(note)
         write(journal, by("aa", 3))
-    assert (iters(tmp_path / "j"), journal.lost) == ([0, 1, 2, 3, 3, 3], "")
+    assert (iters(tmp_path / "j"), journal.lost_reason) == ([0, 1, 2, 3, 3, 3], "")
 
 
 def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_path: Path) -> None:
@@ -371,7 +384,7 @@ def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_pat
         begun(path, "ff", 5, count=9).close()
 
     def overwrite(path: Path) -> None:
-        path.write_bytes(encode(by("ff", 7)) * 9)
+        path.write_bytes(encode_line(by("ff", 7)) * 9)
 
     def make_pipe(path: Path) -> None:
         path.rename(path.with_suffix(".moved"))
@@ -392,12 +405,12 @@ def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_pat
         change(path)
         after = path.read_bytes() if path.is_file() else None
         write(journal, by("aa", 3, 1))
-        assert journal.lost, name
+        assert journal.lost_reason, name
         write(journal, by("aa", 4, 1))
         assert (path.read_bytes() if path.is_file() else None) == after, name
         journal.move(tmp_path / f"{name}-rescued")
         write(journal, by("aa", 5, 1))
-        assert not journal.lost
+        assert not journal.lost_reason
         # Where the file itself was emptied, only what this process remembers is left.
         complete = [0, 1, 0, 1, 2, 3, 4, 5]
         expected = [0, 2, 3, 4, 5] if name in ("emptied", "overwritten") else complete
@@ -414,14 +427,14 @@ def test_a_file_that_an_editor_saved_goes_on(tmp_path: Path) -> None:
         for iteration in (5, 6, 7):
             write(journal, by("aa", iteration))
         assert iters(path) == ([2, 3, 4, 5, 6, 7] if number == 2 else list(range(8)))
-        assert not journal.lost
+        assert not journal.lost_reason
 
 
 def test_what_an_earlier_start_wrote_after_the_next_one_does_not_count() -> None:
     told = [by("aa", 0, 0, "run"), by("aa", 5), by("bb", 4, 1, "run"), by("aa", 6), by("bb", 5, 1)]
-    assert current(told) == [told[0], told[1], told[2], told[4]]
+    assert effective_records(told) == [told[0], told[1], told[2], told[4]]
     without = [{name: value for name, value in record.items() if name != "start"} for record in told]
-    assert current(without) == without, "older versions did not say"
+    assert effective_records(without) == without, "older versions did not say"
 
 
 def test_an_integer_that_no_float_holds_is_infinite() -> None:

@@ -15,13 +15,13 @@ import pytest
 from glassgpt.record import machine
 from glassgpt.record.machine import (
     CpuTimes,
+    cores_used_by_others,
     cpu_model,
-    cpu_times,
-    others_cores,
     process_age_s,
+    read_cpu_times,
     source_commit,
     start_since_boot_s,
-    unified_memory,
+    unified_memory_bytes,
     usable_memory,
 )
 from glassgpt.training.probe import describe_machine, memory_now
@@ -88,17 +88,17 @@ def test_the_cpu_model_is_the_first_named_one() -> None:
 def test_usable_memory_is_no_more_than_the_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     total = psutil.virtual_memory().total
     for limit, usable in ((None, (total, False)), (2**20, (2**20, True)), (2**55, (total, False))):
-        monkeypatch.setattr(machine, "memory_limit", lambda own, root, limit=limit: limit)
+        monkeypatch.setattr(machine, "memory_limit_bytes", lambda own, root, limit=limit: limit)
         assert usable_memory() == usable
 
 
 def test_apples_memory_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        machine, "output_of", lambda *command: "25769803776" if command[0] == "sysctl" else ""
+        machine, "command_output", lambda *command: "25769803776" if command[0] == "sysctl" else ""
     )
-    assert unified_memory() == 24 * 2**30
-    monkeypatch.setattr(machine, "output_of", lambda *command: None)
-    assert unified_memory() == psutil.virtual_memory().total
+    assert unified_memory_bytes() == 24 * 2**30
+    monkeypatch.setattr(machine, "command_output", lambda *command: None)
+    assert unified_memory_bytes() == psutil.virtual_memory().total
 
 
 # --- the source
@@ -176,19 +176,19 @@ def test_memory_now_is_cheap_enough_for_every_log_line() -> None:
 
 
 def test_a_command_may_print_anything() -> None:
-    told = machine.output_of(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
+    told = machine.command_output(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
     assert told is not None
     assert told.endswith("A")
 
 
 def test_cores_of_others_are_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = CpuTimes(clock=100.0, busy=50.0, own=7.0)
-    assert others_cores(before, CpuTimes(102.0, 54.0, 9.0)) == pytest.approx(1.0)
-    assert others_cores(before, CpuTimes(102.0, 51.9, 9.0)) == 0.0  # both are rounded
-    spent = cpu_times()
-    assert others_cores(spent, spent) == 0.0
+    before = CpuTimes(wall_s=100.0, busy_s=50.0, own_s=7.0)
+    assert cores_used_by_others(before, CpuTimes(102.0, 54.0, 9.0)) == pytest.approx(1.0)
+    assert cores_used_by_others(before, CpuTimes(102.0, 51.9, 9.0)) == 0.0  # both are rounded
+    spent = read_cpu_times()
+    assert cores_used_by_others(spent, spent) == 0.0
     # A quota of 4 cores on a host of 64, of which 30 or 62 are busy.
     monkeypatch.setattr("glassgpt.record.machine.usable_cores", lambda: 4.0)
-    assert others_cores(before, CpuTimes(102.0, 110.0, 7.0, cores=64)) == 0.0
-    assert others_cores(before, CpuTimes(102.0, 174.0, 7.0, cores=64)) == pytest.approx(2.0)
-    assert spent.busy > spent.own > 0
+    assert cores_used_by_others(before, CpuTimes(102.0, 110.0, 7.0, cores=64)) == 0.0
+    assert cores_used_by_others(before, CpuTimes(102.0, 174.0, 7.0, cores=64)) == pytest.approx(2.0)
+    assert spent.busy_s > spent.own_s > 0

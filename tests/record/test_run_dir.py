@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import DECIDED, MakeConfig, do, records, resume
+from tiny import CPU_CHOICES, MakeConfig, records, resume, run_task
 
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe, combine, read_recipe
+from glassgpt.recipe import Recipe, build_config, read_recipe
 from glassgpt.record import journal
-from glassgpt.record.journal import NAME, Journal
-from glassgpt.record.run_dir import Place, existing_run_dir, make_run_dir
+from glassgpt.record.journal import FILE_NAME, Journal
+from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir
 from glassgpt.runs.run_list import is_running
-from glassgpt.training.checkpoint.checkpoints import load_last
+from glassgpt.training.checkpoint.checkpoints import load_latest_intact
 from glassgpt.training.session import train
-from glassgpt.training.task import resolve
+from glassgpt.training.task import resolve_request
 
 
 def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:
@@ -37,7 +37,7 @@ def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:
 def test_the_tenth_run_comes_after_the_second(here: Path) -> None:
     for name in ("quick-2", "quick-10", "quick-extra-11", "quick"):
         (here / "runs" / name).mkdir(parents=True)
-        (here / "runs" / name / NAME).touch()
+        (here / "runs" / name / FILE_NAME).touch()
     (here / "runs" / "quick-12").mkdir()  # not a run: nothing to resume there
     assert existing_run_dir("", "quick") == Path("runs/quick-10")
     assert make_run_dir("", "quick") == Path("runs/quick-3")
@@ -80,11 +80,11 @@ def test_a_mistake_leaves_no_folder_behind(tiny: MakeConfig, tmp_path: Path) -> 
 def test_only_one_process_at_a_time(tiny: MakeConfig) -> None:
     config = tiny(max_iters=2)
     train(config)
-    journal_before = (Path(config.out_dir) / NAME).read_bytes()
-    first = Place(Path(config.out_dir))
+    journal_before = (Path(config.out_dir) / FILE_NAME).read_bytes()
+    first = LockedRunDir(Path(config.out_dir))
     with pytest.raises(UserError, match=r"another process is training in .* right now"):
         resume(config, max_iters=3)
-    assert (Path(config.out_dir) / NAME).read_bytes() == journal_before
+    assert (Path(config.out_dir) / FILE_NAME).read_bytes() == journal_before
     first.close()
     assert resume(config, max_iters=3).iter == 3
 
@@ -93,7 +93,7 @@ def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
     config = tiny(max_iters=2)
     run_dir = train(config).out_dir
     assert not is_running(run_dir)
-    first = Place(run_dir)
+    first = LockedRunDir(run_dir)
     (run_dir / "lock").unlink()
     assert is_running(run_dir)
     with pytest.raises(UserError, match="another process is training"):
@@ -122,7 +122,7 @@ def test_every_start_has_a_name(tiny: MakeConfig) -> None:
     assert len(set(starts)) == 2
     assert all(re.fullmatch("[0-9a-f]{8}", start) for start in starts)
     assert all(record["start"] == starts[record["process"]] for record in records(run_dir))
-    assert load_last(run_dir)[0].state["start"] == starts[1]
+    assert load_latest_intact(run_dir)[0].state["start"] == starts[1]
 
 
 def test_nothing_to_resume_is_an_error(here: Path, tiny: MakeConfig) -> None:
@@ -147,8 +147,8 @@ def test_the_folder_holds_what_the_design_says(tiny: MakeConfig) -> None:
     assert written["dtype"] == "float32"  # decided, no longer auto
     assert written["batch_size"] == 12
     # Where it was is left out: asking for the same again must not mean the same folder.
-    assert combine(read_recipe(folder / "config.toml"), {}) == dataclasses.replace(
-        config, out_dir="", batch_size=12, dtype="float32", **DECIDED
+    assert build_config(read_recipe(folder / "config.toml"), {}) == dataclasses.replace(
+        config, out_dir="", batch_size=12, dtype="float32", **CPU_CHOICES
     )
 
 
@@ -156,10 +156,10 @@ def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
     config = tiny(max_iters=2, learning_rate=0.0123)
     train(config)
     asked = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
-    resumed = resolve(Recipe("quickstart", "", {"n_layer": 7}), asked)
-    assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **DECIDED)
+    resumed = resolve_request(Recipe("quickstart", "", {"n_layer": 7}), asked)
+    assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **CPU_CHOICES)
     assert [(note.name, note.value) for note in resumed.notes] == [("n_layer", 2)], "the file has another"
-    assert do(resumed).iter == 5
+    assert run_task(resumed).iter == 5
     assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]
 
 
@@ -168,28 +168,28 @@ def test_looking_at_a_run_does_not_change_what_it_does_next(tiny: MakeConfig) ->
     config = tiny(max_iters=2)
     train(config)
     asked = {"init_from": "resume", "out_dir": config.out_dir}
-    do(resolve(Recipe("quickstart", "", {}), {**asked, "eval_only": "True"}))
-    later = resolve(Recipe("quickstart", "", {}), {**asked, "max_iters": "4"})
+    run_task(resolve_request(Recipe("quickstart", "", {}), {**asked, "eval_only": "True"}))
+    later = resolve_request(Recipe("quickstart", "", {}), {**asked, "max_iters": "4"})
     assert not later.config.eval_only
-    assert do(later).iter == 4
+    assert run_task(later).iter == 4
 
 
 def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     run = train(tiny("run", max_iters=1))
-    (run.out_dir / NAME).unlink()
-    (run.out_dir / NAME).mkdir()
+    (run.out_dir / FILE_NAME).unlink()
+    (run.out_dir / FILE_NAME).mkdir()
     for _ in range(2):  # and the folder is not held on to
         with pytest.raises(UserError, match=r"journal\.jsonl is no regular file to write into"):
-            Place(run.out_dir)
+            LockedRunDir(run.out_dir)
 
 
 def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here: Path) -> None:
     (here / "mine.txt").write_text("mine")
-    for name in ("lock", NAME):
+    for name in ("lock", FILE_NAME):
         (here / name).symlink_to("mine.txt")
         for _ in range(2):  # and the folder is not held on to
             with pytest.raises(UserError, match=name):
-                Place(here)
+                LockedRunDir(here)
         with pytest.raises(OSError, match="symbolic link"):
             Journal(here / name)
         (here / name).unlink()
@@ -197,7 +197,7 @@ def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here: Path) -> None:
     (here / "lock").unlink()
     os.mkfifo(here / "lock")
     with pytest.raises(UserError, match="pipe"):
-        Place(here)
+        LockedRunDir(here)
 
 
 def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -214,10 +214,10 @@ def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> Non
 
 def test_a_resume_reads_the_end_of_the_journal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """600,000 records took 1.7 GB and 10 s."""
-    path = tmp_path / NAME
-    old = journal.encode({"kind": "step", "time": 1.0, "process": 3, "iter": 7, "text": "x" * 400})
+    path = tmp_path / FILE_NAME
+    old = journal.encode_line({"kind": "step", "time": 1.0, "process": 3, "iter": 7, "text": "x" * 400})
     end = {"kind": "end", "time": 2.0, "process": 4, "iter": 9, "reason": "finished"}
-    path.write_bytes(old * 10_000 + journal.encode(end))
+    path.write_bytes(old * 10_000 + journal.encode_line(end))
     parsed = []
     loads = journal.loads
 
@@ -226,15 +226,15 @@ def test_a_resume_reads_the_end_of_the_journal_only(tmp_path: Path, monkeypatch:
         return loads(text)
 
     monkeypatch.setattr(journal, "loads", count)
-    place = Place(tmp_path)
-    assert (place.process, place.was_finished) == (5, True)
+    place = LockedRunDir(tmp_path)
+    assert (place.process_number, place.was_finished) == (5, True)
     assert len(parsed) < 10
     place.close()
 
 
 def test_starts_are_counted_whatever_the_journal_ends_with(tmp_path: Path) -> None:
     def line(kind: str, **more: Any) -> bytes:
-        return journal.encode({"kind": kind, "time": 1.0, "iter": 0} | more)
+        return journal.encode_line({"kind": kind, "time": 1.0, "iter": 0} | more)
 
     torn = line("end", process=9, reason="finished")[:-3]
     for content, starts, finished in (
@@ -247,7 +247,7 @@ def test_starts_are_counted_whatever_the_journal_ends_with(tmp_path: Path) -> No
         (line("run") + line("step") + line("run") + line("end", reason="finished"), 2, True),  # no numbers
         (line("run", process=4) + line("run") + line("end"), 6, False),
     ):
-        (tmp_path / NAME).write_bytes(content)
-        place = Place(tmp_path)
-        assert (place.process, place.was_finished) == (starts, finished), content[:200]
+        (tmp_path / FILE_NAME).write_bytes(content)
+        place = LockedRunDir(tmp_path)
+        assert (place.process_number, place.was_finished) == (starts, finished), content[:200]
         place.close()

@@ -116,7 +116,7 @@ def test_an_object_that_listens_is_named_by_its_class(
 def test_a_listener_that_hangs_blocks_neither_the_run_nor_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(sink_module, "LISTENER_TIMEOUT_S", 0.1)
     released, hung, heard = threading.Event(), [], []
 
     def hang(record: Record) -> None:
@@ -134,7 +134,7 @@ def test_a_listener_that_hangs_blocks_neither_the_run_nor_its_end(
 
 
 def test_the_patience_is_shared_by_all_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(sink_module, "LISTENER_TIMEOUT_S", 0.3)
     released = threading.Event()
 
     def hang(record: Record) -> None:

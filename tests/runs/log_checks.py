@@ -11,16 +11,16 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.lines import Line
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 
 A100 = 312e12
 
 
 @dataclass(frozen=True)
-class Row:
+class ExpectedStep:
     iteration: int
     loss: float | None
     ms: float | None = None
@@ -29,22 +29,24 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExpectedLine:
     """A line, and what it says."""
 
     text: str
-    row: Row | None = None
+    row: ExpectedStep | None = None
     eval: tuple[int, float | None, float] | None = None  # iteration, training loss, validation loss
     save: int | None = None
     segment: int = 0
 
 
 @dataclass(frozen=True)
-class Told:
-    parts: tuple[Part, ...]
+class ExpectedLog:
+    parts: tuple[ExpectedLine, ...]
     format: str
     times_hold_eval: bool = False
-    holds_after: int = 0  # the iteration whose time holds an evaluation comes so much later than its number
+    eval_time_offset: int = (
+        0  # the iteration whose time holds an evaluation comes so much later than its number
+    )
     tokens: int | None = None
     parameters: int | None = None
     flops_per_token: float | None = None
@@ -53,7 +55,9 @@ class Told:
     numbered: bool = True
     ended: str = "finished"
     segments: int = 1
-    starting: frozenset[int] = field(default=frozenset({0}))  # segments whose first row is a process's first
+    segments_with_startup: frozenset[int] = field(
+        default=frozenset({0})
+    )  # segments whose first row is a process's first
 
     @property
     def lines(self) -> list[str]:
@@ -64,7 +68,7 @@ class Told:
         return "".join(f"{line}\n" for line in self.lines)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ExpectedStep]:
         return [part.row for part in self.parts if part.row is not None]
 
     @property
@@ -75,20 +79,20 @@ class Told:
     def saves(self) -> list[int]:
         return [part.save for part in self.parts if part.save is not None]
 
-    def first(self, count: int) -> Told:
+    def truncated(self, count: int) -> ExpectedLog:
         """The log as it is when only so many lines are left of it."""
         return replace(self, parts=self.parts[:count], ended="cut")
 
 
-def expected(told: Told) -> dict[str, Any]:
+def expected_facts(told: ExpectedLog) -> dict[str, Any]:
     """Every fact, by its definition in the issue."""
     rows, evals, saves = told.rows, told.evals, told.saves
     first = [
-        row.segment in told.starting and (index == 0 or rows[index - 1].segment != row.segment)
+        row.segment in told.segments_with_startup and (index == 0 or rows[index - 1].segment != row.segment)
         for index, row in enumerate(rows)
     ]
     marks = {
-        (part.segment, at + told.holds_after)
+        (part.segment, at + told.eval_time_offset)
         for part in told.parts
         for at in (part.eval[0] if part.eval else None, part.save)
         if at is not None
@@ -149,7 +153,7 @@ def expected(told: Told) -> dict[str, Any]:
 
 
 def _startup(
-    rows: Sequence[Row],
+    rows: Sequence[ExpectedStep],
     first: Sequence[bool],
     holds: Sequence[bool],
     steady: float | None,
@@ -185,33 +189,33 @@ def _commonest(gaps: Sequence[int]) -> int | None:
 # --- reading, and comparing with what was expected ---
 
 
-def lines_of(text: str) -> list[Line]:
+def lines_of(text: str) -> list[LogLine]:
     """As the file would give them: what follows the last line end is torn."""
     *whole, rest = text.split("\n")
-    return [Line(line) for line in whole] + ([Line(rest, torn=True)] if rest else [])
+    return [LogLine(line) for line in whole] + ([LogLine(rest, is_incomplete=True)] if rest else [])
 
 
-def history_of(text: str) -> History:
+def parse_log(text: str) -> RunLog:
     return read_log(lines_of(text), "run.log")
 
 
-def facts_in(text: str) -> Facts:
-    return facts_of(history_of(text))
+def parse_facts(text: str) -> Facts:
+    return compute_facts(parse_log(text))
 
 
-def check(text: str, want: Told | dict[str, Any], ignoring: Sequence[str] = ()) -> None:
+def check_facts(text: str, want: ExpectedLog | dict[str, Any], ignoring: Sequence[str] = ()) -> None:
     """All facts at once, so that a failure shows what goes wrong together."""
-    got = facts_in(text).as_dict()
-    wanted = expected(want) if isinstance(want, Told) else want
+    got = parse_facts(text).as_dict()
+    wanted = expected_facts(want) if isinstance(want, ExpectedLog) else want
     wrong = {
         name: (got[name], value)
         for name, value in wanted.items()
-        if name not in ignoring and not same(got[name], value)
+        if name not in ignoring and not nearly_equal(got[name], value)
     }
     assert wrong == {}, f"got, wanted: {wrong}"
 
 
-def same(one: object, other: object) -> bool:
+def nearly_equal(one: object, other: object) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
         both_nan = math.isnan(one) and math.isnan(other)
         return both_nan or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from log_checks import A100, Part, Row, Told
+from log_checks import A100, ExpectedLine, ExpectedLog, ExpectedStep
 
 
 @dataclass(frozen=True)
-class Course:
+class SyntheticRun:
     """How a run goes, whoever trains it."""
 
     updates: int = 40
@@ -45,14 +45,16 @@ class Course:
         return random.Random(f"{self.seed} {iteration} {kind}").random()
 
 
-def _(*texts: str) -> list[Part]:
-    return [Part(text) for text in texts]
+def _(*texts: str) -> list[ExpectedLine]:
+    return [ExpectedLine(text) for text in texts]
 
 
 # --- nanoGPT ---
 
 
-def nanogpt(course: Course, extra: str = "", resumes_at: int | None = None, segment: int = 0) -> Told:
+def nanogpt(
+    course: SyntheticRun, extra: str = "", resumes_at: int | None = None, segment: int = 0
+) -> ExpectedLog:
     """`resumes_at`: the checkpoint's iteration, which is evaluated again."""
     parts = _(
         "Overriding config with config/train_shakespeare_char.py:",
@@ -79,18 +81,20 @@ def nanogpt(course: Course, extra: str = "", resumes_at: int | None = None, segm
         if evaluates:
             train, val = f"{course.val(at) - 0.1:.4f}", f"{course.val(at):.4f}"
             parts.append(
-                Part(f"step {at}: train loss {train}, val loss {val}", eval=(at, float(train), float(val)))
+                ExpectedLine(
+                    f"step {at}: train loss {train}, val loss {val}", eval=(at, float(train), float(val))
+                )
             )
             if at > start and float(val) < best:
-                parts.append(Part("saving checkpoint to out-shakespeare-char", save=at))
+                parts.append(ExpectedLine("saving checkpoint to out-shakespeare-char", save=at))
             best = min(best, float(val))
         if at % course.log_every == 0:
             loss, ms = f"{course.loss(at):.4f}", f"{course.ms(at, evaluates, at == start):.2f}"
             mfu = f"{course.mfu(at):.2f}" if at - start >= 5 else "-100.00"
             told = None if mfu.startswith("-") else float(mfu)
             text = f"iter {at}: loss {loss}, time {ms}ms, mfu {mfu}%{extra}"
-            parts.append(Part(text, Row(at, float(loss), float(ms), told, segment)))
-    return Told(
+            parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), told, segment)))
+    return ExpectedLog(
         tuple(parts), "nanogpt", times_hold_eval=True, tokens=16384, parameters=10_650_000, mfu_peak=A100
     )
 
@@ -98,7 +102,7 @@ def nanogpt(course: Course, extra: str = "", resumes_at: int | None = None, segm
 # --- build-nanogpt ---
 
 
-def build_nanogpt(course: Course) -> Told:
+def build_nanogpt(course: SyntheticRun) -> ExpectedLog:
     parts = _(
         "using device: cuda",
         "total desired batch size: 524288",
@@ -114,7 +118,7 @@ def build_nanogpt(course: Course) -> Told:
         evaluates = course.evaluates(at) or last
         if evaluates:
             val = f"{course.val(at):.4f}"
-            parts.append(Part(f"validation loss: {val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"validation loss: {val}", eval=(at, None, float(val))))
             parts += _("HellaSwag accuracy: 2497/10042=0.2487")
             parts += _(f"rank 0 sample 0: Hello, I'm a language model, step {at} of many, and a loss.")
         loss, ms = f"{course.loss(at):.6f}", f"{course.ms(at, evaluates, at == 0):.2f}"
@@ -122,21 +126,23 @@ def build_nanogpt(course: Course) -> Told:
         text = (
             f"step {at:5d} | loss: {loss} | lr {6e-4:.4e} | norm: 0.5000 | dt: {ms}ms | tok/sec: {speed:.2f}"
         )
-        parts.append(Part(text, Row(at, float(loss), float(ms))))
-    return Told(tuple(parts), "build-nanogpt", times_hold_eval=True, tokens=524288, parameters=124_475_904)
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
+    return ExpectedLog(
+        tuple(parts), "build-nanogpt", times_hold_eval=True, tokens=524288, parameters=124_475_904
+    )
 
 
-def build_nanogpt_file(course: Course) -> Told:
+def build_nanogpt_file(course: SyntheticRun) -> ExpectedLog:
     """Its log.txt."""
     parts = []
     for at in range(course.updates):
         if course.evaluates(at) or at == course.updates - 1:
             val = f"{course.val(at):.4f}"
-            parts.append(Part(f"{at} val {val}", eval=(at, None, float(val))))
-            parts.append(Part(f"{at} hella 0.2487"))
+            parts.append(ExpectedLine(f"{at} val {val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"{at} hella 0.2487"))
         loss = f"{course.loss(at):.6f}"
-        parts.append(Part(f"{at} train {loss}", Row(at, float(loss))))
-    return Told(tuple(parts), "build-nanogpt", times_hold_eval=True)
+        parts.append(ExpectedLine(f"{at} train {loss}", ExpectedStep(at, float(loss))))
+    return ExpectedLog(tuple(parts), "build-nanogpt", times_hold_eval=True)
 
 
 # --- llm.c ---
@@ -181,11 +187,11 @@ LLMC_LINES: dict[str, LlmcLine] = {
 _TABLE_LINE = "+-----------------------+----------------------------------------------------+"
 
 
-def _table(*rows: tuple[str, object]) -> list[Part]:
+def _table(*rows: tuple[str, object]) -> list[ExpectedLine]:
     return _(_TABLE_LINE, *(f"| {name:<21} | {value!s:<50} |" for name, value in rows), _TABLE_LINE)
 
 
-def llmc(course: Course, line: str = "today", resumes_at: int | None = None) -> Told:
+def llmc(course: SyntheticRun, line: str = "today", resumes_at: int | None = None) -> ExpectedLog:
     start = resumes_at or 0
     end = start + course.updates
     parts = _table(
@@ -203,9 +209,9 @@ def llmc(course: Course, line: str = "today", resumes_at: int | None = None) -> 
         last = done == end
         if course.evaluates(done) or last:
             val = f"{course.val(done):.6f}"
-            parts.append(Part(f"val loss {val}", eval=(done, None, float(val))))
+            parts.append(ExpectedLine(f"val loss {val}", eval=(done, None, float(val))))
         if done > start and (done % (2 * course.eval_every) == 0 or last):
-            parts.append(Part(f"Writing checkpoint at step {done}", save=done))
+            parts.append(ExpectedLine(f"Writing checkpoint at step {done}", save=done))
             parts += _(f"Writing model to log/model_{done:08d}.bin")
         if last:
             break
@@ -213,12 +219,12 @@ def llmc(course: Course, line: str = "today", resumes_at: int | None = None) -> 
         loss, ms = f"{course.loss(at):.6f}", f"{course.ms(at, starts=done == start):.2f}"
         text = LLMC_LINES[line](at, end, loss, ms, course.mfu(at))
         mfu = float(f"{course.mfu(at):.1f}") if "MFU" in text else None
-        parts.append(Part(text, Row(at, float(loss), float(ms), mfu)))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), mfu)))
     parts += _("total average iteration time: 123.456789 ms")
-    return Told(tuple(parts), "llm.c", tokens=524288, parameters=124_475_904)
+    return ExpectedLog(tuple(parts), "llm.c", tokens=524288, parameters=124_475_904)
 
 
-def llmc_c(course: Course) -> Told:
+def llmc_c(course: SyntheticRun) -> ExpectedLog:
     """train_gpt2.c: iterations from 0, an evaluation belongs to the line that follows."""
     parts = _(
         "[GPT-2]", "max_seq_len: 1024", "vocab_size: 50257", "num_parameters: 124439808",
@@ -227,22 +233,26 @@ def llmc_c(course: Course) -> Told:
     for at in range(course.updates):
         if course.evaluates(at):
             val = f"{course.val(at):.6f}"
-            parts.append(Part(f"val loss {val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"val loss {val}", eval=(at, None, float(val))))
         if course.evaluates(at) and at:
             parts += _("generating:", "---", "I was so frightened with your face: to come", "---")
         loss, ms = f"{course.loss(at):.6f}", f"{course.ms(at, starts=at == 0):.6f}"
-        parts.append(Part(f"step {at}: train loss {loss} (took {ms} ms)", Row(at, float(loss), float(ms))))
-    return Told(tuple(parts), "llm.c", parameters=124_439_808, ended="cut")
+        parts.append(
+            ExpectedLine(
+                f"step {at}: train loss {loss} (took {ms} ms)", ExpectedStep(at, float(loss), float(ms))
+            )
+        )
+    return ExpectedLog(tuple(parts), "llm.c", parameters=124_439_808, ended="cut")
 
 
-def llmc_python(course: Course) -> Told:
+def llmc_python(course: SyntheticRun) -> ExpectedLog:
     """train_gpt2.py: the clock runs while it evaluates, at the top of the loop."""
     parts = _("using device: cuda", "total desired batch size: 524288")
     for done in range(course.updates + 1):
         last = done == course.updates
         if course.evaluates(done) or last:
             val = f"{course.val(done):.6f}"
-            parts.append(Part(f"val loss {val}", eval=(done, None, float(val))))
+            parts.append(ExpectedLine(f"val loss {val}", eval=(done, None, float(val))))
         if last:
             break
         at = done + 1
@@ -252,19 +262,19 @@ def llmc_python(course: Course) -> Told:
             f"step {at:4d}/{course.updates} | train loss {loss} | norm 0.5000 | lr 6.00e-04 | "
             f"({ms} ms | 50819 tok/s)"
         )
-        parts.append(Part(text, Row(at, float(loss), float(ms))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
     parts += _("final 20 iters avg: 123.456ms", "peak memory consumption: 32445 MiB")
-    return Told(tuple(parts), "llm.c", times_hold_eval=True, holds_after=1, tokens=524288)
+    return ExpectedLog(tuple(parts), "llm.c", times_hold_eval=True, eval_time_offset=1, tokens=524288)
 
 
-def llmc_file(course: Course) -> Told:
+def llmc_file(course: SyntheticRun) -> ExpectedLog:
     """main.log, which counts updates done before."""
     parts = []
     for at in range(course.updates):
         if course.evaluates(at):
             val = f"{course.val(at):.4f}"
-            parts.append(Part(f"s:{at} tel:{val}", eval=(at, None, float(val))))
-            parts.append(Part(f"s:{at} eval:0.2463"))
+            parts.append(ExpectedLine(f"s:{at} tel:{val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"s:{at} eval:0.2463"))
         loss = f"{course.loss(at):.4f}"
-        parts.append(Part(f"s:{at} trl:{loss} lr:0.000600 norm:0.50", Row(at, float(loss))))
-    return Told(tuple(parts), "llm.c", ended="cut")
+        parts.append(ExpectedLine(f"s:{at} trl:{loss} lr:0.000600 norm:0.50", ExpectedStep(at, float(loss))))
+    return ExpectedLog(tuple(parts), "llm.c", ended="cut")

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from log_checks import Part, Row, Told
-from printed import Course, build_nanogpt, build_nanogpt_file, llmc, llmc_c, llmc_file, llmc_python, nanogpt
+from log_checks import ExpectedLine, ExpectedLog, ExpectedStep
+from printed import (
+    SyntheticRun,
+    build_nanogpt,
+    build_nanogpt_file,
+    llmc,
+    llmc_c,
+    llmc_file,
+    llmc_python,
+    nanogpt,
+)
 
 
-def _(*texts: str) -> list[Part]:
-    return [Part(text) for text in texts]
+def _(*texts: str) -> list[ExpectedLine]:
+    return [ExpectedLine(text) for text in texts]
 
 
 # --- nanochat ---
 
 
-def nanochat(course: Course) -> Told:
+def nanochat(course: SyntheticRun) -> ExpectedLog:
     total = course.updates
     parts = _(
         "Autodetected device type: cuda",
@@ -34,13 +43,13 @@ def nanochat(course: Course) -> Told:
         last = at == total
         if course.evaluates(at) or last:
             val = f"{course.val(at) / 3:.6f}"
-            parts.append(Part(f"Step {at:05d} | Validation bpb: {val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"Step {at:05d} | Validation bpb: {val}", eval=(at, None, float(val))))
         if last:
             parts += _(f"Step {at:05d} | CORE metric: 0.2196")
             parts += _("<|bos|>The capital of France is Paris. It is the step 5 of the loss: 12")
             where = f"base_checkpoints/d20/model_{at:06d}.pt"
             parts.append(
-                Part(
+                ExpectedLine(
                     f"2026-02-02 00:09:58,013 - nanochat - INFO - Saved model parameters to: {where}", save=at
                 )
             )
@@ -52,11 +61,11 @@ def nanochat(course: Course) -> Told:
             f"step {at:05d}/{total:05d} ({100 * at / total:.2f}%) | loss: {loss} | lrm: 1.00 | dt: {ms}ms | "
             f"tok/sec: {speed:,} | bf16_mfu: {mfu} | epoch: 1 pq: 0 rg: 1 | total time: 0.05m{eta}"
         )
-        parts.append(Part(text, Row(at, float(loss), float(ms), float(mfu))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), float(mfu))))
     parts += _(
         "Peak memory usage: 62389.67MiB", "Total training time: 179.44m", "Minimum validation bpb: 0.753336"
     )
-    return Told(
+    return ExpectedLog(
         tuple(parts),
         "nanochat",
         tokens=524288,
@@ -67,13 +76,15 @@ def nanochat(course: Course) -> Told:
     )
 
 
-def nanochat_sft(course: Course) -> Told:
+def nanochat_sft(course: SyntheticRun) -> ExpectedLog:
     """The newer fine-tuning: from 1, no total."""
-    parts: list[Part] = []
+    parts: list[ExpectedLine] = []
     for done in range(course.updates + 1):
         if course.evaluates(done):
             val = f"{course.val(done) / 3:.4f}"
-            parts.append(Part(f"Step {done:05d} | Validation bpb: {val}", eval=(done, None, float(val))))
+            parts.append(
+                ExpectedLine(f"Step {done:05d} | Validation bpb: {val}", eval=(done, None, float(val)))
+            )
         if done == course.updates:
             break
         at = done + 1
@@ -86,19 +97,19 @@ def nanochat_sft(course: Course) -> Told:
             f"step {at:05d} ({at / course.updates:.2f}%) | loss: {loss} | lrm: 1.00 | dt: {ms}ms | "
             f"tok/sec: 12,525 | mfu: {mfu} | epoch: 1 | total time: 0.00m"
         )
-        parts.append(Part(text, Row(at, float(loss), float(ms), float(mfu))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), float(mfu))))
     parts += _("Peak memory usage: 1389.67MiB", "Minimum validation bpb: 0.7533")
-    return Told(tuple(parts), "nanochat", metric="bits_per_byte")
+    return ExpectedLog(tuple(parts), "nanochat", metric="bits_per_byte")
 
 
-def nanochat_sft_old(course: Course) -> Told:
+def nanochat_sft_old(course: SyntheticRun) -> ExpectedLog:
     """No time, a validation loss, and no blank before a bar."""
-    parts: list[Part] = []
+    parts: list[ExpectedLine] = []
     for at in range(course.updates):
         last = at == course.updates - 1
         if course.evaluates(at) or last:
             val = f"{course.val(at):.6f}"
-            parts.append(Part(f"Step {at:05d} | Validation loss: {val}", eval=(at, None, float(val))))
+            parts.append(ExpectedLine(f"Step {at:05d} | Validation loss: {val}", eval=(at, None, float(val))))
             parts += _(f"Step {at:05d} | mmlu_acc: 0.312500, arc_easy_acc: 0.386719")
         if last:
             break
@@ -106,14 +117,14 @@ def nanochat_sft_old(course: Course) -> Told:
         text = (
             f"Step {at:05d}/{course.updates:05d} | Training loss: {loss}| lrm: 1.000000| num_tokens: 12,345"
         )
-        parts.append(Part(text, Row(at, float(loss))))
-    return Told(tuple(parts), "nanochat", ended="cut")
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss))))
+    return ExpectedLog(tuple(parts), "nanochat", ended="cut")
 
 
 # --- modded-nanogpt ---
 
 
-def modded(course: Course, with_loss: bool = False) -> Told:
+def modded(course: SyntheticRun, with_loss: bool = False) -> ExpectedLog:
     """Since February 2025, or, with the training loss, a form between the two."""
     total = course.updates
     parts = _(
@@ -132,7 +143,7 @@ def modded(course: Course, with_loss: bool = False) -> Told:
                 f"step:{done}/{total} val_loss:{val} train_time:{spent}ms "
                 f"step_avg:{spent / max(done, 1):.2f}ms"
             )
-            parts.append(Part(text, eval=(done, None, float(val))))
+            parts.append(ExpectedLine(text, eval=(done, None, float(val))))
         if done == total:
             break
         at = done + 1
@@ -141,15 +152,15 @@ def modded(course: Course, with_loss: bool = False) -> Told:
         loss = f"{course.loss(at):.4f}" if with_loss else None
         said = f" train_loss:{loss}" if loss else ""
         text = f"step:{at}/{total}{said} train_time:{spent}ms step_avg:{spent / at:.2f}ms"
-        parts.append(Part(text, Row(at, float(loss) if loss else None, float(ms))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss) if loss else None, float(ms))))
     parts += _("peak memory allocated: 31361 MiB reserved: 36734 MiB")
-    return Told(tuple(parts), "modded-nanogpt")
+    return ExpectedLog(tuple(parts), "modded-nanogpt")
 
 
 # --- litgpt ---
 
 
-def litgpt(course: Course, accumulate: int = 4) -> Told:
+def litgpt(course: SyntheticRun, accumulate: int = 4) -> ExpectedLog:
     """Pretraining today. `updates` of the course are micro-batches here, since its lines count those."""
     parts = _(
         "Seed set to 42", "Time to instantiate model: 0.08 seconds.", "Total parameters: 1,100,048,384",
@@ -164,28 +175,28 @@ def litgpt(course: Course, accumulate: int = 4) -> Told:
             f"Epoch 1 | iter {at} step {step} | loss train: {loss}, val: {val} | iter time: {ms} ms{mark} "
             "remaining time: 1 day, 2:03:04"
         )
-        parts.append(Part(text, Row(at, float(loss), float(ms))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
         if course.evaluates(at):
             parts += _("Validating ...")
             told = f"{course.val(at):.4f}"
             val = f"{course.val(at):.3f}"
             text = f"iter {at}: val loss {told}, val time: 1234.56 ms"
-            parts.append(Part(text, eval=(at, None, float(told))))
+            parts.append(ExpectedLine(text, eval=(at, None, float(told))))
             where = f"out/step-{step:08d}/lit_model.pth"
-            parts.append(Part(f"Saving checkpoint to '{where}'", save=at))
+            parts.append(ExpectedLine(f"Saving checkpoint to '{where}'", save=at))
     final = f"{course.val(course.updates) - 0.001:.3f}"
     parts += _("Validating ...")
     parts.append(
-        Part(
+        ExpectedLine(
             f"Final evaluation | val loss: {final} | val ppl: 12.345",
             eval=(course.updates, None, float(final)),
         )
     )
-    parts.append(Part("Saving checkpoint to 'out/final/lit_model.pth'", save=course.updates))
-    return Told(tuple(parts), "litgpt", parameters=1_100_048_384)
+    parts.append(ExpectedLine("Saving checkpoint to 'out/final/lit_model.pth'", save=course.updates))
+    return ExpectedLog(tuple(parts), "litgpt", parameters=1_100_048_384)
 
 
-def lit_gpt(course: Course, accumulate: int = 4) -> Told:
+def lit_gpt(course: SyntheticRun, accumulate: int = 4) -> ExpectedLog:
     """2023's: an evaluation is named `step` though its number is an iteration's."""
     parts = _(
         "Number of trainable parameters: 1,126,400", "Number of non-trainable parameters: 2,779,683,840"
@@ -194,24 +205,24 @@ def lit_gpt(course: Course, accumulate: int = 4) -> Told:
         loss, ms = f"{course.loss(at):.4f}", f"{course.ms(at, starts=at == 1):.2f}"
         mark = " (optimizer.step)" if at % accumulate == 0 else ""
         text = f"iter {at} step {at // accumulate}: loss {loss}, iter time: {ms}ms{mark}"
-        parts.append(Part(text, Row(at, float(loss), float(ms))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
         if course.evaluates(at):
             val = f"{course.val(at):.4f}"
             parts += _(
                 "Validating ...", "Recommend a movie for me to watch", "### Response:", "iter, loss, time"
             )
             text = f"step {at}: val loss {val}, val time: 1234.56ms"
-            parts.append(Part(text, eval=(at, None, float(val))))
+            parts.append(ExpectedLine(text, eval=(at, None, float(val))))
     parts += _("Training time: 123.45s", "Memory used: 13.45 GB")
-    return Told(tuple(parts), "litgpt", parameters=2_780_810_240)
+    return ExpectedLog(tuple(parts), "litgpt", parameters=2_780_810_240)
 
 
 # --- Hugging Face's Trainer ---
 
 
-def trainer(course: Course, quoted: bool = False, bars: bool = False, every: int = 5) -> Told:
+def trainer(course: SyntheticRun, quoted: bool = False, bars: bool = False, every: int = 5) -> ExpectedLog:
     """A dict each `every` steps; with `bars`, the progress bar in front of and behind each."""
-    parts: list[Part] = []
+    parts: list[ExpectedLine] = []
     total = course.updates // every * every
     if bars:
         parts += _(f"  0%|          | 0/{total} [00:00<?, ?it/s]")
@@ -222,7 +233,7 @@ def trainer(course: Course, quoted: bool = False, bars: bool = False, every: int
             parts += _(bar)
         loss = f"{course.loss(at):.4f}"
         values = {"loss": loss, "grad_norm": "1.25", "learning_rate": "4.9e-05", "epoch": f"{at / total:.2f}"}
-        parts.append(Part(_dict(values, quoted), Row(number, float(loss))))
+        parts.append(ExpectedLine(_dict(values, quoted), ExpectedStep(number, float(loss))))
         if bars:
             parts += _(bar)
         if course.evaluates(at):
@@ -237,10 +248,10 @@ def trainer(course: Course, quoted: bool = False, bars: bool = False, every: int
                 "eval_samples_per_second": "5.5",
                 "epoch": "0.5",
             }
-            parts.append(Part(_dict(values, quoted), eval=(number, None, float(val))))
+            parts.append(ExpectedLine(_dict(values, quoted), eval=(number, None, float(val))))
     end = {"train_runtime": "22.5", "train_samples_per_second": "2.0", "train_loss": "1.09", "epoch": "1.0"}
     parts += _(_dict(end, quoted))
-    return Told(tuple(parts), "hf-trainer", numbered=bars)
+    return ExpectedLog(tuple(parts), "hf-trainer", numbered=bars)
 
 
 def _dict(values: dict[str, str], quoted: bool) -> str:
@@ -251,22 +262,22 @@ def _dict(values: dict[str, str], quoted: bool) -> str:
 # --- one that nobody knows ---
 
 
-def unknown(course: Course) -> Told:
-    parts: list[Part] = []
+def unknown(course: SyntheticRun) -> ExpectedLog:
+    parts: list[ExpectedLine] = []
     for at in range(1, course.updates + 1):
         loss, ms = f"{course.loss(at):.4f}", f"{course.ms(at, starts=at == 1):.1f}"
         text = f"[train] Step {at}/{course.updates}, Loss: {loss}, LR: 3e-4, Time: {ms}ms"
-        parts.append(Part(text, Row(at, float(loss), float(ms))))
+        parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
         if course.evaluates(at):
             val = f"{course.val(at):.4f}"
-            parts.append(Part(f"[valid] Step {at}, val_loss = {val}", eval=(at, None, float(val))))
-    return Told(tuple(parts), "unknown")
+            parts.append(ExpectedLine(f"[valid] Step {at}, val_loss = {val}", eval=(at, None, float(val))))
+    return ExpectedLog(tuple(parts), "unknown")
 
 
 # --- MiniMind ---
 
 
-def minimind(course: Course, per_epoch: int = 20, old: bool = False) -> Told:
+def minimind(course: SyntheticRun, per_epoch: int = 20, old: bool = False) -> ExpectedLog:
     """`old`: all is counted from 0. New ones count from 1, and print the last micro-batch of an epoch."""
     epochs = -(-course.updates // per_epoch)
     parts = _("LLM可训练总参数量：25.830 百万") if old else _("Trainable Params: 25.830M")
@@ -283,12 +294,12 @@ def minimind(course: Course, per_epoch: int = 20, old: bool = False) -> Told:
                 else f"Epoch:[{epoch + 1}/{epochs}]({step}/{per_epoch}), loss: {loss:.4f}, logits_loss: "
                 f"{loss - 0.01:.4f}, aux_loss: 0.0100, lr: {lr:.8f}, epoch_time: {left}.0min"
             )
-            parts.append(Part(text, Row(at, float(f"{loss:.3f}" if old else f"{loss:.4f}"))))
+            parts.append(ExpectedLine(text, ExpectedStep(at, float(f"{loss:.3f}" if old else f"{loss:.4f}"))))
     starting = frozenset({0}) if old else frozenset()
-    return Told(tuple(parts), "minimind", parameters=25_830_000, starting=starting)
+    return ExpectedLog(tuple(parts), "minimind", parameters=25_830_000, segments_with_startup=starting)
 
 
-def every_trainer(course: Course) -> dict[str, Told]:
+def every_trainer(course: SyntheticRun) -> dict[str, ExpectedLog]:
     """The course as each of them would print it."""
     return {
         "nanogpt": nanogpt(course),

@@ -7,14 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.config import Value
-from glassgpt.runs.run_log import Evaluation, Event, History, Save, Segment, Setup, Steps
+from glassgpt.config import ConfigValue
+from glassgpt.runs.run_log import (
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+)
 from glassgpt.runs.trainers import BY_ID
 
 NANOGPT = BY_ID["nanogpt"]
 
 
-def made_steps(
+def make_steps(
     iterations: Sequence[int],
     ms: Sequence[float] | float = 100.0,
     loss: Sequence[float] | None = None,
@@ -35,22 +43,22 @@ def made_steps(
     )
 
 
-def made_history(
+def make_run_log(
     steps: Steps,
     evals: Sequence[tuple[int, float | None, float]] = (),  # iteration, train loss, validation loss
     saves: Sequence[int] = (),
-    settings: Mapping[str, Value] | None = None,
-    events: Sequence[Event] = (),
+    settings: Mapping[str, ConfigValue] | None = None,
+    events: Sequence[LogEvent] = (),
     **changes: object,
-) -> History:
-    whole = History(
+) -> RunLog:
+    whole = RunLog(
         trainer=NANOGPT,
         name="run.log",
         steps=steps,
-        evals=tuple(Evaluation(at, 0, val, train) for at, train, val in evals),
-        saves=tuple(Save(at, 0) for at in saves),
-        segments=(Segment(starts=True, first_iteration=0),),
+        evals=tuple(LoggedEvaluation(at, 0, val, train) for at, train, val in evals),
+        saves=tuple(LoggedCheckpoint(at, 0) for at in saves),
+        segments=(Segment(has_startup=True, first_iteration=0),),
         events=tuple(events),
-        setup=Setup(settings=dict(settings or {})),
+        setup=LoggedSetup(settings=dict(settings or {})),
     )
     return replace(whole, **changes)  # type: ignore[arg-type]

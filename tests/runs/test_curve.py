@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from learning_logs import CPU_VAL
 
-from glassgpt.runs.curve import blocks, fit_power_law, forecast, mad, scatter, trailing_median
+from glassgpt.runs.curve import (
+    block_medians,
+    detrended_std,
+    fit_power_law,
+    forecast_loss,
+    mad,
+    trailing_median,
+)
 
 
 @pytest.mark.parametrize(("floor", "scale", "exponent"), [(1.5, 6.0, 0.4), (0.0, 8.0, 0.1), (2.9, 30.0, 0.9)])
@@ -40,7 +47,10 @@ def test_the_error_grows_with_the_noise_and_the_distance() -> None:
     t = np.arange(250.0, 5001, 250)
     clean = 1.5 + 6 * t**-0.4
     noise = np.random.default_rng(0).normal(0, 0.03, len(t))
-    sure, unsure = forecast(t, clean, (7500.0, 10_000.0)), forecast(t, clean + noise, (7500.0, 10_000.0))
+    sure, unsure = (
+        forecast_loss(t, clean, (7500.0, 10_000.0)),
+        forecast_loss(t, clean + noise, (7500.0, 10_000.0)),
+    )
     assert sure is not None
     assert unsure is not None
     assert sure[1][0].error < sure[1][1].error < unsure[1][1].error
@@ -49,7 +59,7 @@ def test_the_error_grows_with_the_noise_and_the_distance() -> None:
 def test_the_readme_run_twice_as_long() -> None:
     """GlassGPT trained the same model for 4000 iterations, the schedule stretched: 1.726 at the end."""
     t = np.arange(250.0, 2001, 250)
-    found = forecast(t, np.array(CPU_VAL[1:]), (4000.0,))
+    found = forecast_loss(t, np.array(CPU_VAL[1:]), (4000.0,))
     assert found is not None
     (ahead,) = found[1]
     assert abs(ahead.value - 1.726) < ahead.error < 0.1
@@ -57,16 +67,16 @@ def test_the_readme_run_twice_as_long() -> None:
 
 def test_scatter_sees_noise_and_no_slope() -> None:
     line = np.linspace(5, 1, 400)
-    assert scatter(line) == pytest.approx(0, abs=1e-9)
-    assert scatter(line + np.random.default_rng(0).normal(0, 0.1, 400)) == pytest.approx(0.1, rel=0.2)
-    assert scatter(line[:4]) is None
+    assert detrended_std(line) == pytest.approx(0, abs=1e-9)
+    assert detrended_std(line + np.random.default_rng(0).normal(0, 0.1, 400)) == pytest.approx(0.1, rel=0.2)
+    assert detrended_std(line[:4]) is None
 
 
 def test_blocks_are_medians() -> None:
-    made = blocks(np.arange(9), np.array([1.0, 2, 99, 4, 5, 6, 7, 8, 9]), 3)
-    assert made.value.tolist() == [2, 5, 8]
-    assert made.at.tolist() == [1, 4, 7]
-    assert len(blocks(np.arange(2), np.array([1.0, 2]), 30)) == 2
+    made = block_medians(np.arange(9), np.array([1.0, 2, 99, 4, 5, 6, 7, 8, 9]), 3)
+    assert made.medians.tolist() == [2, 5, 8]
+    assert made.centers.tolist() == [1, 4, 7]
+    assert len(block_medians(np.arange(2), np.array([1.0, 2]), 30)) == 2
 
 
 def test_the_trailing_median_looks_back_only() -> None:
@@ -89,5 +99,7 @@ def test_the_trailing_median_is_a_median(values: list[float], width: int) -> Non
 @example([(1e200, 3.0), (1e201, 2.0), (1e202, 1.5), (1e203, 1.2)])
 def test_any_points_are_survived(points: list[tuple[float, float]]) -> None:
     with np.errstate(all="ignore"):
-        found = forecast(np.array([t for t, _ in points]), np.array([value for _, value in points]), (100.0,))
+        found = forecast_loss(
+            np.array([t for t, _ in points]), np.array([value for _, value in points]), (100.0,)
+        )
     assert found is None or len(found[1]) == 1 or math.isnan(found[1][0].value)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_logs import NANOGPT, made_history, made_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.config import Value
-from glassgpt.runs.exit_status import how_it_ended, planned_last_iteration
-from glassgpt.runs.run_log import Event, EventKind, History, Setup
+from glassgpt.config import ConfigValue
+from glassgpt.runs.exit_status import infer_exit_status, planned_last_logged_iteration
+from glassgpt.runs.run_log import EventKind, LogEvent, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 
-def stopped(last: int = 40, events: list[Event] | None = None, **changes: Any) -> History:
+def stopped(last: int = 40, events: list[LogEvent] | None = None, **changes: Any) -> RunLog:
     """Lines up to 5, iterations up to `last`."""
-    steps = made_steps(range(0, last + 1, 10))
-    return made_history(steps, events=events or [], last_step_line=5, **changes)
+    steps = make_steps(range(0, last + 1, 10))
+    return make_run_log(steps, events=events or [], last_step_line=5, **changes)
 
 
-def event(kind: EventKind, line: int = 6) -> Event:
-    return Event(kind, "x", line, None)
+def event(kind: EventKind, line: int = 6) -> LogEvent:
+    return LogEvent(kind, "x", line, None)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def event(kind: EventKind, line: int = 6) -> Event:
     ],
 )
 def test_what_comes_after_the_last_iteration_decides(kinds: list[EventKind], ended: str) -> None:
-    assert how_it_ended(stopped(events=[event(kind) for kind in kinds])) == ended
+    assert infer_exit_status(stopped(events=[event(kind) for kind in kinds])) == ended
 
 
 def test_what_came_before_does_not() -> None:
-    assert how_it_ended(stopped(events=[event("oom", line=3), event("finish", line=5)])) == "cut"
+    assert infer_exit_status(stopped(events=[event("oom", line=3), event("finish", line=5)])) == "cut"
 
 
 @pytest.mark.parametrize(
@@ -61,44 +61,47 @@ def test_what_came_before_does_not() -> None:
         ({"log_interval": 0, "max_iters": 40}, 40, "finished"),
     ],
 )
-def test_a_plan_that_is_known(settings: dict[str, Value], last: int, ended: str) -> None:
-    assert how_it_ended(stopped(last, settings=settings)) == ended
+def test_a_plan_that_is_known(settings: dict[str, ConfigValue], last: int, ended: str) -> None:
+    assert infer_exit_status(stopped(last, settings=settings)) == ended
 
 
 def test_a_plan_that_the_lines_say() -> None:
-    assert how_it_ended(stopped(setup=Setup(planned_iterations=40))) == "finished"
-    assert how_it_ended(stopped(setup=Setup(planned_iterations=50))) == "cut"
-    assert planned_last_iteration(stopped(setup=Setup({"max_iters": 5}, planned_iterations=50))) == 50
+    assert infer_exit_status(stopped(setup=LoggedSetup(planned_iterations=40))) == "finished"
+    assert infer_exit_status(stopped(setup=LoggedSetup(planned_iterations=50))) == "cut"
+    assert (
+        planned_last_logged_iteration(stopped(setup=LoggedSetup({"max_iters": 5}, planned_iterations=50)))
+        == 50
+    )
 
 
 def test_nanogpt_stops_with_an_evaluation() -> None:
     at_end = [(0, None, 4.0), (40, None, 3.0)]
-    assert how_it_ended(stopped(evals=at_end)) == "finished"
-    assert how_it_ended(stopped(evals=[(0, None, 4.0), (20, None, 3.0)])) == "cut"
-    assert how_it_ended(stopped(evals=at_end, settings={"max_iters": 100})) == "cut"
-    assert how_it_ended(stopped(last=0, evals=[(0, None, 4.0)])) == "cut"
+    assert infer_exit_status(stopped(evals=at_end)) == "finished"
+    assert infer_exit_status(stopped(evals=[(0, None, 4.0), (20, None, 3.0)])) == "cut"
+    assert infer_exit_status(stopped(evals=at_end, settings={"max_iters": 100})) == "cut"
+    assert infer_exit_status(stopped(last=0, evals=[(0, None, 4.0)])) == "cut"
 
 
 def test_others_need_one_off_the_grid() -> None:
     build = BY_ID["build-nanogpt"]
     on_grid = [(0, None, 4.0), (20, None, 3.0), (40, None, 3.0)]
     off_grid = [(0, None, 4.0), (15, None, 3.0), (30, None, 3.0), (40, None, 3.0)]
-    assert how_it_ended(stopped(evals=on_grid, trainer=build)) == "cut"
-    assert how_it_ended(stopped(evals=off_grid, trainer=build)) == "finished"
+    assert infer_exit_status(stopped(evals=on_grid, trainer=build)) == "cut"
+    assert infer_exit_status(stopped(evals=off_grid, trainer=build)) == "finished"
     unknown = BY_ID["unknown"]
-    assert how_it_ended(stopped(evals=off_grid, trainer=unknown)) == "cut"
+    assert infer_exit_status(stopped(evals=off_grid, trainer=unknown)) == "cut"
 
 
 def test_a_run_that_goes_on_has_not_ended() -> None:
-    assert how_it_ended(stopped(live=True, events=[event("oom")])) is None
+    assert infer_exit_status(stopped(live=True, events=[event("oom")])) is None
 
 
 @pytest.mark.parametrize("said", ["finished", "interrupted", "crashed", "oom", "cut"])
 def test_a_record_that_says_it_itself(said: str) -> None:
-    assert how_it_ended(stopped(ended=said, events=[event("oom")])) == said
+    assert infer_exit_status(stopped(ended=said, events=[event("oom")])) == said
 
 
 def test_a_log_without_iterations() -> None:
-    empty = made_history(made_steps([]), trainer=NANOGPT)
-    assert how_it_ended(empty) == "cut"
-    assert how_it_ended(made_history(made_steps([]), events=[event("oom")])) == "oom"
+    empty = make_run_log(make_steps([]), trainer=NANOGPT)
+    assert infer_exit_status(empty) == "cut"
+    assert infer_exit_status(make_run_log(make_steps([]), events=[event("oom")])) == "oom"

@@ -8,22 +8,22 @@ import math
 
 import numpy as np
 import pytest
-from run_logs import made_history, made_steps
+from run_logs import make_run_log, make_steps
 
-from glassgpt.runs.facts import Facts, facts_of, parameters_without_positions, tokens_per_iteration
-from glassgpt.runs.run_log import Evaluation, History, Save, Segment, Setup
+from glassgpt.runs.facts import Facts, compute_facts, infer_tokens_per_iteration, parameters_without_positions
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 
 OUTSIDE = BY_ID["nanochat"]
 
 
-def run(**changes: object) -> History:
+def run(**changes: object) -> RunLog:
     """0, 10, … 100; evaluations at 0, 50 and 100."""
     iterations = list(range(0, 110, 10))
     ms = [5000.0, *[100.0] * 4, 1100.0, *[100.0] * 4, 1300.0]
-    history = made_history(
-        made_steps(iterations, ms, [4 - at / 50 for at in iterations], mfu=[math.nan, *[25.0] * 10]),
+    history = make_run_log(
+        make_steps(iterations, ms, [4 - at / 50 for at in iterations], mfu=[math.nan, *[25.0] * 10]),
         evals=[(0, 4.2, 4.3), (50, 3.0, 3.1), (100, 2.0, 3.3)],
         saves=[50],
     )
@@ -31,14 +31,14 @@ def run(**changes: object) -> History:
 
 
 def test_what_was_logged() -> None:
-    facts = facts_of(run())
+    facts = compute_facts(run())
     assert (facts.iterations_logged, facts.first_iteration, facts.last_iteration) == (11, 0, 100)
     assert (facts.log_interval, facts.segments) == (10, 1)
     assert (facts.loss_first, facts.loss_last, facts.nan_step) == (4.0, 2.0, None)
 
 
 def test_times() -> None:
-    facts = facts_of(run())
+    facts = compute_facts(run())
     assert (facts.steady_ms, facts.steady_p95_ms, facts.first_iteration_ms) == (100, 100, 5000)
     assert facts.eval_overhead_ms == 1100  # the median of 1000 and 1200; the first iteration does not count
     assert facts.startup_ms == 5000 - 100 - 1100
@@ -48,12 +48,12 @@ def test_times() -> None:
 
 
 def test_the_95th_percentile_is_linear() -> None:
-    steps = made_steps(range(22), [9999.0, *range(1, 22)])
-    assert facts_of(made_history(steps)).steady_p95_ms == pytest.approx(20.0)
+    steps = make_steps(range(22), [9999.0, *range(1, 22)])
+    assert compute_facts(make_run_log(steps)).steady_p95_ms == pytest.approx(20.0)
 
 
 def test_evaluations() -> None:
-    facts = facts_of(run())
+    facts = compute_facts(run())
     assert facts.eval_steps == [0, 50, 100]
     assert facts.checkpoint_steps == [50]
     assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (3.1, 50, 3.3)
@@ -61,32 +61,32 @@ def test_evaluations() -> None:
 
 
 def test_of_two_equal_bests_the_first_counts() -> None:
-    history = made_history(made_steps([0, 1, 2]), evals=[(0, 1, 3.0), (1, 1, 2.5), (2, 1, 2.5)])
-    assert facts_of(history).best_val_step == 1
+    history = make_run_log(make_steps([0, 1, 2]), evals=[(0, 1, 3.0), (1, 1, 2.5), (2, 1, 2.5)])
+    assert compute_facts(history).best_val_step == 1
 
 
 def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
-    facts = facts_of(made_history(made_steps([0, 1]), evals=[(0, 1, 3.0), (1, 1, math.nan)]))
+    facts = compute_facts(make_run_log(make_steps([0, 1]), evals=[(0, 1, 3.0), (1, 1, math.nan)]))
     assert (facts.best_val_loss, facts.best_val_step) == (3.0, 0)
     assert facts.final_val_loss is not None
     assert math.isnan(facts.final_val_loss)
-    only = facts_of(made_history(made_steps([0]), evals=[(0, 1, math.nan)]))
+    only = compute_facts(make_run_log(make_steps([0]), evals=[(0, 1, math.nan)]))
     assert (only.best_val_loss, only.best_val_step) == (None, None)
 
 
 def test_the_first_nan() -> None:
-    history = made_history(made_steps(range(5), 100.0, [1, math.inf, math.nan, 1, math.nan]))
-    assert facts_of(history).nan_step == 2
+    history = make_run_log(make_steps(range(5), 100.0, [1, math.inf, math.nan, 1, math.nan]))
+    assert compute_facts(history).nan_step == 2
 
 
 def test_a_loss_that_was_not_said_is_no_nan() -> None:
-    history = made_history(made_steps(range(5)))
-    facts = facts_of(history)
+    history = make_run_log(make_steps(range(5)))
+    facts = compute_facts(history)
     assert (facts.nan_step, facts.loss_first, facts.loss_last) == (None, None, None)
 
 
 def test_speed_and_arithmetic_back_from_the_mfu() -> None:
-    facts = facts_of(run(setup=Setup(tokens_per_iteration=16384)))
+    facts = compute_facts(run(setup=LoggedSetup(tokens_per_iteration=16384)))
     assert facts.tokens_per_s == pytest.approx(163_840)
     assert facts.mfu_reported_steady == 25
     assert facts.achieved_tflops == pytest.approx(78)
@@ -94,74 +94,78 @@ def test_speed_and_arithmetic_back_from_the_mfu() -> None:
 
 
 def test_a_tiny_mfu_is_too_coarse_to_count_back_from() -> None:
-    steps = made_steps(range(10), 100.0, mfu=[0.03] * 10)
-    facts = facts_of(made_history(steps, setup=Setup(tokens_per_iteration=768)))
+    steps = make_steps(range(10), 100.0, mfu=[0.03] * 10)
+    facts = compute_facts(make_run_log(steps, setup=LoggedSetup(tokens_per_iteration=768)))
     assert facts.mfu_reported_steady == 0.03
     assert (facts.flops_per_token, facts.achieved_tflops) == (None, None)
 
 
 def test_arithmetic_from_the_shape() -> None:
     settings = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
-    setup = Setup(settings, parameters=10_650_000, trained_parameters=10_745_088, tokens_per_iteration=16384)
+    setup = LoggedSetup(
+        settings, parameters=10_650_000, trained_parameters=10_745_088, tokens_per_iteration=16384
+    )
     history = run(setup=setup)
     assert parameters_without_positions(history) == 10_745_088 - 256 * 384
-    facts = facts_of(history)
+    facts = compute_facts(history)
     assert facts.flops_per_token == 6 * (10_745_088 - 256 * 384) + 12 * 6 * 384 * 256
     assert facts.parameters == 10_650_000
 
 
 def test_tokens_per_iteration_from_the_settings() -> None:
     settings = {"batch_size": 12, "block_size": 64, "gradient_accumulation_steps": 2}
-    assert tokens_per_iteration(run(setup=Setup(settings))) == 12 * 64 * 2
-    assert tokens_per_iteration(run(setup=Setup({"batch_size": 12, "block_size": 64}))) is None
-    assert tokens_per_iteration(run(setup=Setup(settings, tokens_per_iteration=5))) == 5
+    assert infer_tokens_per_iteration(run(setup=LoggedSetup(settings))) == 12 * 64 * 2
+    assert infer_tokens_per_iteration(run(setup=LoggedSetup({"batch_size": 12, "block_size": 64}))) is None
+    assert infer_tokens_per_iteration(run(setup=LoggedSetup(settings, tokens_per_iteration=5))) == 5
 
 
 def test_where_the_times_are_without_evaluations() -> None:
-    facts = facts_of(run(trainer=OUTSIDE))
+    facts = compute_facts(run(trainer=OUTSIDE))
     assert (facts.eval_overhead_ms, facts.overhead_share) == (None, None)
     assert facts.startup_ms == 4900
     assert facts.estimated_total_s is not None
 
 
 def test_a_start_up_that_cannot_be_told_from_its_evaluation_is_not_given() -> None:
-    history = made_history(made_steps(range(5), [5000, 100, 100, 100, 100]), evals=[(0, 4.0, 4.0)])
-    facts = facts_of(history)
+    history = make_run_log(make_steps(range(5), [5000, 100, 100, 100, 100]), evals=[(0, 4.0, 4.0)])
+    facts = compute_facts(history)
     assert (facts.startup_ms, facts.eval_overhead_ms, facts.first_iteration_ms) == (None, None, 5000)
 
 
 def test_a_log_from_the_middle_has_no_start_up() -> None:
-    segments = (Segment(starts=False, first_iteration=1000),)
-    facts = facts_of(made_history(made_steps([1000, 1001, 1002], [300, 100, 100]), segments=segments))
+    segments = (Segment(has_startup=False, first_iteration=1000),)
+    facts = compute_facts(make_run_log(make_steps([1000, 1001, 1002], [300, 100, 100]), segments=segments))
     assert (facts.startup_ms, facts.steady_ms) == (None, 100)
 
 
 def test_a_start_up_is_never_negative() -> None:
-    facts = facts_of(made_history(made_steps(range(4), [50, 100, 100, 100])))
+    facts = compute_facts(make_run_log(make_steps(range(4), [50, 100, 100, 100])))
     assert facts.startup_ms is None or facts.startup_ms == 0
 
 
 def test_segments_count_their_own_first_iteration_and_gaps() -> None:
-    steps = made_steps([0, 10, 20, 10, 20, 30], [900, 100, 100, 900, 100, 100], segment=[0, 0, 0, 1, 1, 1])
-    segments = (Segment(starts=True), Segment(starts=True, resumed=True))
-    facts = facts_of(made_history(steps, segments=segments))
+    steps = make_steps([0, 10, 20, 10, 20, 30], [900, 100, 100, 900, 100, 100], segment=[0, 0, 0, 1, 1, 1])
+    segments = (Segment(has_startup=True), Segment(has_startup=True, resumed=True))
+    facts = compute_facts(make_run_log(steps, segments=segments))
     assert (facts.segments, facts.steady_ms, facts.log_interval) == (2, 100, 10)
     assert facts.estimated_total_s == pytest.approx((900 + 200 + 900 + 200 + 4 * 9 * 100) / 1000)
     assert facts.overhead_share == pytest.approx(1.6 / (facts.estimated_total_s or 1))
 
 
 def test_an_evaluation_marks_only_the_iteration_of_its_own_process() -> None:
-    steps = made_steps([0, 1, 2, 1, 2], [900, 500, 100, 900, 100], segment=[0, 0, 0, 1, 1])
-    history = made_history(steps, segments=(Segment(starts=True), Segment(starts=True)))
+    steps = make_steps([0, 1, 2, 1, 2], [900, 500, 100, 900, 100], segment=[0, 0, 0, 1, 1])
+    history = make_run_log(steps, segments=(Segment(has_startup=True), Segment(has_startup=True)))
     history = dataclasses.replace(
-        history, evals=(Evaluation(1, 0, 3.0), Evaluation(2, 1, 3.0)), saves=(Save(2, 1),)
+        history,
+        evals=(LoggedEvaluation(1, 0, 3.0), LoggedEvaluation(2, 1, 3.0)),
+        saves=(LoggedCheckpoint(2, 1),),
     )
-    assert history.holds_eval().tolist() == [False, True, False, False, True]
-    assert facts_of(history).eval_steps == [1, 2]
+    assert history.includes_eval().tolist() == [False, True, False, False, True]
+    assert compute_facts(history).eval_steps == [1, 2]
 
 
 def test_lines_without_numbers_have_no_iterations() -> None:
-    facts = facts_of(run(numbered=False))
+    facts = compute_facts(run(numbered=False))
     unknown = (
         "first_iteration",
         "last_iteration",
@@ -175,14 +179,14 @@ def test_lines_without_numbers_have_no_iterations() -> None:
 
 
 def test_a_line_without_a_time_counts_as_steady() -> None:
-    steps = made_steps(range(5), [100, math.nan, 100, 100, 100])
-    facts = facts_of(made_history(steps))
+    steps = make_steps(range(5), [100, math.nan, 100, 100, 100])
+    facts = compute_facts(make_run_log(steps))
     assert facts.estimated_total_s == 0.5
     assert facts.steady_ms == 100
 
 
 def test_a_history_of_nothing() -> None:
-    facts = facts_of(made_history(made_steps([])))
+    facts = compute_facts(make_run_log(make_steps([])))
     assert facts.iterations_logged == 0
     assert facts.eval_steps == []
     empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended"}
@@ -191,15 +195,15 @@ def test_a_history_of_nothing() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_short_histories(count: int) -> None:
-    facts = facts_of(made_history(made_steps(range(count), [900.0, 100.0, 100.0][:count])))
+    facts = compute_facts(make_run_log(make_steps(range(count), [900.0, 100.0, 100.0][:count])))
     assert facts.steady_ms == (None if count == 1 else 100)
     assert facts.log_interval == (None if count == 1 else 1)
 
 
 def test_all_numbers_are_plain_python_ones() -> None:
     """So that they can be written as JSON."""
-    for history in (run(), run(setup=Setup(tokens_per_iteration=16384)), made_history(made_steps([]))):
-        values = facts_of(history).as_dict()
+    for history in (run(), run(setup=LoggedSetup(tokens_per_iteration=16384)), make_run_log(make_steps([]))):
+        values = compute_facts(history).as_dict()
         json.dumps(values)
         assert not [name for name, value in values.items() if isinstance(value, np.generic)]
 
@@ -219,14 +223,14 @@ def test_the_issue_names_every_fact() -> None:
 def test_no_trait_is_needed_to_know_a_fact() -> None:
     """Of a trainer that nobody has described, next to all facts are known too."""
     other = Trainer("new", "New", step_time_includes_eval=True, first_iteration=0)
-    mine, theirs = facts_of(run()).as_dict(), facts_of(run(trainer=other)).as_dict()
+    mine, theirs = compute_facts(run()).as_dict(), compute_facts(run(trainer=other)).as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_times_that_add_up_to_more_than_a_number_holds() -> None:
-    told = facts_of(
-        made_history(made_steps(range(10), 1e308, [1e308] * 10), [(0, 1e308, 1e308), (5, 2.0, 2.0)])
+    told = compute_facts(
+        make_run_log(make_steps(range(10), 1e308, [1e308] * 10), [(0, 1e308, 1e308), (5, 2.0, 2.0)])
     )
     assert told.iterations_logged == 10

@@ -18,15 +18,15 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rule import Finding
-from glassgpt.record.journal import NAME, Record, encode
-from glassgpt.runs.facts import Facts, facts_of
-from glassgpt.runs.from_journal import history_of, read_run
-from glassgpt.runs.open import read_history
+from glassgpt.record.journal import FILE_NAME, Record, encode_line
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
+from glassgpt.runs.open import read_run_log
 from glassgpt.training.session import train
 
 
 def facts(records: list[Record], live: bool = False) -> Facts:
-    return facts_of(history_of(records, "runs/mine", live))
+    return compute_facts(run_log_from_records(records, "runs/mine", live))
 
 
 def test_the_facts_of_a_whole_run() -> None:
@@ -69,7 +69,7 @@ def test_its_arithmetic_is_the_recorded_one() -> None:
 
 
 def test_what_was_said_about_the_run() -> None:
-    setup = history_of(whole_run(), "x").setup
+    setup = run_log_from_records(whole_run(), "x").setup
     assert setup.settings["n_layer"] == 6
     assert setup.settings["vocab_size"] == 65
     assert "seed" not in setup.settings  # None: not set
@@ -78,7 +78,7 @@ def test_what_was_said_about_the_run() -> None:
 
 
 def test_evaluations_hold_both_splits() -> None:
-    evals = history_of(whole_run(), "x").evals
+    evals = run_log_from_records(whole_run(), "x").evals
     assert [(done.iteration, done.train_loss, done.val_loss) for done in evals] == [
         (0, 4.20, 4.25),
         (50, 2.20, 2.25),
@@ -97,11 +97,11 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
         *(step(at, 1) for at in range(60, 110, 10)),
         end(100, process=1),
     ]
-    history = history_of(records, "x")
+    history = run_log_from_records(records, "x")
     assert [segment.resumed for segment in history.segments] == [False, True]
     assert history.steps.iteration.tolist() == [1, 10, 20, 30, 40, 50, 51, 60, 70, 80, 90, 100]
     assert history.steps.segment.tolist() == [0] * 6 + [1] * 6
-    told = facts_of(history)
+    told = compute_facts(history)
     assert (told.segments, told.eval_steps, told.checkpoint_steps) == (2, [0, 50], [50])
     assert told.first_iteration_ms == 1530
 
@@ -135,12 +135,12 @@ def test_how_it_ended(last: Record, ended: str) -> None:
 )  # fmt: skip
 def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> None:
     records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
-    history = history_of([*records, end(60, "crashed", error=error)], "x")
+    history = run_log_from_records([*records, end(60, "crashed", error=error)], "x")
     (finding,) = [one for one in explain(history).findings if one.id in ("crashed", "oom")]
     assert finding.id == name
     assert said in finding.evidence
     assert "Line " not in finding.evidence
-    assert not history_of([*records, end(60, "interrupted")], "x").events
+    assert not run_log_from_records([*records, end(60, "interrupted")], "x").events
 
 
 def test_a_live_run_has_not_ended() -> None:
@@ -156,8 +156,8 @@ def test_a_run_that_was_killed_counts_as_far_as_its_steps_tell() -> None:
 
 def test_nan_losses_come_back_as_numbers(tmp_path: Path) -> None:
     records = [run(), first_step(), step(10), step(20, loss=math.nan), evaluation(20, "val", math.inf)]
-    (tmp_path / NAME).write_bytes(b"".join(encode(record) for record in records))
-    told = facts_of(read_run(tmp_path))
+    (tmp_path / FILE_NAME).write_bytes(b"".join(encode_line(record) for record in records))
+    told = compute_facts(read_run_journal(tmp_path))
     assert told.nan_step == 20
     assert told.final_val_loss == math.inf
 
@@ -176,30 +176,30 @@ def test_no_records_at_all() -> None:
 
 def written(folder: Path, records: list[Record], tail: bytes = b"") -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / NAME).write_bytes(b"".join(encode(record) for record in records) + tail)
+    (folder / FILE_NAME).write_bytes(b"".join(encode_line(record) for record in records) + tail)
     return folder
 
 
 def test_a_folder_and_its_journal_say_the_same(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", whole_run())
-    assert read_history(str(folder)).trainer.id == "glassgpt"
-    assert facts_of(read_history(str(folder))) == facts_of(read_history(str(folder / NAME)))
+    assert read_run_log(str(folder)).trainer.id == "glassgpt"
+    assert compute_facts(read_run_log(str(folder))) == compute_facts(read_run_log(str(folder / FILE_NAME)))
 
 
 def test_a_torn_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", whole_run()[:-1], b'{"kind":"step","iter":11')
-    assert facts_of(read_history(str(folder))).last_iteration == 100
+    assert compute_facts(read_run_log(str(folder))).last_iteration == 100
 
 
 def test_a_journal_under_another_name_is_known_by_its_content(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
-    other.write_bytes(b"".join(encode(record) for record in whole_run()))
-    assert read_history(str(other)).trainer.id == "glassgpt"
+    other.write_bytes(b"".join(encode_line(record) for record in whole_run()))
+    assert read_run_log(str(other)).trainer.id == "glassgpt"
 
 
 def test_an_empty_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError):
-        read_history(str(written(tmp_path / "run", [])))
+        read_run_log(str(written(tmp_path / "run", [])))
 
 
 JUNK: tuple[Any, ...] = (None, "x", -1, 1e400, 10**30, [], {}, [1], {"a": {}}, True, "nan", "inf", 0, 1.5)
@@ -214,10 +214,10 @@ def test_damaged_records_do_not_stop_it(seed: int) -> None:
     for _ in range(dice.randrange(1, 6)):
         damage(dice.choice(records), dice)
     lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    from glassgpt.record.journal import read_stream
+    from glassgpt.record.journal import parse_records
 
     try:
-        told = facts_of(history_of(read_stream(lines.splitlines()), "x"))
+        told = compute_facts(run_log_from_records(parse_records(lines.splitlines()), "x"))
     except UserError:
         return
     json.dumps(told.as_dict())
@@ -239,7 +239,7 @@ def damage(value: dict[str, Any], dice: random.Random) -> None:
 def test_a_real_run(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny(max_iters=30, eval_interval=10, log_interval=5)
     train(config)
-    told = facts_of(read_history(config.out_dir))
+    told = compute_facts(read_run_log(config.out_dir))
     assert (told.last_iteration, told.eval_steps, told.ended) == (30, [0, 10, 20, 30], "finished")
     assert told.tokens_per_iteration == 32
     assert told.steady_ms is not None
@@ -260,7 +260,7 @@ def test_unused_kinds_are_left_alone() -> None:
 
 def ended_not_finite(norms: list[float]) -> list[Finding]:
     last = end(60, "not finite", bad_iter=61, recent_grad_norms=norms, exit_code=3)
-    return explain(history_of([*whole_run()[:-1], last], "runs/mine")).findings
+    return explain(run_log_from_records([*whole_run()[:-1], last], "runs/mine")).findings
 
 
 def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> None:
@@ -285,5 +285,5 @@ def test_integers_of_400_digits_are_read(tmp_path: Path) -> None:
         records = whole_run()
         records[0]["config"][name] = 10**400
         records += [record("profile", 100, from_iter=10**400, updates=10**400, busy=10**400)]
-        (tmp_path / NAME).write_bytes(b"".join(map(encode, records)))
-        assert explain(read_run(tmp_path)).facts.steady_ms == 39
+        (tmp_path / FILE_NAME).write_bytes(b"".join(map(encode_line, records)))
+        assert explain(read_run_journal(tmp_path)).facts.steady_ms == 39

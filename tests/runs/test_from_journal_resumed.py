@@ -12,11 +12,11 @@ import pytest
 from journals import end, evaluation, record, resume, run, step, whole_run
 
 from glassgpt.compare import Comparison, compare
-from glassgpt.compare.compared_run import Side, make_sides
+from glassgpt.compare.compared_run import ComparedRun, make_compared_runs
 from glassgpt.record.journal import Record
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.from_journal import history_of
-from glassgpt.runs.run_log import History
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.from_journal import run_log_from_records
+from glassgpt.runs.run_log import RunLog
 
 LEDGER = {"startup": 3.0, "compile": 1.0, "train": 2.0, "eval": 0.5, "log": 0.0}
 
@@ -32,8 +32,8 @@ def steps(process: int, first: int, last: int, tokens: int, seen: int, ms: float
     ]
 
 
-def two_processes() -> History:
-    return history_of(
+def two_processes() -> RunLog:
+    return run_log_from_records(
         [
             began(0, 0, 2000),
             evaluation(0, "val", 4.0, ms=250.0),
@@ -50,9 +50,9 @@ def two_processes() -> History:
     )
 
 
-def taken_over() -> History:
+def taken_over() -> RunLog:
     """Begins where another run, of smaller batches, had come: at 100 updates and 50,000 tokens."""
-    return history_of(
+    return run_log_from_records(
         [
             began(0, 100, 1000),
             resume(100, 0),
@@ -64,45 +64,45 @@ def taken_over() -> History:
     )
 
 
-def compared(*histories: History) -> Comparison:
-    return compare([(history, facts_of(history)) for history in histories])
+def compared(*histories: RunLog) -> Comparison:
+    return compare([(history, compute_facts(history)) for history in histories])
 
 
-def side(history: History) -> Side:
-    sides, _ = make_sides([(history, facts_of(history))], None)
+def side(history: RunLog) -> ComparedRun:
+    sides, _ = make_compared_runs([(history, compute_facts(history))], None)
     return sides[0]
 
 
 def test_times_and_rates_are_of_one_batch_size() -> None:
     """The last one's, which is what the settings say: 20 ms went with another number of tokens."""
-    told = facts_of(two_processes())
+    told = compute_facts(two_processes())
     assert (told.steady_ms, told.tokens_per_iteration, told.tokens_per_s) == (10.0, 1000, 100_000.0)
 
 
 def test_tokens_are_those_that_were_seen() -> None:
     found = side(two_processes())
-    assert found.derived.tokens_seen == 300_000
+    assert found.metrics.tokens_seen == 300_000
     assert found.tokens_at_best == 300_000
-    assert found.progress.along["tokens"].tolist() == [0, 200_000, 300_000]
-    assert found.derived.total_flops == pytest.approx(300_000 * 70_958_592)
+    assert found.curve.positions["tokens"].tolist() == [0, 200_000, 300_000]
+    assert found.metrics.total_flops == pytest.approx(300_000 * 70_958_592)
 
 
 def test_a_later_process_starts_up_later() -> None:
     """4 s of start-up, 0.25 s of evaluation, 2 s of updates, 0.25 s; then the same again, with 1 s."""
-    seconds = side(two_processes()).progress.along["time"]
+    seconds = side(two_processes()).curve.positions["time"]
     assert seconds.tolist() == pytest.approx([4.25, 6.5, 11.75])
 
 
 def test_a_run_that_took_over_another_did_only_its_own_updates() -> None:
     history = taken_over()
     found = side(history)
-    assert history.iterations() == 100
-    assert found.derived.tokens_seen == 150_000
-    assert found.derived.tokens_here == 100_000  # in 5.25 s
+    assert history.iteration_count() == 100
+    assert found.metrics.tokens_seen == 150_000
+    assert found.metrics.tokens_of_this_run == 100_000  # in 5.25 s
 
 
 def test_tokens_over_the_whole_run_are_the_runs_own() -> None:
-    slow = history_of(
+    slow = run_log_from_records(
         [*whole_run()[:-1], end(100, ledger={"startup": 0.1, "train": 100.0})], "mostly training"
     )
     (found,) = [one for one in compared(slow, taken_over()).verdict if one.id == "overhead"]
@@ -113,7 +113,7 @@ def test_the_mfu_of_a_team_is_of_all_its_peaks() -> None:
     """1,000 tokens in 10 ms are 100,000/s, x 70.96 MFLOP 7.096 TFLOP/s; two devices of 10 can do 20."""
     team = {"team": {"size": 2}, "peak": {"value": 10e12}}
     lines = [one | {"mfu": 35.48} for one in steps(0, 0, 200, 1000, seen=0, ms=10.0)]
-    found = side(history_of([began(0, 0, 1000, **team), *lines, end(200)], "team")).derived
+    found = side(run_log_from_records([began(0, 0, 1000, **team), *lines, end(200)], "team")).metrics
     assert found.mfu == pytest.approx(35.48, rel=1e-3)
 
 
@@ -122,14 +122,14 @@ def test_a_modern_model_has_no_positions_to_take_off() -> None:
     shape = {"arch": "modern", "block_size": 32, "n_embd": 32, "n_layer": 2, "vocab_size": 43}
     counted = {"parameters": 27_488, "parameters_without_positions": 27_488}
     records[0] = records[0] | {"model": shape | counted}
-    assert side(history_of(records, "modern")).derived.size.parameters == 27_488
+    assert side(run_log_from_records(records, "modern")).metrics.size.parameters == 27_488
 
 
 @pytest.mark.parametrize("reason", ["stopped early", "evaluated"])
 def test_a_run_that_did_what_was_asked_is_finished(reason: str) -> None:
-    assert facts_of(history_of([*whole_run()[:-1], end(60, reason)], "x")).ended == "finished"
+    assert compute_facts(run_log_from_records([*whole_run()[:-1], end(60, reason)], "x")).ended == "finished"
 
 
 def test_tokens_that_make_no_sense_are_not_counted_with() -> None:
     records = [began(0, 0, 1000), *steps(0, 0, 50, 1000, 0, 10.0), record("step", 60, loss=1.0, tokens=7)]
-    assert history_of(records, "x").tokens_at(np.array([60])) is None
+    assert run_log_from_records(records, "x").logged_tokens_at(np.array([60])) is None

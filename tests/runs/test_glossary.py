@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from learning_logs import any_history
-from run_logs import made_history, made_steps
+from run_logs import make_run_log, make_steps
 
-from glassgpt.i18n import LANGUAGES, speaking
-from glassgpt.runs.facts import facts_of
+from glassgpt.i18n import LANGUAGES, use_language
+from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.glossary import glossary
-from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 TRAINERS = (
@@ -30,10 +30,10 @@ TRAINERS = (
 )
 
 
-def whole(trainer: str = "nanogpt") -> History:
+def whole(trainer: str = "nanogpt") -> RunLog:
     """A log that says everything."""
     count = 5
-    steps = made_steps(
+    steps = make_steps(
         range(0, 10 * count, 10),
         166.5,
         [4.0, 3.5, 3.0, 2.75, 2.125],
@@ -42,12 +42,12 @@ def whole(trainer: str = "nanogpt") -> History:
         grad_norm=[0.75] * count,
         tokens_per_s=[98_304.0] * count,
     )
-    history = made_history(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
+    history = make_run_log(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
     return replace(history, trainer=BY_ID[trainer])
 
 
-def pieces(history: History) -> list[str]:
-    return [entry.piece for entry in glossary(history, facts_of(history))]
+def pieces(history: RunLog) -> list[str]:
+    return [entry.log_text for entry in glossary(history, compute_facts(history))]
 
 
 def test_a_line_of_nanogpt_piece_by_piece() -> None:
@@ -63,7 +63,7 @@ def test_a_line_of_nanogpt_piece_by_piece() -> None:
 
 
 def test_it_says_what_is_true_of_nanogpt() -> None:
-    entries = {entry.piece: entry.meaning for entry in glossary(whole(), facts_of(whole()))}
+    entries = {entry.log_text: entry.meaning for entry in glossary(whole(), compute_facts(whole()))}
     assert "A100" in entries["mfu 12.50%"]
     assert "312 TFLOP/s" in entries["mfu 12.50%"]
     assert "running average" in entries["mfu 12.50%"]
@@ -72,18 +72,18 @@ def test_it_says_what_is_true_of_nanogpt() -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_trainer_has_its_own(trainer: str) -> None:
-    entries = glossary(whole(trainer), facts_of(whole(trainer)))
+    entries = glossary(whole(trainer), compute_facts(whole(trainer)))
     assert len(entries) >= 2
-    assert len({entry.piece for entry in entries}) == len(entries)
+    assert len({entry.log_text for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.meaning.endswith(".")
-        assert "None" not in entry.piece
-        assert "nan" not in entry.piece.replace("nanogpt", "")
+        assert "None" not in entry.log_text
+        assert "nan" not in entry.log_text.replace("nanogpt", "")
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_only_what_the_log_has(trainer: str) -> None:
-    bare = made_history(made_steps([]))
+    bare = make_run_log(make_steps([]))
     history = replace(bare, trainer=BY_ID[trainer])
     assert not [piece for piece in pieces(history) if any(sign.isdigit() for sign in piece)]
 
@@ -93,17 +93,17 @@ def test_only_what_the_log_has(trainer: str) -> None:
 def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> None:
     history = whole(trainer)
     in_english = pieces(history)
-    with speaking(language):
+    with use_language(language):
         assert pieces(history) == in_english
-        meanings = {entry.meaning for entry in glossary(history, facts_of(history))}
-    english = {entry.meaning for entry in glossary(history, facts_of(history))}
+        meanings = {entry.meaning for entry in glossary(history, compute_facts(history))}
+    english = {entry.meaning for entry in glossary(history, compute_facts(history))}
     assert (meanings == english) == (language == "en")
     assert not meanings & english or language == "en"
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_an_evaluation_that_says_little(trainer: str) -> None:
-    odd = (Evaluation(None, 0, 2.5), Evaluation(None, 0, None, 1.0))
+    odd = (LoggedEvaluation(None, 0, 2.5), LoggedEvaluation(None, 0, None, 1.0))
     history = replace(whole(trainer), evals=odd, numbered=False)
     assert not [piece for piece in pieces(history) if "None" in piece]
 
@@ -116,7 +116,7 @@ def test_a_loss_that_is_no_number_is_shown_as_it_is() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(any_history())
-def test_any_history_at_all(history: History) -> None:
-    for entry in glossary(history, facts_of(history)):
-        assert entry.piece
+def test_any_history_at_all(history: RunLog) -> None:
+    for entry in glossary(history, compute_facts(history)):
+        assert entry.log_text
         assert entry.meaning

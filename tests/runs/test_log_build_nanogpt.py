@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course, build_nanogpt, build_nanogpt_file
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun, build_nanogpt, build_nanogpt_file
 
 TODAY = (
     "step {at:5d} | loss: {loss:.6f} | lr 6.0000e-04 | norm: 0.5000 | dt: {ms:.2f}ms | tok/sec: {speed:.2f}"
@@ -18,21 +18,21 @@ def line(at: int, ms: float = 100.0) -> str:
 
 
 def test_an_evaluation_belongs_to_the_line_that_follows() -> None:
-    history = history_of(
+    history = parse_log(
         f"validation loss: 10.9462\nHellaSwag accuracy: 2534/10042=0.2523\n{line(0, 40877.42)}\n{line(1)}\n"
         f"validation loss: 9.5\n{line(2, 900)}\n{line(3)}\n"
     )
     assert [(done.iteration, done.val_loss) for done in history.evals] == [(0, 10.9462), (2, 9.5)]
-    assert history.holds_eval().tolist() == [True, False, True, False]
+    assert history.includes_eval().tolist() == [True, False, True, False]
     assert history.steps.grad_norm.tolist() == [0.5] * 4
 
 
 def test_an_evaluation_at_the_very_end_belongs_to_the_line_that_never_came() -> None:
-    assert facts_in(f"{line(0)}\n{line(1)}\nvalidation loss: 9.5\n").eval_steps == [2]
+    assert parse_facts(f"{line(0)}\n{line(1)}\nvalidation loss: 9.5\n").eval_steps == [2]
 
 
 def test_tokens_per_iteration_follow_from_the_speed() -> None:
-    assert facts_in("\n".join(line(at) for at in range(6)) + "\n").tokens_per_iteration == 32768
+    assert parse_facts("\n".join(line(at) for at in range(6)) + "\n").tokens_per_iteration == 32768
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_tokens_per_iteration_follow_from_the_speed() -> None:
     ],
 )
 def test_older_forms(text: str, ms: float) -> None:
-    history = history_of("".join(text.format(at=at) + "\n" for at in range(4)))
+    history = parse_log("".join(text.format(at=at) + "\n" for at in range(4)))
     assert history.trainer.id == "build-nanogpt"
     assert history.steps.iteration.tolist() == [0, 1, 2, 3]
     assert history.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
@@ -59,18 +59,18 @@ def test_older_forms(text: str, ms: float) -> None:
 
 
 def test_samples_of_all_ranks_between_the_lines() -> None:
-    told = build_nanogpt(Course(updates=33))
+    told = build_nanogpt(SyntheticRun(updates=33))
     text = told.text.replace(
         "HellaSwag accuracy",
         "rank 5 sample 2: Hello, I'm a language model,\n\nstep by step, with a loss: none | and | bars\n"
         "rank 1 sample 0: Hello, validation loss: what is it?\nHellaSwag accuracy",
     )
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_its_file() -> None:
-    told = build_nanogpt_file(Course(updates=33))
-    check(told.text, told)
+    told = build_nanogpt_file(SyntheticRun(updates=33))
+    check_facts(told.text, told)
 
 
 def test_a_resumed_file() -> None:
@@ -79,14 +79,14 @@ def test_a_resumed_file() -> None:
         f"40\n{''.join(f'{at} train 2.5{at}' + chr(10) for at in range(40, end))}"
         for end in (50, 45, 60)
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.segments, facts.iterations_logged, facts.last_iteration) == (3, 35, 59)
 
 
 def test_the_last_evaluation_is_off_the_grid_where_a_run_finished() -> None:
-    told = build_nanogpt(Course(updates=33))
-    assert facts_in(told.text).ended == "finished"
-    on_grid = told.first(
+    told = build_nanogpt(SyntheticRun(updates=33))
+    assert parse_facts(told.text).ended == "finished"
+    on_grid = told.truncated(
         next(i for i, part in enumerate(told.parts) if part.row and part.row.iteration == 20) + 1
     )
-    assert facts_in(on_grid.text).ended == "cut"
+    assert parse_facts(on_grid.text).ended == "cut"

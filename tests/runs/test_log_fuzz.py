@@ -12,33 +12,33 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_checks import facts_in, history_of
-from printed import Course
+from log_checks import parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import every_trainer
 
 from glassgpt.errors import UserError
-from glassgpt.runs.builder import Recording
-from glassgpt.runs.crash_patterns import read_incident
-from glassgpt.runs.facts import facts_of
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.crash_patterns import read_event
+from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import KNOWN, read_log
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 
-TRAINERS = every_trainer(Course(updates=23))
+TRAINERS = every_trainer(SyntheticRun(updates=23))
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 # What grows with the square of a line would take minutes; a busy machine is not that slow.
 PATIENCE_S = 1.0
 
 
-def read(data: bytes) -> History | None:
+def read(data: bytes) -> RunLog | None:
     """None where it is no log; anything but a UserError is a fault."""
     try:
         history = read_log(read_lines(io.BytesIO(data)), "run.log")
     except UserError:
         return None
-    json.dumps(facts_of(history).as_dict())
+    json.dumps(compute_facts(history).as_dict())
     assert not [text for text in texts_in(history) if CONTROL.search(text)]
     return history
 
@@ -112,7 +112,7 @@ def test_lines_of_all_trainers_in_any_order(lines: list[str]) -> None:
 def test_numbers_of_any_size(number: str) -> None:
     for told in TRAINERS.values():
         for line in [part.text for part in told.parts if part.row or part.eval][-2:]:
-            head = told.first(len(told.parts) - 8).text
+            head = told.truncated(len(told.parts) - 8).text
             read((head + re.sub(r"\d[\d.,]*", number, line) + "\n" + line + "\n").encode())
             for match in re.finditer(r"\d[\d.,]*", line):
                 read(
@@ -146,13 +146,13 @@ def test_no_line_takes_long(piece: str) -> None:
         for text in (piece, piece.upper()):
             line = (text * 4000)[: 4000 - len(tail)] + tail
             for trainer, make in _READERS:
-                into = Recording(trainer)
+                into = RunBuilder(trainer)
                 reader = make()
                 assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < PATIENCE_S, (
                     trainer.id
                 )
-            for take in (read_header, read_incident):
-                into = Recording(_READERS[0][0])
+            for take in (read_header, read_event):
+                into = RunBuilder(_READERS[0][0])
                 assert seconds(lambda take=take, into=into, line=line: take(line, into)) < PATIENCE_S, (
                     take.__name__
                 )
@@ -191,7 +191,7 @@ NOT_LOGS = {
 @pytest.mark.parametrize("name", NOT_LOGS)
 def test_what_is_no_log_is_refused_and_the_known_formats_named(name: str) -> None:
     with pytest.raises(UserError) as caught:
-        history_of(NOT_LOGS[name])
+        parse_log(NOT_LOGS[name])
     assert KNOWN in str(caught.value)
     for title in (
         "nanoGPT",
@@ -248,5 +248,5 @@ def test_a_million_lines_take_seconds() -> None:
     """A tenth of that here; bench/ does the whole."""
     text = "".join(f"iter {at}: loss 3.1234, time 33.12ms, mfu 28.10%\n" for at in range(100_000))
     begun = time.perf_counter()
-    assert facts_in(text).iterations_logged == 100_000
+    assert parse_facts(text).iterations_logged == 100_000
     assert time.perf_counter() - begun < 60 * PATIENCE_S

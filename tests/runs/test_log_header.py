@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import facts_in, history_of
-from printed import Course, llmc
+from log_checks import parse_facts, parse_log
+from printed import SyntheticRun, llmc
 
-from glassgpt.runs.run_log import Setup
+from glassgpt.runs.run_log import LoggedSetup
 
 BODY = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))
 
 
-def setup_of(header: str) -> Setup:
-    return history_of(header + "\n" + BODY).setup
+def setup_of(header: str) -> LoggedSetup:
+    return parse_log(header + "\n" + BODY).setup
 
 
 def test_a_config_file_as_nanogpt_echoes_it() -> None:
@@ -79,7 +79,7 @@ def test_the_groups_of_the_optimizer_are_all_parameters() -> None:
 
 
 def test_the_table_of_llm_c() -> None:
-    setup = history_of(llmc(Course()).text).setup
+    setup = parse_log(llmc(SyntheticRun()).text).setup
     assert setup.settings["batch_size"] == 64
     assert setup.settings["block_size"] == 1024
     assert setup.settings["eval_interval"] == 10
@@ -103,7 +103,7 @@ def test_text_that_only_looks_like_settings_is_left_alone() -> None:
 
 
 def test_nothing_is_taken_once_it_runs() -> None:
-    history = history_of(BODY + "batch_size = 12\nmax_iters = 5\n" + BODY.replace("iter ", "iter 2"))
+    history = parse_log(BODY + "batch_size = 12\nmax_iters = 5\n" + BODY.replace("iter ", "iter 2"))
     assert "batch_size" not in history.setup.settings
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_taken_once_it_runs() -> None:
     ],
 )
 def test_nonsense_does_not_stop_it(line: str) -> None:
-    assert facts_in(line + "\n" + BODY).iterations_logged == 12
+    assert parse_facts(line + "\n" + BODY).iterations_logged == 12
 
 
 # --- what a careless reader would get wrong ---
@@ -136,14 +136,14 @@ def test_nonsense_does_not_stop_it(line: str) -> None:
 
 def test_escapes_in_quoted_values_stay_harmless() -> None:
     text = "Overriding: device = 'cpu:\\x1b]0;pwned\\x07'\niter 0: loss 4.0, time 3.00ms, mfu 5.00%\n"
-    device = history_of(text).setup.settings["device"]
+    device = parse_log(text).setup.settings["device"]
     assert isinstance(device, str)
     assert device.isprintable()
 
 
 def test_settings_that_are_no_numbers_are_not_taken() -> None:
     text = "max_iters = 1e400\nn_embd = 1e308\niter 0: loss 4.0, time 3.00ms, mfu 5.00%\n"
-    assert not history_of(text).setup.settings
+    assert not parse_log(text).setup.settings
 
 
 def test_all_parameters_of_an_adapter_run() -> None:
@@ -152,7 +152,7 @@ def test_all_parameters_of_an_adapter_run() -> None:
         "  Number of trainable parameters = 1,949,696\n"
         "{'loss': 3.5, 'epoch': 0.1}\n{'loss': 3.4, 'epoch': 0.2}\n"
     )
-    assert history_of(text).setup.parameters == 6_245_533_696
+    assert parse_log(text).setup.parameters == 6_245_533_696
 
 
 def test_several_stages_keep_one_metric() -> None:
@@ -163,11 +163,11 @@ def test_several_stages_keep_one_metric() -> None:
     )
     text += "Step 00000 | Validation loss: 1.011768\n"
     text += "Step 00000/00651 | Training loss: 0.84| lrm: 1.0| num_tokens: 9\n"
-    history = history_of(text)
+    history = parse_log(text)
     assert history.val_metric == "bits_per_byte"
     assert [done.val_loss for done in history.evals] == [1.0, 0.99, 0.98, None]
     assert len(history.steps) == 4
 
 
 def test_keys_that_a_terminal_echoed() -> None:
-    assert len(history_of("^[[B^[[Aiter 0: loss 4.0, time 3.00ms, mfu 5.00%\n").steps) == 1
+    assert len(parse_log("^[[B^[[Aiter 0: loss 4.0, time 3.00ms, mfu 5.00%\n").steps) == 1

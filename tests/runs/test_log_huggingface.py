@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import trainer
 
 from glassgpt.explain.explanation import explain
 
-COURSE = Course(updates=40, eval_every=10)
+COURSE = SyntheticRun(updates=40, eval_every=10)
 LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}\n"
 
 
@@ -19,7 +19,7 @@ LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.
 @pytest.mark.parametrize("bars", [False, True])
 def test_a_whole_log(quoted: bool, bars: bool) -> None:
     told = trainer(COURSE, quoted, bars)
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_a_whole_log(quoted: bool, bars: bool) -> None:
     ],
 )
 def test_forms_of_its_dict(line: str) -> None:
-    history = history_of(line + "\n")
+    history = parse_log(line + "\n")
     assert history.trainer.id == "hf-trainer"
     assert history.steps.loss.tolist() == [2.9543]
     assert history.steps.lr.tolist() == [4.9e-5]
 
 
 def test_without_a_bar_iterations_are_not_known() -> None:
-    facts = facts_in(LOSS * 3 + "{'eval_loss': 2.5, 'eval_runtime': 3.2, 'epoch': 0.1}\n")
+    facts = parse_facts(LOSS * 3 + "{'eval_loss': 2.5, 'eval_runtime': 3.2, 'epoch': 0.1}\n")
     assert (facts.iterations_logged, facts.first_iteration, facts.eval_steps) == (3, None, None)
     assert (facts.best_val_loss, facts.best_val_step, facts.log_interval) == (2.5, None, None)
 
@@ -56,17 +56,17 @@ def test_the_third_version_said_the_step() -> None:
     text = "".join(
         f"{{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.{at}, 'step': {at}00}}\n" for at in range(1, 5)
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.first_iteration, facts.last_iteration, facts.log_interval) == (100, 400, 100)
 
 
 def test_the_time_of_an_evaluation() -> None:
-    history = history_of(LOSS + "{'eval_loss': 2.5, 'eval_runtime': 3.25, 'epoch': 0.1}\n")
+    history = parse_log(LOSS + "{'eval_loss': 2.5, 'eval_runtime': 3.25, 'epoch': 0.1}\n")
     assert history.evals[0].ms == 3250
 
 
 def test_nan_is_told_though_not_where() -> None:
-    facts = facts_in(LOSS.replace("2.9543", "nan") * 2)
+    facts = parse_facts(LOSS.replace("2.9543", "nan") * 2)
     assert facts.loss_first is not None
     assert math.isnan(facts.loss_first)
 
@@ -86,13 +86,13 @@ def test_nan_is_told_though_not_where() -> None:
     ],
 )  # fmt: skip
 def test_how_it_ended(after: str, ended: str) -> None:
-    assert facts_in(LOSS * 3 + after).ended == ended
+    assert parse_facts(LOSS * 3 + after).ended == ended
 
 
 def test_several_runs_in_one_file() -> None:
     told = trainer(COURSE)
-    assert facts_in(told.text * 3).segments == 3
-    assert facts_in(f"```\n{told.text}```\nAgain:\n```\n{told.text}```\n").segments == 2
+    assert parse_facts(told.text * 3).segments == 3
+    assert parse_facts(f"```\n{told.text}```\nAgain:\n```\n{told.text}```\n").segments == 2
 
 
 def test_newer_ones_say_the_runtime_in_every_dict() -> None:
@@ -103,7 +103,7 @@ def test_newer_ones_say_the_runtime_in_every_dict() -> None:
         f" {at}%|#| {at}/100 [00:27<44:53, 27.20s/it]\n"
         for at in range(1, 6)
     ]
-    history = history_of(" 0%|          | 0/100 [00:00<?, ?it/s]\n" + "".join(lines))
+    history = parse_log(" 0%|          | 0/100 [00:00<?, ?it/s]\n" + "".join(lines))
     assert history.steps.iteration.tolist() == [1, 2, 3, 4, 5]
     assert history.steps.ms.tolist() == pytest.approx([30_500, 3500, 3500, 3500, 3500])
     assert history.setup.tokens_per_iteration == 196_608
@@ -112,7 +112,7 @@ def test_newer_ones_say_the_runtime_in_every_dict() -> None:
 
 def test_a_bar_that_ended_before_training_is_not_the_trainings() -> None:
     told = trainer(COURSE, bars=True)
-    check("100%|##########| 1/1 [00:00<00:00, 27.86it/s]\n" + told.text, told)
+    check_facts("100%|##########| 1/1 [00:00<00:00, 27.86it/s]\n" + told.text, told)
 
 
 def test_the_header_at_verbosity_info() -> None:
@@ -123,7 +123,7 @@ def test_the_header_at_verbosity_info() -> None:
         "  Gradient Accumulation steps = 4\n  Total optimization steps = 40\n"
         "  Number of trainable parameters = 1,235,814,400\n"
     )
-    history = history_of(text + trainer(COURSE).text)
+    history = parse_log(text + trainer(COURSE).text)
     assert history.setup.parameters == 1_235_814_400
     assert history.setup.planned_iterations == 40
     assert history.setup.settings["gradient_accumulation_steps"] == 4
@@ -131,7 +131,7 @@ def test_the_header_at_verbosity_info() -> None:
 
 def test_saves_have_a_number() -> None:
     told = trainer(COURSE, bars=True)
-    history = history_of(told.text + "Saving model checkpoint to out/checkpoint-40\n")
+    history = parse_log(told.text + "Saving model checkpoint to out/checkpoint-40\n")
     assert [done.iteration for done in history.saves] == [40]
 
 
@@ -141,7 +141,7 @@ def test_bars_of_other_things_do_not_count() -> None:
     text = text.replace(
         "{'eval_loss'", "Map:  50%|█████     | 1500/3000 [00:11<00:11, 126.32 examples/s]\n{'eval_loss'"
     )
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_a_resumed_run_goes_back_on_its_bar() -> None:
@@ -153,8 +153,8 @@ def test_a_resumed_run_goes_back_on_its_bar() -> None:
         return bar(first) + "".join(bar(at) + losses.get(at, "") for at in range(first + 1, last + 1))
 
     text = process(0, 35) + process(20, 100)
-    assert history_of(text).steps.iteration.tolist() == [10, 20, 30, *range(30, 101, 10)]
-    assert facts_in(text).segments == 2
+    assert parse_log(text).steps.iteration.tolist() == [10, 20, 30, *range(30, 101, 10)]
+    assert parse_facts(text).segments == 2
 
 
 @pytest.mark.parametrize("after", ["", "{'eval_loss': 2.4, 'eval_runtime': 25.0, 'epoch': 0.1}\n"])
@@ -162,7 +162,7 @@ def test_what_evaluations_took_of_the_whole(after: str) -> None:
     """Of train_runtime, which holds those made on the way and not one made afterwards."""
     done = "{'eval_loss': 2.5, 'eval_runtime': 12.5, 'epoch': 0.1}\n"
     text = LOSS * 3 + done + LOSS * 3 + done + "{'train_runtime': 75.0, 'train_loss': 2.9, 'epoch': 0.1}\n"
-    told = explain(history_of(text + after))
+    told = explain(parse_log(text + after))
     (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
     whole = (
         "2 evaluations cost 25 s of 1m 15s: 33%" if not after else "3 evaluations cost 50 s of 1m 40s: 50%"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import facts_in, history_of
-from printed import Course, nanogpt
+from log_checks import parse_facts, parse_log
+from printed import SyntheticRun, nanogpt
 
-from glassgpt.explain.rule import Case
+from glassgpt.explain.rule import RunAnalysis
 from glassgpt.explain.rules.crash import crashed
-from glassgpt.runs.facts import facts_of
+from glassgpt.runs.facts import compute_facts
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))
 
@@ -64,7 +64,7 @@ LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(
     ],
 )  # fmt: skip
 def test_how_it_ended(line: str, ended: str) -> None:
-    assert facts_in(LOG + line + "\n").ended == ended
+    assert parse_facts(LOG + line + "\n").ended == ended
 
 
 def test_what_happened_before_the_last_iteration_did_not_end_it() -> None:
@@ -72,7 +72,7 @@ def test_what_happened_before_the_last_iteration_did_not_end_it() -> None:
         "Traceback (most recent call last):\nRuntimeError: retrying\nCUDA out of "
         "memory. Tried to allocate 1 GiB\n"
     )
-    assert facts_in(LOG + trouble + LOG.replace("iter ", "iter 1")).ended == "cut"
+    assert parse_facts(LOG + trouble + LOG.replace("iter ", "iter 1")).ended == "cut"
 
 
 def test_memory_is_the_reason_though_the_traceback_says_more() -> None:
@@ -82,16 +82,16 @@ def test_memory_is_the_reason_though_the_traceback_says_more() -> None:
         + "During handling of the above exception, another exception occurred:\nTraceback "
         "(most recent call last):\nKeyError: 1\n"
     )
-    assert facts_in(text).ended == "oom"
+    assert parse_facts(text).ended == "oom"
 
 
 def test_an_interrupt_in_a_finished_run_of_known_length() -> None:
     """Stopped after its last iteration, it was still stopped."""
-    assert facts_in(nanogpt(Course()).text + "KeyboardInterrupt\n").ended == "interrupted"
+    assert parse_facts(nanogpt(SyntheticRun()).text + "KeyboardInterrupt\n").ended == "interrupted"
 
 
 def test_events_know_their_line_and_iteration() -> None:
-    (event,) = history_of(LOG + "Killed\n").events
+    (event,) = parse_log(LOG + "Killed\n").events
     assert (event.kind, event.text, event.line, event.iteration) == ("kill", "Killed", 13, 11)
 
 
@@ -103,7 +103,7 @@ def test_events_know_their_line_and_iteration() -> None:
     ],
 )
 def test_scaler_overflows_are_noted(line: str) -> None:
-    history = history_of(LOG + line + "\n" + LOG.replace("iter ", "iter 2"))
+    history = parse_log(LOG + line + "\n" + LOG.replace("iter ", "iter 2"))
     assert [event.kind for event in history.events] == ["scaler-overflow"]
 
 
@@ -111,29 +111,31 @@ def test_scaler_overflows_are_noted(line: str) -> None:
     ("line", "seconds"), [("real\t2m14.512s", 134.512), ("      134.51 real        10.00 user", 134.51)]
 )
 def test_the_time_of_the_process(line: str, seconds: float) -> None:
-    assert history_of(LOG + line + "\n").setup.wall_s == pytest.approx(seconds)
+    assert parse_log(LOG + line + "\n").setup.wall_s == pytest.approx(seconds)
 
 
 def test_a_flood_of_events_is_bounded() -> None:
-    history = history_of(LOG + "Traceback (most recent call last):\n" * 5000)
+    history = parse_log(LOG + "Traceback (most recent call last):\n" * 5000)
     assert len(history.events) <= 1000
     assert (
-        facts_in(LOG + "Gradient overflow. Skipping step, loss scale\n" * 5000 + "KeyboardInterrupt\n").ended
+        parse_facts(
+            LOG + "Gradient overflow. Skipping step, loss scale\n" * 5000 + "KeyboardInterrupt\n"
+        ).ended
         == "interrupted"
     )
 
 
 def test_every_event_is_counted_though_few_are_kept() -> None:
-    history = history_of(LOG + "Gradient overflow. Skipping step, loss scaler 0 reducing\n" * 1000)
-    assert history.counts["scaler-overflow"] == 1000
+    history = parse_log(LOG + "Gradient overflow. Skipping step, loss scaler 0 reducing\n" * 1000)
+    assert history.event_counts["scaler-overflow"] == 1000
     assert len(history.events) == 200
 
 
 @pytest.mark.parametrize("line", ["Segmentation fault (core dumped)", "Bus error"])
 def test_a_fault_is_not_a_kill_from_outside(line: str) -> None:
-    history = history_of(f"{LOG}{line}\n")
+    history = parse_log(f"{LOG}{line}\n")
     assert [event.kind for event in history.events] == ["abort"]
-    assert facts_in(f"{LOG}{line}\n").ended == "crashed"
+    assert parse_facts(f"{LOG}{line}\n").ended == "crashed"
 
 
 def test_what_comes_after_a_trainers_own_end_is_not_its_end() -> None:
@@ -143,8 +145,8 @@ def test_what_comes_after_a_trainers_own_end_is_not_its_end() -> None:
     )
     end = "Peak memory usage: 1.0MiB\nTotal training time: 1.0m\nMinimum validation bpb: 0.8\n"
     crash = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
-    assert facts_in(steps + end + crash).ended == "finished"
-    assert facts_in(steps + crash + end).ended == "crashed"
+    assert parse_facts(steps + end + crash).ended == "finished"
+    assert parse_facts(steps + crash + end).ended == "crashed"
 
 
 def test_what_torchrun_adds_is_not_the_cause() -> None:
@@ -152,7 +154,7 @@ def test_what_torchrun_adds_is_not_the_cause() -> None:
         "[rank1]: Traceback (most recent call last):\n[rank1]: ZeroDivisionError: division by zero\n"
         "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.ChildFailedError:\n"
     )
-    history = history_of(text)
-    finding = crashed(Case(history, facts_of(history)))
+    history = parse_log(text)
+    finding = crashed(RunAnalysis(history, compute_facts(history)))
     assert finding is not None
     assert "division by zero" in finding.evidence

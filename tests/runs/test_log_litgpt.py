@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import lit_gpt, litgpt
 
 from glassgpt.explain.explanation import explain
 
-COURSE = Course(updates=33, eval_every=10)
+COURSE = SyntheticRun(updates=33, eval_every=10)
 
 
 @pytest.mark.parametrize("told", [litgpt(COURSE), lit_gpt(COURSE)])
 def test_a_whole_log(told: object) -> None:
-    check(told.text, told)  # type: ignore[attr-defined, arg-type]
+    check_facts(told.text, told)  # type: ignore[attr-defined, arg-type]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_whole_log(told: object) -> None:
     ],
 )  # fmt: skip
 def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
-    history = history_of(line + "\n")
+    history = parse_log(line + "\n")
     assert history.trainer.id == "litgpt"
     assert history.steps.iteration.tolist() == [16]
     assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
@@ -52,28 +52,28 @@ def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
     ],
 )
 def test_forms_of_its_evaluation(line: str, ms: float | None) -> None:
-    told = litgpt(Course(updates=16, eval_every=100))
+    told = litgpt(SyntheticRun(updates=16, eval_every=100))
     body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
-    (done,) = history_of(f"{body}\n{line}\n").evals
+    (done,) = parse_log(f"{body}\n{line}\n").evals
     assert (done.iteration, done.val_loss, done.ms) == (16, 3.1234, ms)
 
 
 @pytest.mark.parametrize("word", ["non-trainable", "non trainable"])
 def test_frozen_parameters_count(word: str) -> None:
     told = lit_gpt(COURSE)
-    assert facts_in(told.text.replace("non-trainable", word)).parameters == 2_780_810_240
+    assert parse_facts(told.text.replace("non-trainable", word)).parameters == 2_780_810_240
 
 
 def test_a_stale_validation_loss_is_no_evaluation() -> None:
     told = litgpt(COURSE)
-    assert facts_in(told.text).eval_steps == [10, 20, 30, 33]
+    assert parse_facts(told.text).eval_steps == [10, 20, 30, 33]
 
 
 def test_a_resumed_run() -> None:
     told = litgpt(COURSE)
     again = [line for line in told.lines if "iter 2" in line or "iter 3" in line]
-    history = history_of(
-        told.first(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
+    history = parse_log(
+        told.truncated(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
     )
     assert [segment.resumed for segment in history.segments] == [False, True]
 
@@ -85,7 +85,7 @@ def test_what_evaluations_took_is_part_of_the_run() -> None:
         + (f"\niter {at}: val loss 3.6, val time: 2500.00 ms" if at % 50 == 0 else "")
         for at in range(1, 101)
     ]
-    told = explain(history_of("\n".join(lines) + "\n"))
+    told = explain(parse_log("\n".join(lines) + "\n"))
     assert told.facts.estimated_total_s == pytest.approx(5.0), "of the iterations, by its definition"
     assert told.facts.eval_overhead_ms is None, "no iteration holds one"
     (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
@@ -95,7 +95,7 @@ def test_what_evaluations_took_is_part_of_the_run() -> None:
 
 @pytest.mark.parametrize("ms", ["1e300", "-5.0", "nan", "inf"])
 def test_evaluations_that_took_longer_than_anybody_waits(ms: str) -> None:
-    told = litgpt(Course(updates=16, eval_every=100))
+    told = litgpt(SyntheticRun(updates=16, eval_every=100))
     body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
-    (done,) = history_of(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
+    (done,) = parse_log(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
     assert done.ms is None

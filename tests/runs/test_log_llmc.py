@@ -5,33 +5,33 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check, expected, facts_in, history_of
-from printed import LLMC_LINES, Course, llmc, llmc_c, llmc_file, llmc_python
+from log_checks import check_facts, expected_facts, parse_facts, parse_log
+from printed import LLMC_LINES, SyntheticRun, llmc, llmc_c, llmc_file, llmc_python
 
-COURSE = Course(updates=33, eval_every=10)
+COURSE = SyntheticRun(updates=33, eval_every=10)
 
 
 @pytest.mark.parametrize("form", LLMC_LINES)
 def test_every_form_of_the_cuda_trainer(form: str) -> None:
     told = llmc(COURSE, form)
-    assert history_of(told.text).trainer.id == "llm.c"
-    check(told.text, told)
+    assert parse_log(told.text).trainer.id == "llm.c"
+    check_facts(told.text, told)
 
 
 @pytest.mark.parametrize("told", [llmc_c(COURSE), llmc_python(COURSE), llmc_file(COURSE)])
 def test_its_other_programs(told: object) -> None:
-    check(told.text, told)  # type: ignore[attr-defined, arg-type]
+    check_facts(told.text, told)  # type: ignore[attr-defined, arg-type]
 
 
 def test_a_resumed_run() -> None:
     told = llmc(COURSE, resumes_at=20)
-    history = history_of(told.text)
+    history = parse_log(told.text)
     assert history.segments[0].resumed
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 def test_an_evaluation_belongs_to_the_step_before_it() -> None:
-    history = history_of(
+    history = parse_log(
         "val loss 11.0\nstep    1/2 | loss 11.0 (+nanz)| norm 22.1 (+nanz)| lr 8.57e-07 | 3091.12 ms | "
         "-100.0% bf16 MFU | 169611 tok/s\nstep    2/2 | loss     nan (+nanz)| norm     nan "
         "(-nanz)| lr 8.57e-07 | "
@@ -48,7 +48,7 @@ def test_progress_that_is_glued_to_the_next_line() -> None:
     text = told.text.replace(
         "Writing checkpoint", "evaluating HellaSwag: 1/837\revaluating HellaSwag: 8/837\rWriting checkpoint"
     )
-    check(text.replace("\r", "\n"), told)
+    check_facts(text.replace("\r", "\n"), told)
 
 
 def test_the_batch_is_also_told_in_a_sentence() -> None:
@@ -61,7 +61,7 @@ def test_the_batch_is_also_told_in_a_sentence() -> None:
         "step    2/32000 | loss 10.53 (+nanz)| norm 43.5 (+nanz)| lr 1.71e-06 | 2747.19 ms | "
         "47.4% bf16 MFU | 381690 tok/s\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.tokens_per_iteration, facts.parameters) == (1048576, 1557686400)
     assert facts.tokens_per_s == pytest.approx(1048576 / 2.74719)
 
@@ -83,13 +83,13 @@ OLD_CUDA = (
 
 def test_two_programs_in_one_text() -> None:
     """The CPU one, elided, then the CUDA one: each with its own way to number evaluations."""
-    facts = facts_in(f"First:\n```\n{CPU}```\nThen:\n```\n{CUDA}```\n")
+    facts = parse_facts(f"First:\n```\n{CPU}```\nThen:\n```\n{CUDA}```\n")
     assert facts.eval_steps == [0, 40, 74]
     assert (facts.best_val_loss, facts.best_val_step, facts.segments) == (3.51649, 74, 2)
 
 
 def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
-    history = history_of(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
+    history = parse_log(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
     assert [(done.iteration, done.val_loss) for done in history.evals] == [
         (0, 5.252026),
         (40, 4.107781),
@@ -100,22 +100,22 @@ def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
 def test_skipped_updates_are_noted() -> None:
     told = llmc(COURSE)
     text = told.text.replace("step    5/33", "skipping update due to loss z-score of 4.5\nstep    5/33")
-    history = history_of(text)
+    history = parse_log(text)
     assert [event.text for event in history.events if event.kind == "warning"] == [
         "skipping update due to loss z-score of 4.5"
     ]
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_main_log_of_a_whole_run_ends_off_the_grid() -> None:
     told = llmc_file(COURSE)
     closing = told.text + "s:33 tel:2.5000\n"
-    facts = facts_in(closing)
+    facts = parse_facts(closing)
     assert (facts.ended, facts.final_val_loss, facts.eval_steps) == ("finished", 2.5, [0, 10, 20, 30, 33])
 
 
 def test_its_end_line_makes_it_finished_and_nothing_else() -> None:
     told = llmc(COURSE)
-    assert expected(told)["ended"] == facts_in(told.text).ended == "finished"
+    assert expected_facts(told)["ended"] == parse_facts(told.text).ended == "finished"
     middle = [line for line in told.lines if line.startswith("step")][:20]
-    assert facts_in("\n".join(middle) + "\n").ended == "cut"
+    assert parse_facts("\n".join(middle) + "\n").ended == "cut"

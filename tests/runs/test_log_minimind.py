@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import minimind
 
 from glassgpt.explain.explanation import explain
@@ -13,8 +13,8 @@ from glassgpt.explain.explanation import explain
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("log_every", [1, 5])
 def test_a_whole_log(old: bool, log_every: int) -> None:
-    told = minimind(Course(updates=60, log_every=log_every), old=old)
-    check(told.text, told)
+    told = minimind(SyntheticRun(updates=60, log_every=log_every), old=old)
+    check_facts(told.text, told)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_whole_log(old: bool, log_every: int) -> None:
     ],
 )  # fmt: skip
 def test_forms_of_its_line(line: str, iteration: int, loss: float, lr: float) -> None:
-    history = history_of(line + "\n")
+    history = parse_log(line + "\n")
     assert history.trainer.id == "minimind"
     assert history.steps.iteration.tolist() == [iteration]
     assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
@@ -39,32 +39,32 @@ def test_forms_of_its_line(line: str, iteration: int, loss: float, lr: float) ->
 def test_the_epoch_goes_into_the_iteration_whatever_it_is_counted_from() -> None:
     new = "".join(f"Epoch:[{at}/3](20/50), loss: 3.0, lr: 0.1, epoch_time: 1.0min\n" for at in (1, 2, 3))
     old = "".join(f"Epoch:[{at}/3](20/50) loss:3.0 lr:0.1 epoch_Time:1.0min:\n" for at in (0, 1, 2))
-    assert history_of(new).steps.iteration.tolist() == [20, 70, 120]
-    assert history_of(old).steps.iteration.tolist() == [20, 70, 120]
+    assert parse_log(new).steps.iteration.tolist() == [20, 70, 120]
+    assert parse_log(old).steps.iteration.tolist() == [20, 70, 120]
 
 
 def test_a_log_that_stops_in_its_last_epoch_is_cut() -> None:
-    told = minimind(Course(updates=60, log_every=5))
-    assert facts_in(told.text).ended == "finished"
-    assert facts_in(told.first(len(told.parts) - 1).text).ended == "cut"
+    told = minimind(SyntheticRun(updates=60, log_every=5))
+    assert parse_facts(told.text).ended == "finished"
+    assert parse_facts(told.truncated(len(told.parts) - 1).text).ended == "cut"
 
 
 def test_a_torn_line_says_nothing() -> None:
-    told = minimind(Course(updates=20))
+    told = minimind(SyntheticRun(updates=20))
     *whole, last = told.lines
-    history = history_of("\n".join([*whole, last[: last.index("lr:")]]))
+    history = parse_log("\n".join([*whole, last[: last.index("lr:")]]))
     assert len(history.steps) == len(told.rows) - 1
 
 
 def test_a_resume_within_an_epoch() -> None:
-    before, after = minimind(Course(updates=20)), minimind(Course(updates=40))
+    before, after = minimind(SyntheticRun(updates=20)), minimind(SyntheticRun(updates=40))
     skipped = "Epoch [1/2]: 跳过前10个step，从step 11开始"
     told = "\n".join([*before.lines, skipped, *after.lines[11:]]) + "\n"
-    history = history_of(told)
+    history = parse_log(told)
     assert [segment.resumed for segment in history.segments] == [False, True]
     assert history.segments[1].first_iteration == 11
 
 
 def test_what_is_true_of_micro_batches_is_said_of_it() -> None:
-    found = explain(history_of(minimind(Course(updates=400), per_epoch=100).text)).findings
+    found = explain(parse_log(minimind(SyntheticRun(updates=400), per_epoch=100).text)).findings
     assert "loss-spike" not in {finding.id for finding in found}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import modded
 
-COURSE = Course(updates=33, eval_every=10)
+COURSE = SyntheticRun(updates=33, eval_every=10)
 
 
 @pytest.mark.parametrize("with_loss", [False, True])
 def test_a_whole_log(with_loss: bool) -> None:
     told = modded(COURSE, with_loss)
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 def test_an_iteration_takes_the_difference_of_two_sums() -> None:
-    history = history_of(
+    history = parse_log(
         "step:0/3 val_loss:10.8 train_time:5ms step_avg:nanms\nstep:1/3 train_time:139ms step_avg:139.00ms\n"
         "step:2/3 train_time:231ms step_avg:115.5ms\nstep:2/3 val_loss:5.0 train_time:240ms step_avg:120ms\n"
         "step:3/3 train_time:331ms step_avg:110ms\n"
@@ -33,9 +33,9 @@ def test_the_sum_that_starts_again_after_ten_steps() -> None:
         f"step:{at}/5100 train_loss:9.5 train_time:{sum_}ms step_avg:nanms\n"
         for at, sum_ in enumerate(sums, 1)
     )
-    steps = history_of(text).steps
+    steps = parse_log(text).steps
     assert steps.ms[10:].tolist() == [150, 100, 100]  # the new sum holds one step
-    assert facts_in(text).steady_ms == 100
+    assert parse_facts(text).steady_ms == 100
 
 
 def test_seconds_and_evaluations_only() -> None:
@@ -43,7 +43,7 @@ def test_seconds_and_evaluations_only() -> None:
         f"step:{at}/250 val_loss:{5 - at / 250:.5f} train_time:{at * 0.147:.3f}s step_avg:147.00ms\n"
         for at in (0, 125, 250)
     )
-    facts = facts_in(run * 3)
+    facts = parse_facts(run * 3)
     assert (facts.segments, facts.ended, facts.iterations_logged) == (3, "finished", 0)
     assert (facts.best_val_loss, facts.eval_steps) == (4.0, [0, 125, 250])
 
@@ -55,7 +55,7 @@ def test_two_days_in_january_2026() -> None:
         else f"step {at:4d}/1840 | time: {at * 61 + 1000:,}ms | step avg: 61.23ms\n"
         for at in range(1, 6)
     )
-    history = history_of(text)
+    history = parse_log(text)
     assert history.trainer.id == "modded-nanogpt"
     assert history.steps.iteration.tolist() == [1, 2, 4, 5]
     assert [(done.iteration, done.val_loss) for done in history.evals] == [(3, 3.0003)]
@@ -63,7 +63,7 @@ def test_two_days_in_january_2026() -> None:
 
 
 def test_a_derivative_with_more_fields() -> None:
-    history = history_of(
+    history = parse_log(
         "step:0/20000 val_loss:6.9357 val_bpb:4.1077 train_time:0ms step_avg:0.02ms\n"
         "step:1/20000 train_loss:6.9370 train_time:27ms step_avg:27.23ms\n"
         "step:201/20000 train_loss:2.9370 lr:0.0003 train_time:10027ms step_avg:27.23ms tok_s:12\n"
@@ -74,7 +74,7 @@ def test_a_derivative_with_more_fields() -> None:
 
 
 def test_losses_in_scientific_notation() -> None:
-    history = history_of("step:1/9 train_loss:1.082584e+01 train_time:6029ms step_avg:6028.64ms\n")
+    history = parse_log("step:1/9 train_loss:1.082584e+01 train_time:6029ms step_avg:6028.64ms\n")
     assert history.steps.loss[0] == pytest.approx(10.82584)
 
 
@@ -86,5 +86,5 @@ def test_its_own_source_says_nothing() -> None:
         "raise RuntimeError('out of memory')\nexcept KeyboardInterrupt:\n    pass\n"
         'print0(f"peak memory allocated: {torch.cuda.max_memory_allocated() // 1024 // 1024} MiB")\n'
     )
-    check(source + told.text, told)
-    check(source + told.first(25).text, told.first(25))
+    check_facts(source + told.text, told)
+    check_facts(source + told.truncated(25).text, told.truncated(25))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import nanochat, nanochat_sft, nanochat_sft_old
 
-COURSE = Course(updates=33, eval_every=10)
+COURSE = SyntheticRun(updates=33, eval_every=10)
 
 
 @pytest.mark.parametrize("told", [nanochat(COURSE), nanochat_sft(COURSE), nanochat_sft_old(COURSE)])
 def test_every_script(told: object) -> None:
-    check(told.text, told)  # type: ignore[attr-defined, arg-type]
+    check_facts(told.text, told)  # type: ignore[attr-defined, arg-type]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_every_script(told: object) -> None:
     ],
 )
 def test_forms_of_its_line(line: str) -> None:
-    history = history_of("".join(line.format(at=at) + "\n" for at in range(3)))
+    history = parse_log("".join(line.format(at=at) + "\n" for at in range(3)))
     assert history.trainer.id == "nanochat"
     steps = history.steps
     assert steps.iteration.tolist() == [0, 1, 2]
@@ -40,13 +40,13 @@ def test_forms_of_its_line(line: str) -> None:
 
 
 def test_bits_per_byte_are_no_loss() -> None:
-    facts = facts_in(nanochat(COURSE).text)
+    facts = parse_facts(nanochat(COURSE).text)
     assert facts.val_metric == "bits_per_byte"
-    assert facts_in(nanochat_sft_old(COURSE).text).val_metric == "loss"
+    assert parse_facts(nanochat_sft_old(COURSE).text).val_metric == "loss"
 
 
 def test_the_last_evaluation_has_no_step() -> None:
-    facts = facts_in(nanochat(COURSE).text)
+    facts = parse_facts(nanochat(COURSE).text)
     assert (facts.last_iteration, facts.eval_steps) == (32, [0, 10, 20, 30, 33])
 
 
@@ -57,22 +57,22 @@ def test_its_metric_of_answers_is_no_validation() -> None:
         "Evaluating: hellaswag (10-shot, type: multiple_choice)... accuracy: 0.25\nStep "
         "00033 | ChatCORE: 0.2\nPeak memory",
     )
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_nan() -> None:
-    facts = facts_in(nanochat_sft(Course(updates=20, nan_from=4)).text)
+    facts = parse_facts(nanochat_sft(SyntheticRun(updates=20, nan_from=4)).text)
     assert facts.nan_step == 4
 
 
 def test_a_resumed_run() -> None:
     first, second = nanochat(COURSE), nanochat(COURSE)
     lines = [line for line in second.lines if "Step 00000" not in line]
-    text = first.first(len(first.parts) - 20).text + "Resuming optimization from step 10\n"
+    text = first.truncated(len(first.parts) - 20).text + "Resuming optimization from step 10\n"
     text += "\n".join(line for line in lines if not line.startswith("step 0000")) + "\n"
-    history = history_of(text)
+    history = parse_log(text)
     assert [segment.resumed for segment in history.segments] == [False, True]
-    assert facts_in(text).ended == "finished"
+    assert parse_facts(text).ended == "finished"
 
 
 def test_source_code_in_front_of_the_log_is_no_log() -> None:
@@ -86,4 +86,4 @@ def test_source_code_in_front_of_the_log_is_no_log() -> None:
         "total_tokens = args.total_batch_size * num_iterations\n"
         'parser.add_argument("--learning_rate", type=float, default=0.02)\n'
     )
-    check(source * 5 + told.text, told)
+    check_facts(source * 5 + told.text, told)

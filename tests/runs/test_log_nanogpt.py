@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check, facts_in, history_of
-from printed import Course, nanogpt
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun, nanogpt
 
 HEAD = "step 0: train loss 4.2874, val loss 4.2823\niter 0: loss 4.2667, time 32459.23ms, mfu -100.00%\n"
 
 
 def test_readme_lines() -> None:
-    history = history_of(
+    history = parse_log(
         HEAD
         + "iter 10: loss 3.2355, time 12.90ms, mfu 28.95%\n"
         + "step 250: train loss 1.9639, val loss 2.0676\nsaving checkpoint to out-shakespeare-char\n"
@@ -28,8 +28,8 @@ def test_readme_lines() -> None:
         (250, 1.9639, 2.0676),
     ]
     assert [done.iteration for done in history.saves] == [250]
-    assert history.first_of_process().tolist() == [True, False, False]
-    assert history.holds_eval().tolist() == [True, False, True]
+    assert history.is_first_of_process().tolist() == [True, False, False]
+    assert history.includes_eval().tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_readme_lines() -> None:
     ],
 )
 def test_forks_print_more_fields_or_fewer(line: str) -> None:
-    history = history_of(HEAD + line + "\n")
+    history = parse_log(HEAD + line + "\n")
     assert history.trainer.id == "nanogpt"
     assert history.steps.iteration.tolist() == [0, 10]
     assert history.steps.loss[1] == 3.2355
@@ -62,7 +62,7 @@ def test_forks_print_more_fields_or_fewer(line: str) -> None:
 
 def test_extra_fields_are_taken_where_they_are_known() -> None:
     line = "iter 10: loss 3.2, time 10.00ms, mfu 28.95%, lr 0.0003, grad_norm 0.75, tok/s 12,345\n"
-    steps = history_of(HEAD + line).steps
+    steps = parse_log(HEAD + line).steps
     assert (steps.lr[1], steps.grad_norm[1], steps.tokens_per_s[1]) == (0.0003, 0.75, 12345)
 
 
@@ -81,7 +81,7 @@ def test_extra_fields_are_taken_where_they_are_known() -> None:
     ],
 )
 def test_evaluations(line: str, train: float | None, val: float) -> None:
-    history = history_of(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
+    history = parse_log(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
     done = history.evals[-1]
     assert done.iteration == 20
     assert done.val_loss == pytest.approx(val, nan_ok=True)
@@ -89,7 +89,7 @@ def test_evaluations(line: str, train: float | None, val: float) -> None:
 
 
 def test_a_perplexity_is_no_loss() -> None:
-    history = history_of(HEAD + "step 20: train ppl 12.18, val ppl 15.64\niter 20: loss 2.5, time 1.00ms\n")
+    history = parse_log(HEAD + "step 20: train ppl 12.18, val ppl 15.64\niter 20: loss 2.5, time 1.00ms\n")
     assert [done.iteration for done in history.evals] == [0]
 
 
@@ -98,22 +98,22 @@ def test_a_perplexity_is_no_loss() -> None:
 )
 def test_a_save_belongs_to_the_evaluation_before_it(line: str) -> None:
     text = HEAD + f"step 20: train loss 2.5, val loss 2.75\n{line}\niter 20: loss 2.6, time 1.00ms\n"
-    assert facts_in(text).checkpoint_steps == [20]
+    assert parse_facts(text).checkpoint_steps == [20]
 
 
 def test_not_known_yet_is_no_mfu() -> None:
-    assert facts_in(HEAD + "iter 10: loss 3.2, time 12.90ms, mfu -100.00%\n").mfu_reported_steady is None
+    assert parse_facts(HEAD + "iter 10: loss 3.2, time 12.90ms, mfu -100.00%\n").mfu_reported_steady is None
 
 
 def test_nan_and_infinite_losses() -> None:
-    facts = facts_in(HEAD + "iter 10: loss inf, time 1.00ms\niter 20: loss nan, time 1.00ms\n")
+    facts = parse_facts(HEAD + "iter 10: loss inf, time 1.00ms\niter 20: loss nan, time 1.00ms\n")
     assert facts.nan_step == 20
     assert facts.loss_last is not None
     assert math.isnan(facts.loss_last)
 
 
 def test_llama2_c_has_the_same_loop() -> None:
-    history = history_of(
+    history = parse_log(
         "490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 0.21%\n"
         "step 500: train loss 5.7373, val loss 5.9544\nsaving checkpoint to out\nwrote out/model.bin\n"
         "500 | loss 6.0091 | lr 5.000000e-05 | 870067.53ms | mfu 0.19%\n"
@@ -122,22 +122,22 @@ def test_llama2_c_has_the_same_loop() -> None:
     assert history.trainer.id == "nanogpt"
     assert history.steps.iteration.tolist() == [490, 500, 510]
     assert history.steps.lr.tolist() == [4.9e-5, 5e-5, 4.999939e-5]
-    assert history.holds_eval().tolist() == [False, True, False]
+    assert history.includes_eval().tolist() == [False, True, False]
 
 
 def test_an_eval_line_alone_is_a_log() -> None:
-    facts = facts_in("step 0: train loss 4.1872, val loss 4.0326\n")
+    facts = parse_facts("step 0: train loss 4.1872, val loss 4.0326\n")
     assert (facts.eval_steps, facts.best_val_loss, facts.iterations_logged) == ([0], 4.0326, 0)
 
 
 def test_lines_seldom_printed_are_counted_at_the_steady_time() -> None:
-    told = nanogpt(Course(updates=200, log_every=20, eval_every=50))
-    check(told.text, told)
+    told = nanogpt(SyntheticRun(updates=200, log_every=20, eval_every=50))
+    check_facts(told.text, told)
 
 
 def test_a_log_that_begins_in_the_middle_has_no_start_up() -> None:
     text = "".join(f"iter {at}: loss 4.0, time {500 + at % 3}.00ms\n" for at in range(1631, 1650))
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.first_iteration, facts.startup_ms, facts.steady_ms) == (1631, None, 501)
 
 
@@ -145,7 +145,7 @@ def test_a_spike_without_an_eval_line_is_not_called_an_evaluation() -> None:
     text = HEAD + "".join(
         f"iter {at}: loss 3.0, time {99999 if at == 50 else 100}.00ms\n" for at in range(10, 100, 10)
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert facts.eval_steps == [0]
     assert facts.eval_overhead_ms is None
     assert facts.steady_ms == 100
@@ -156,7 +156,7 @@ def test_decimal_commas(mark: str) -> None:
     lines = ["step 0: train loss 4.287, val loss 4.282", "iter 0: loss 4.2671, time 1234.56ms, mfu 11.02%"]
     lines += [f"iter {at}: loss 3.1415, time 30.05ms, mfu 11.02%" for at in range(1, 4)]
     text = "".join(line.replace(".", mark) + "\n" for line in lines)
-    steps = history_of(text).steps
+    steps = parse_log(text).steps
     assert steps.loss.tolist() == [4.2671, 3.1415, 3.1415, 3.1415]
     assert steps.ms.tolist() == [1234.56, 30.05, 30.05, 30.05]
     assert steps.mfu[-1] == 11.02
@@ -167,6 +167,6 @@ def test_a_run_whose_next_line_has_begun_did_not_end_there() -> None:
         f"step {at}: train loss 2.5000, val loss 2.6000\niter {at}: loss 2.5000, time 30.00ms, mfu 11.00%\n"
         for at in (0, 10, 20)
     )
-    assert facts_in(text).ended == "finished"
-    assert facts_in(text + "iter 21: loss 2.5").ended == "cut"
-    assert facts_in(text + "iter 21: lo").ended == "cut"
+    assert parse_facts(text).ended == "finished"
+    assert parse_facts(text + "iter 21: loss 2.5").ended == "cut"
+    assert parse_facts(text + "iter 21: lo").ended == "cut"

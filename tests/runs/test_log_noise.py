@@ -11,22 +11,22 @@ import pytest
 from dirt import NOISE, STAMPS, TEXT_DIRT, coloured, crlf, notebook, twice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_checks import Told, check, expected, facts_in, history_of, same
-from printed import Course
+from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
+from printed import SyntheticRun
 from printed_more import every_trainer
 
-from glassgpt.runs.facts import facts_of
+from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import read_log
 
-COURSE = Course(updates=43, eval_every=10)
+COURSE = SyntheticRun(updates=43, eval_every=10)
 TRAINERS = every_trainer(COURSE)
 NAMES = sorted(TRAINERS)
 # These count their lines, so what is printed twice is there twice.
 UNNUMBERED = {name for name in NAMES if name.startswith("trainer")}
 
 courses = st.builds(
-    Course,
+    SyntheticRun,
     updates=st.integers(22, 60),
     eval_every=st.sampled_from((5, 7, 9)),
     seed=st.integers(0, 1000),
@@ -35,34 +35,38 @@ courses = st.builds(
 
 
 def read_bytes(data: bytes) -> dict[str, object]:
-    return facts_of(read_log(read_lines(io.BytesIO(data)), "run.log")).as_dict()
+    return compute_facts(read_log(read_lines(io.BytesIO(data)), "run.log")).as_dict()
 
 
-def check_bytes(data: bytes, told: Told) -> None:
+def check_bytes(data: bytes, told: ExpectedLog) -> None:
     got = read_bytes(data)
-    wrong = {name: (got[name], want) for name, want in expected(told).items() if not same(got[name], want)}
+    wrong = {
+        name: (got[name], want)
+        for name, want in expected_facts(told).items()
+        if not nearly_equal(got[name], want)
+    }
     assert wrong == {}, f"got, wanted: {wrong}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_facts_of_a_clean_log(name: str) -> None:
     told = TRAINERS[name]
-    assert history_of(told.text).trainer.id == told.format
-    check(told.text, told)
+    assert parse_log(told.text).trainer.id == told.format
+    check_facts(told.text, told)
 
 
 @settings(max_examples=12, deadline=None)
 @given(courses, st.sampled_from(NAMES))
-def test_the_facts_of_any_course(course: Course, name: str) -> None:
+def test_the_facts_of_any_course(course: SyntheticRun, name: str) -> None:
     told = every_trainer(course)[name]
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(3, 40), st.sampled_from(NAMES))
 def test_the_first_nan_is_found(nan_from: int, name: str) -> None:
     told = every_trainer(replace(COURSE, nan_from=nan_from))[name]
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 @settings(max_examples=30, deadline=None)
@@ -72,13 +76,13 @@ def test_noise_between_lines_changes_nothing(name: str, seed: int, amount: int) 
     lines = told.lines
     for _ in range(amount):
         lines.insert(dice.randrange(len(lines) + 1), dice.choice(NOISE))
-    check("".join(f"{line}\n" for line in lines), told)
+    check_facts("".join(f"{line}\n" for line in lines), told)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_noise_after_every_line_changes_nothing(name: str) -> None:
     told = TRAINERS[name]
-    check("".join("\n".join((line, *NOISE, "")) for line in told.lines), told)
+    check_facts("".join("\n".join((line, *NOISE, "")) for line in told.lines), told)
 
 
 @settings(max_examples=30, deadline=None)
@@ -86,8 +90,8 @@ def test_every_kind_of_noise_after_every_line_changes_nothing(name: str) -> None
 def test_a_log_that_stops_says_what_it_says_up_to_there(name: str, data: st.DataObject) -> None:
     told = TRAINERS[name]
     last = max(at for at, part in enumerate(told.parts) if part.row)  # with it, the plan is fulfilled
-    told = told.first(data.draw(st.integers(len(told.parts) // 2, last - 1)))
-    check(told.text, told)
+    told = told.truncated(data.draw(st.integers(len(told.parts) // 2, last - 1)))
+    check_facts(told.text, told)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +100,7 @@ def test_dirt_changes_nothing(name: str, dirt: str) -> None:
     if dirt == "of_two_ranks" and name == "trainer with bars":
         pytest.skip("a bar is drawn by one rank only")
     told = TRAINERS[name]
-    check(TEXT_DIRT[dirt](told.text), told)
+    check_facts(TEXT_DIRT[dirt](told.text), told)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,19 +109,19 @@ def test_what_stands_in_front_of_every_line_changes_nothing(name: str, stamp: st
     told = TRAINERS[name]
     # An evaluation off the grid tells the end of a log, but not of an excerpt.
     unsure = stamp == "fenced" and told.format == "build-nanogpt"
-    check(STAMPS[stamp](told.text), told, ignoring=("ended",) if unsure else ())
+    check_facts(STAMPS[stamp](told.text), told, ignoring=("ended",) if unsure else ())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_output_of_a_notebook(name: str) -> None:
     told = TRAINERS[name]
-    check(notebook(told.text), told)
+    check_facts(notebook(told.text), told)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - UNNUMBERED))
 def test_two_ranks_that_print_everything(name: str) -> None:
     told = TRAINERS[name]
-    check(twice(told.text), told)
+    check_facts(twice(told.text), told)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,9 +152,9 @@ def test_a_line_cut_in_the_middle_says_nothing_wrong(name: str, data: st.DataObj
     told = TRAINERS[name]
     telling = [at for at, part in enumerate(told.parts) if part.row or part.eval or part.save is not None]
     at = data.draw(st.sampled_from(telling[5:]))
-    before, line = told.first(at).text, told.parts[at].text
+    before, line = told.truncated(at).text, told.parts[at].text
     cut = data.draw(st.integers(1, len(line)))
-    got, without, whole = (facts_in(before + line[:end]).as_dict() for end in (cut, 0, len(line)))
+    got, without, whole = (parse_facts(before + line[:end]).as_dict() for end in (cut, 0, len(line)))
     for fact in (
         "best_val_loss",
         "final_val_loss",
@@ -159,7 +163,7 @@ def test_a_line_cut_in_the_middle_says_nothing_wrong(name: str, data: st.DataObj
         "checkpoint_steps",
         "steady_ms",
     ):
-        assert same(got[fact], without[fact]) or close(got[fact], whole[fact]), (fact, line[:cut])
+        assert nearly_equal(got[fact], without[fact]) or close(got[fact], whole[fact]), (fact, line[:cut])
 
 
 def close(one: object, other: object) -> bool:

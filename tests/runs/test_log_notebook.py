@@ -10,8 +10,8 @@ import pytest
 
 from glassgpt.errors import UserError
 from glassgpt.runs import notebook
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.open import read_history
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.open import read_run_log
 
 LINES = [f"iter {at}: loss {4 - at / 100:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
 
@@ -36,8 +36,8 @@ def test_only_what_was_printed_counts(tmp_path: Path, indent: int | None, text: 
         'max_iters = 10\nprint(f"saving checkpoint to {out_dir}")\nprint("iter 99: loss 1.0, time 1.00ms")'
     )
     name = written(tmp_path / "a", cell(source, stream(text)), indent=indent)
-    history = read_history(name)
-    facts = facts_of(history)
+    history = read_run_log(name)
+    facts = compute_facts(history)
     assert (facts.iterations_logged, facts.last_iteration, facts.checkpoint_steps) == (5, 40, [])
     assert "max_iters" not in history.setup.settings
 
@@ -45,7 +45,7 @@ def test_only_what_was_printed_counts(tmp_path: Path, indent: int | None, text: 
 def test_what_a_later_cell_introduces_is_not_the_runs(tmp_path: Path) -> None:
     run = cell("!python train.py", stream(["number of parameters: 10.65M\n", *LINES]))
     after = cell("!python sample.py", stream("number of parameters: 15.96M\n"))
-    assert read_history(written(tmp_path / "a", run, after)).setup.parameters == 10_650_000
+    assert read_run_log(written(tmp_path / "a", run, after)).setup.parameters == 10_650_000
 
 
 def test_a_traceback_ends_it(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_a_traceback_ends_it(tmp_path: Path) -> None:
         "output_type": "error",
         "traceback": ["Traceback (most recent call last):\n", "ValueError: no\n"],
     }
-    facts = facts_of(read_history(written(tmp_path / "a", cell("train()", stream(LINES), error))))
+    facts = compute_facts(read_run_log(written(tmp_path / "a", cell("train()", stream(LINES), error))))
     assert facts.ended == "crashed"
 
 
 def test_a_log_that_is_only_quoted_is_read_as_a_quote(tmp_path: Path) -> None:
     told = {"cell_type": "markdown", "metadata": {}, "source": ["It prints:\n", "\n", *LINES]}
-    assert facts_of(read_history(written(tmp_path / "a", told))).iterations_logged == 5
+    assert compute_facts(read_run_log(written(tmp_path / "a", told))).iterations_logged == 5
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_a_log_that_is_only_quoted_is_read_as_a_quote(tmp_path: Path) -> None:
 )
 def test_one_without_a_log_is_no_log(tmp_path: Path, cells: list[Any]) -> None:
     with pytest.raises(UserError, match="is not a training log"):
-        read_history(written(tmp_path / "a", *cells))
+        read_run_log(written(tmp_path / "a", *cells))
 
 
 def test_a_torn_one_is_read_line_by_line(tmp_path: Path) -> None:
     whole = written(tmp_path / "a", cell("train()", stream(LINES)))
     Path(whole).write_text(Path(whole).read_text()[:-30])
-    assert facts_of(read_history(whole)).iterations_logged == 5
+    assert compute_facts(read_run_log(whole)).iterations_logged == 5
 
 
 def test_one_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = written(tmp_path / "a", cell("train()", stream(LINES)))
-    monkeypatch.setattr(notebook, "LARGEST", 100)
+    monkeypatch.setattr(notebook, "MAX_NOTEBOOK_BYTES", 100)
     with pytest.raises(UserError, match="save its output as text"):
-        read_history(whole)
+        read_run_log(whole)

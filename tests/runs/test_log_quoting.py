@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import facts_in, history_of
+from log_checks import parse_facts, parse_log
 
 
 def test_lines_in_bold_and_in_code_blocks() -> None:
-    history = history_of(
+    history = parse_log(
         "What do these mean?\n\n```\niter 0: loss 10.8, time 12543.00ms, mfu -100.00%\n"
         "iter 10: loss 8.1, time 168.00ms, mfu 11.00%\n```\n\n"
         "**step 500: train loss 5.1000, val loss 5.2000**\n\n"
@@ -23,13 +23,13 @@ def test_lines_in_bold_and_in_code_blocks() -> None:
 
 
 def test_a_line_without_a_loss() -> None:
-    history = history_of(
+    history = parse_log(
         "```\niter 1210: time 168.00ms\niter 1220: time 5985.00ms\niter 1230: time 169.00ms\n```\n"
     )
     assert history.steps.iteration.tolist() == [1210, 1220, 1230]
     assert history.steps.ms.tolist() == [168, 5985, 169]
     assert not history.steps.has_loss.any()
-    facts = facts_in("```\niter 1210: time 168.00ms\niter 1220: time 169.00ms\n```\n")
+    facts = parse_facts("```\niter 1210: time 168.00ms\niter 1220: time 169.00ms\n```\n")
     assert (facts.loss_first, facts.loss_last, facts.nan_step) == (None, None, None)
 
 
@@ -39,7 +39,7 @@ def test_quotes_out_of_order_are_one_run() -> None:
         "It began so:\n```\niter 0: loss 4.2, time 12543.00ms, mfu -100.00%\niter 10: loss "
         "3.5, time 33.00ms, mfu 11.00%\n```\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.segments, facts.first_iteration, facts.last_iteration) == (1, 0, 30)
     assert (facts.loss_first, facts.loss_last) == (4.2, 2.9)
 
@@ -47,7 +47,7 @@ def test_quotes_out_of_order_are_one_run() -> None:
 def test_a_line_quoted_again_is_the_same_line() -> None:
     line = "iter 20: loss 3.0, time 33.00ms, mfu 11.09%\n"
     text = f"```\niter 10: loss 3.5, time 33.00ms, mfu 11.00%\n{line}```\nLook at this one:\n```\n{line}```\n"
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.iterations_logged, facts.segments) == (2, 1)
 
 
@@ -56,7 +56,7 @@ def test_a_piece_of_a_line_adds_nothing_wrong() -> None:
         "```\niter 10: loss 3.5, time 33.00ms, mfu 11.00%\niter 20: loss 3.0, time "
         "35.00ms, mfu 11.09%\n```\nWhy `iter 10: time 33.00ms`?\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.iterations_logged, facts.steady_ms, facts.loss_first) == (2, 34, 3.5)
 
 
@@ -65,7 +65,7 @@ def test_quotes_that_contradict_each_other_are_several_runs() -> None:
         "On the CPU:\n```\niter 0: loss 4.2, time 100.00ms\niter 10: loss 4.0, time 101.00ms\n```\n"
         "On the GPU:\n```\niter 0: loss 4.2, time 10.00ms\niter 10: loss 3.0, time 11.00ms\n```\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.segments, facts.iterations_logged, facts.loss_last) == (2, 4, 3.0)
 
 
@@ -77,7 +77,7 @@ def test_elided_middles(middle: str) -> None:
         f"{middle}\niter 499: loss 2.1, time 12.00ms\nstep 500: train loss 2.0, val loss "
         f"2.1\niter 500: loss 2.0, time 300.00ms\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.iterations_logged, facts.segments, facts.last_iteration) == (4, 1, 500)
     assert facts.log_interval == 1
     assert facts.steady_ms == 11
@@ -85,13 +85,13 @@ def test_elided_middles(middle: str) -> None:
 
 
 def test_values_left_out_are_not_made_up() -> None:
-    history = history_of(
+    history = parse_log(
         "```\nstep 250: train loss ..., val loss ...\niter 250: loss ..., time 26177.52ms\n```\n"
     )
     assert history.steps.ms.tolist() == [26177.52]
     assert not history.steps.has_loss.any()
     assert all(done.val_loss is None for done in history.evals)
-    facts = facts_in(
+    facts = parse_facts(
         "```\nstep 250: train loss ..., val loss ...\niter 250: loss ..., time 26177.52ms\n```\n"
     )
     assert facts.val_metric is None
@@ -106,8 +106,8 @@ def test_prose_around_a_quote_is_not_about_the_run() -> None:
         "or KeyboardInterrupt, or a Traceback, lower the batch size.\n\n```\nRuntimeError: "
         "CUDA out of memory. Tried to allocate 2 GiB\n```\n"
     )
-    assert facts_in(text).ended == "cut"
-    assert not math.isnan(facts_in(text).steady_ms or math.nan)
+    assert parse_facts(text).ended == "cut"
+    assert not math.isnan(parse_facts(text).steady_ms or math.nan)
 
 
 def test_an_accident_inside_the_quote_is() -> None:
@@ -116,13 +116,13 @@ def test_an_accident_inside_the_quote_is() -> None:
         f"Help:\n```\n{log}Traceback (most recent call last):\ntorch.OutOfMemoryError: "
         f"CUDA out of memory. Tried to allocate 2 GiB\n```\n"
     )
-    assert facts_in(text).ended == "oom"
+    assert parse_facts(text).ended == "oom"
 
 
 def test_what_a_model_writes_does_not_make_a_log_a_quote() -> None:
     lines = [f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%" for at in range(0, 60, 10)]
     sample = ["```python", "print('iter 0')", "```", "**iter** 3"]
     text = "\n".join([*lines[:3], *sample, *lines[3:], "KeyboardInterrupt"]) + "\n"
-    history = history_of(text)
-    assert not history.quoted
-    assert facts_in(text).ended == "interrupted"
+    history = parse_log(text)
+    assert not history.is_excerpt
+    assert parse_facts(text).ended == "interrupted"

@@ -6,19 +6,19 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from log_checks import Told, check, expected, facts_in, history_of, same
-from printed import Course, llmc, nanogpt
+from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
+from printed import SyntheticRun, llmc, nanogpt
 from printed_more import every_trainer, trainer
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Case
+from glassgpt.explain.rule import RunAnalysis
 from glassgpt.explain.rules.resumes import resume_replays_data
-from glassgpt.runs.facts import facts_of
+from glassgpt.runs.facts import compute_facts
 
-COURSE = Course(updates=40, eval_every=10)
+COURSE = SyntheticRun(updates=40, eval_every=10)
 
 
-def joined(*logs: Told) -> Told:
+def joined(*logs: ExpectedLog) -> ExpectedLog:
     """One after another in a file, each a process of its own."""
     parts = []
     for index, log in enumerate(logs):
@@ -29,22 +29,22 @@ def joined(*logs: Told) -> Told:
         logs[-1],
         parts=tuple(parts),
         segments=len(logs),
-        starting=frozenset(range(len(logs))),
+        segments_with_startup=frozenset(range(len(logs))),
         ended=logs[-1].ended,
     )
 
 
 def test_a_resume_goes_back_to_its_checkpoint() -> None:
-    killed = nanogpt(COURSE).first(45)
+    killed = nanogpt(COURSE).truncated(45)
     again = nanogpt(COURSE, resumes_at=20)
-    history = history_of(killed.text + again.text)
-    assert [(segment.starts, segment.resumed) for segment in history.segments] == [
+    history = parse_log(killed.text + again.text)
+    assert [(segment.has_startup, segment.resumed) for segment in history.segments] == [
         (True, False),
         (True, True),
     ]
     assert history.segments[1].first_iteration == 20
     told = joined(killed, again)
-    check(told.text, told)
+    check_facts(told.text, told)
 
 
 def test_times_of_a_resumed_run() -> None:
@@ -61,7 +61,7 @@ def test_times_of_a_resumed_run() -> None:
         + "".join(f"iter {at}: loss 3, time 100.00ms\n" for at in range(11, 20))
         + "step 20: train loss 3, val loss 3\niter 20: loss 3, time 1100.00ms\n"
     )
-    facts = facts_in(text)
+    facts = parse_facts(text)
     assert (facts.segments, facts.steady_ms, facts.eval_overhead_ms) == (2, 100, 1000)
     assert facts.startup_ms == 5000 - 100 - 1000
     assert facts.eval_steps == [0, 10, 20]
@@ -74,7 +74,7 @@ def test_times_of_a_resumed_run() -> None:
 def test_a_resume_without_a_word_is_seen_by_the_numbers() -> None:
     told = nanogpt(COURSE)
     lines = [line for line in told.lines if line.startswith(("iter", "step"))]
-    assert facts_in("\n".join(lines[:30] + lines[20:]) + "\n").segments == 2
+    assert parse_facts("\n".join(lines[:30] + lines[20:]) + "\n").segments == 2
 
 
 def test_a_resume_that_goes_on_where_it_stopped() -> None:
@@ -87,45 +87,45 @@ def test_a_resume_that_goes_on_where_it_stopped() -> None:
         )
         + "\n"
     )
-    history = history_of(text)
+    history = parse_log(text)
     assert [segment.resumed for segment in history.segments] == [False, True]
 
 
 def test_three_runs_in_one_file() -> None:
-    logs = [nanogpt(Course(updates=40, eval_every=10, seed=seed)) for seed in range(3)]
-    facts = facts_in("".join(log.text for log in logs))
+    logs = [nanogpt(SyntheticRun(updates=40, eval_every=10, seed=seed)) for seed in range(3)]
+    facts = parse_facts("".join(log.text for log in logs))
     assert (facts.segments, facts.iterations_logged, facts.ended) == (3, 123, "finished")
 
 
 def test_headers_of_all_ranks_are_one_process() -> None:
     told = nanogpt(COURSE)
     header, body = told.lines[:14], told.lines[14:]
-    check("\n".join(header * 8 + body) + "\n", told)
+    check_facts("\n".join(header * 8 + body) + "\n", told)
 
 
 def test_a_second_start_that_never_trained() -> None:
     """It has no iteration, so it adds no segment; nor does it change how the first one ended."""
-    told = nanogpt(COURSE).first(50)
-    check(told.text + "\n".join(told.lines[:10]) + "\n", told)
+    told = nanogpt(COURSE).truncated(50)
+    check_facts(told.text + "\n".join(told.lines[:10]) + "\n", told)
 
 
 def test_the_same_line_from_another_rank_counts_once() -> None:
     told = nanogpt(COURSE)
     text = "".join(f"{line}\n" * (3 if line.startswith("iter") else 1) for line in told.lines)
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_ranks_that_print_under_their_names_with_other_times() -> None:
     """The lowest rank speaks for all."""
     told = nanogpt(COURSE)
     text = "".join(f"[rank0]: {line}\n[rank1]: {line.replace('ms', '9ms')}\n" for line in told.lines)
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_numbers_in_front_of_lines_are_not_always_ranks() -> None:
     told = nanogpt(COURSE)
     text = "".join(f"[{number}] {line}\n" for number, line in enumerate(told.lines))
-    check(text, told)
+    check_facts(text, told)
 
 
 def test_another_run_does_not_inherit_settings() -> None:
@@ -133,7 +133,7 @@ def test_another_run_does_not_inherit_settings() -> None:
         "Overriding: dropout = 0.2\nnumber of parameters: 10.65M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
     )
     second = "number of parameters: 0.80M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
-    setup = history_of(first + second).setup
+    setup = parse_log(first + second).setup
     assert setup.parameters == 800_000
     assert "dropout" not in setup.settings
 
@@ -143,7 +143,7 @@ def test_a_resume_keeps_what_it_does_not_say_again() -> None:
         "Overriding: dropout = 0.2\nnumber of parameters: 10.65M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
     )
     second = "Resuming training from out\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
-    setup = history_of(first + second).setup
+    setup = parse_log(first + second).setup
     assert (setup.parameters, setup.settings["dropout"]) == (10_650_000, 0.2)
 
 
@@ -154,60 +154,64 @@ def test_a_resume_with_larger_batches_has_its_own_speed() -> None:
     text += "".join(f"iter {at}: loss 3.0000, time 30.00ms, mfu 5.00%\n" for at in range(0, 1001, 10))
     text += head.format(tokens="65,536", how="Resuming training from out")
     text += "".join(f"iter {at}: loss 3.0000, time 120.00ms, mfu 5.00%\n" for at in range(1000, 1501, 10))
-    history = history_of(text)
-    facts = facts_of(history)
+    history = parse_log(text)
+    facts = compute_facts(history)
     assert (facts.segments, facts.tokens_per_iteration, facts.steady_ms) == (2, 65536, 120.0)
     assert facts.tokens_per_s == pytest.approx(65536 / 0.120)
     assert facts.estimated_total_s == pytest.approx((1001 * 30 + 501 * 120) / 1000)
     # Nor can iterations of the second process be counted that see the batches of the first.
-    assert resume_replays_data(Case(history, facts)) is None
+    assert resume_replays_data(RunAnalysis(history, facts)) is None
 
 
 # --- two trainers ---
 
-SHORT = every_trainer(Course(updates=14, eval_every=5))
-LONG = every_trainer(Course(updates=60, eval_every=10))
+SHORT = every_trainer(SyntheticRun(updates=14, eval_every=5))
+LONG = every_trainer(SyntheticRun(updates=60, eval_every=10))
 
 
 @pytest.mark.parametrize("trainers", [SHORT, LONG])
-def test_every_trainer_after_every_other(trainers: dict[str, Told]) -> None:
+def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> None:
     """The last one's facts are its own, and so are those of the one before."""
     for first, second in permutations(trainers.values(), 2):
         if first.format == second.format or "unknown" in (first.format, second.format):
             continue
-        history = history_of(f"{first.text}$ second command\n{second.text}")
+        history = parse_log(f"{first.text}$ second command\n{second.text}")
         assert [one.trainer.id for one in history.earlier] == [first.format]
         assert history.trainer.id == second.format
         for told, read in ((second, history), (first, history.earlier[0])):
-            got = facts_of(read).as_dict()
-            wrong = {name: value for name, value in expected(told).items() if not same(got[name], value)}
+            got = compute_facts(read).as_dict()
+            wrong = {
+                name: value
+                for name, value in expected_facts(told).items()
+                if not nearly_equal(got[name], value)
+            }
             assert wrong == {}, (first.format, second.format)
 
 
 def test_a_trainer_that_nobody_knows_after_another() -> None:
-    history = history_of(LONG["nanogpt"].text + LONG["unknown"].text)
+    history = parse_log(LONG["nanogpt"].text + LONG["unknown"].text)
     assert [one.trainer.id for one in (*history.earlier, history)] == ["nanogpt", "unknown"]
 
 
 def test_both_runs_are_explained_and_the_first_is_named() -> None:
-    told = explain(history_of(nanogpt(COURSE).text + llmc(COURSE).text))
+    told = explain(parse_log(nanogpt(COURSE).text + llmc(COURSE).text))
     assert "nanoGPT" in told.verdict[0]
     assert told.verdict[1].startswith("An llm.c run ")
-    assert [one.history.trainer.id for one in told.earlier] == ["nanogpt"]
+    assert [one.log.trainer.id for one in told.earlier] == ["nanogpt"]
     assert [one["format"] for one in told.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
 
 
 def test_the_second_header_says_nothing_about_the_first_run() -> None:
     text = nanogpt(COURSE).text + "| device | NVIDIA GeForce RTX 4090 |\n" + llmc(COURSE).text
-    history = history_of(text)
+    history = parse_log(text)
     assert history.earlier[0].setup.device_name is None
     assert history.setup.device_name is not None
 
 
 def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
     crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
-    history = history_of(nanogpt(COURSE).text + crash + llmc(COURSE).text)
-    assert facts_of(history.earlier[0]).ended == "oom"
+    history = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
+    assert compute_facts(history.earlier[0]).ended == "oom"
     assert history.earlier[0].setup.wall_s == 100.5
     assert history.setup.wall_s is None
     assert not any(finding.id == "oom" for finding in explain(history).findings)
@@ -217,10 +221,10 @@ def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
     lines = nanogpt(COURSE).lines
     strange = "step 3 | loss: 2.345678 | dt: 100.00ms"
     mixed = [text for line in lines for text in (line, strange)]
-    assert history_of("\n".join(mixed) + "\n").earlier == ()
-    assert history_of("\n".join([*lines, strange, strange]) + "\n").earlier == ()
+    assert parse_log("\n".join(mixed) + "\n").earlier == ()
+    assert parse_log("\n".join([*lines, strange, strange]) + "\n").earlier == ()
 
 
 def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:
     log = trainer(COURSE).text
-    assert "This log holds 2 runs." in " ".join(explain(history_of(log + log)).verdict)
+    assert "This log holds 2 runs." in " ".join(explain(parse_log(log + log)).verdict)

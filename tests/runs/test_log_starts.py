@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import facts_in, history_of
+from log_checks import parse_facts, parse_log
 
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation, explain
@@ -24,7 +24,7 @@ OOM = FAULT.replace(
 
 
 def told(text: str) -> Explanation:
-    return explain(history_of(text))
+    return explain(parse_log(text))
 
 
 def named(text: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ def test_a_run_that_never_came_to_an_iteration(
     introduction: str, format: str, fault: str, ended: str
 ) -> None:
     explanation = told(introduction + fault)
-    assert explanation.history.trainer.id == format
+    assert explanation.log.trainer.id == format
     assert (explanation.facts.ended, explanation.facts.iterations_logged) == (ended, 0)
     assert "without a line about an iteration" in explanation.verdict[0]
     assert explanation.findings
@@ -65,7 +65,7 @@ def test_a_run_that_never_came_to_an_iteration(
     ],
 )
 def test_a_traceback_tells_whose_it_is(line: str) -> None:
-    assert facts_in(FAULT.replace('File "train.py", line 3, in <module>', line)).ended == "crashed"
+    assert parse_facts(FAULT.replace('File "train.py", line 3, in <module>', line)).ended == "crashed"
 
 
 def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
@@ -75,7 +75,7 @@ def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
 @pytest.mark.parametrize("text", [BEGIN, FAULT, 'print(f"tokens per iteration will be: {n:,}")\n' + FAULT])
 def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
     with pytest.raises(UserError, match="not a training log"):
-        history_of(text)
+        parse_log(text)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.runs.lines import LONGEST_LINE, Line, read_lines
+from glassgpt.runs.lines import MAX_LINE_CHARS, LogLine, read_lines
 
 PLAIN = "iter 0: loss 4.2, time 12.00ms\nзаметка ▁▂▄ 100%\nlast\n"
 
@@ -60,7 +60,7 @@ def test_a_line_end_between_two_reads_is_one_line_end() -> None:
 
 def test_what_follows_the_last_line_end_is_torn() -> None:
     lines = list(read_lines(io.BytesIO(b"whole\nhal")))
-    assert lines == [Line("whole"), Line("hal", torn=True)]
+    assert lines == [LogLine("whole"), LogLine("hal", is_incomplete=True)]
     assert list(read_lines(io.BytesIO(b""))) == []
 
 
@@ -166,7 +166,7 @@ class Endless(io.RawIOBase):
         return piece
 
 
-def peak_of(lines: Iterator[Line]) -> tuple[int, int, float]:
+def peak_of(lines: Iterator[LogLine]) -> tuple[int, int, float]:
     """Lines, the most bytes held, seconds."""
     tracemalloc.start()
     begun = time.perf_counter()
@@ -182,7 +182,7 @@ def peak_of(lines: Iterator[Line]) -> tuple[int, int, float]:
 )
 def test_a_line_of_100_megabytes_takes_little_memory_and_time(chunk: bytes) -> None:
     count, peak, seconds = peak_of(read_lines(Endless(chunk, 100 << 20)))  # type: ignore[arg-type]
-    assert count <= 1 + LONGEST_LINE // 4096
+    assert count <= 1 + MAX_LINE_CHARS // 4096
     assert peak < 40 << 20
     assert seconds < 60  # a tenth of a second here; read again for every line it would take hours
 
@@ -201,6 +201,6 @@ def test_a_notebook_in_one_line_of_json_is_taken_apart() -> None:
 
 
 def test_a_line_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.runs.lines.ENDLESS_LINE", 10 << 20)
+    monkeypatch.setattr("glassgpt.runs.lines.MAX_DROPPED_CHARS", 10 << 20)
     with pytest.raises(UserError, match="it is no log"):
         list(read_lines(Endless(b"x" * (1 << 20), 1 << 40)))  # type: ignore[arg-type]

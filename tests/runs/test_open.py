@@ -12,12 +12,12 @@ import pytest
 from journals import whole_run
 
 from glassgpt.errors import UserError
-from glassgpt.record.journal import NAME, encode
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.open import looks_like_journal, read_history
+from glassgpt.record.journal import FILE_NAME, encode_line
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.open import looks_like_journal, read_run_log
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12)).encode()
-JOURNAL = b"".join(encode(record) for record in whole_run())
+JOURNAL = b"".join(encode_line(record) for record in whole_run())
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ JOURNAL = b"".join(encode(record) for record in whole_run())
 )
 def test_the_name_of_a_file_says_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(LOG)
-    history = read_history(str(tmp_path / name))
+    history = read_run_log(str(tmp_path / name))
     assert (history.trainer.id, len(history.steps)) == ("nanogpt", 12)
     (tmp_path / name).write_bytes(JOURNAL)
-    assert read_history(str(tmp_path / name)).trainer.id == "glassgpt"
+    assert read_run_log(str(tmp_path / name)).trainer.id == "glassgpt"
     (tmp_path / name).write_bytes(gzip.compress(LOG))
-    assert len(read_history(str(tmp_path / name)).steps) == 12
+    assert len(read_run_log(str(tmp_path / name)).steps) == 12
 
 
 class Piped:
@@ -45,7 +45,7 @@ class Piped:
 )
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(data))
-    history = read_history("-")
+    history = read_run_log("-")
     assert history.name == "standard input"
     assert len(history.steps) in (11, 12)
 
@@ -53,24 +53,24 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def test_a_file_and_a_pipe_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.log").write_bytes(LOG)
     monkeypatch.setattr(sys, "stdin", Piped(LOG))
-    assert facts_of(read_history("-")) == facts_of(read_history(str(tmp_path / "run.log")))
+    assert compute_facts(read_run_log("-")) == compute_facts(read_run_log(str(tmp_path / "run.log")))
 
 
 def test_a_folder_needs_a_journal(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=NAME):
-        read_history(str(tmp_path))
+    with pytest.raises(UserError, match=FILE_NAME):
+        read_run_log(str(tmp_path))
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file or folder"):
-        read_history(str(tmp_path / "nothing.log"))
+        read_run_log(str(tmp_path / "nothing.log"))
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"hello\n", b"\x00" * 100, b'{"a": 1}\n', b"kind,iter\n1,2\n"])
 def test_what_is_no_log(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(UserError) as caught:
-        read_history(str(tmp_path / "x"))
+        read_run_log(str(tmp_path / "x"))
     assert "nanoGPT" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
@@ -79,7 +79,7 @@ def test_a_name_with_escapes_is_not_repeated_raw(tmp_path: Path) -> None:
     path = tmp_path / "evil\x1b[31m.log"
     path.write_bytes(b"hello\n")
     with pytest.raises(UserError):
-        read_history(str(path))
+        read_run_log(str(path))
 
 
 def test_a_file_that_may_not_be_read_is_an_error_of_the_user(
@@ -93,7 +93,7 @@ def test_a_file_that_may_not_be_read_is_an_error_of_the_user(
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"run\.log"):
-        read_history(str(path))
+        read_run_log(str(path))
 
 
 @pytest.mark.parametrize(

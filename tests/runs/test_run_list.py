@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.record.journal import NAME, Record, encode
+from glassgpt.record.journal import FILE_NAME, Record, encode_line
 from glassgpt.runs.run_list import find_runs, summarize
 
 
@@ -41,7 +41,7 @@ STORY = [
 
 def write(folder: Path, records: list[Record]) -> Path:
     folder.mkdir(parents=True)
-    (folder / NAME).write_bytes(b"".join(map(encode, records)))
+    (folder / FILE_NAME).write_bytes(b"".join(map(encode_line, records)))
     return folder
 
 
@@ -106,7 +106,7 @@ def test_pipes_and_links_in_a_run_do_not_hide_the_others(tmp_path: Path) -> None
     write(tmp_path / "whole", STORY)
     os.mkfifo(write(tmp_path / "pipe", STORY) / "lock")
     (tmp_path / "link").mkdir()
-    (tmp_path / "link" / NAME).symlink_to(tmp_path / "whole" / NAME)
+    (tmp_path / "link" / FILE_NAME).symlink_to(tmp_path / "whole" / FILE_NAME)
     states = {run.path.name: run.state for run in find_runs(tmp_path)}
     assert states == {
         "whole": "finished",
@@ -158,10 +158,10 @@ def test_after_going_back_iter_is_where_the_run_is(tmp_path: Path) -> None:
 
 def test_a_journal_torn_anywhere_can_be_summarized(tmp_path: Path) -> None:
     run_dir = write(tmp_path / "a", STORY)
-    raw = (run_dir / NAME).read_bytes()
+    raw = (run_dir / FILE_NAME).read_bytes()
     before = 0
     for cut in range(0, len(raw) + 1, 7):
-        (run_dir / NAME).write_bytes(raw[:cut])
+        (run_dir / FILE_NAME).write_bytes(raw[:cut])
         found = summarize(run_dir)
         assert found.iter >= before
         assert found.state in ("died", "finished")
@@ -177,7 +177,7 @@ def test_an_empty_journal(tmp_path: Path) -> None:
 
 def test_the_size_is_that_of_every_file(tmp_path: Path) -> None:
     run_dir = write(tmp_path / "a", [RUN])
-    journal_bytes = (run_dir / NAME).stat().st_size
+    journal_bytes = (run_dir / FILE_NAME).stat().st_size
     (run_dir / "checkpoints" / "00000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "00000001" / "model.safetensors").write_bytes(b"x" * 1000)
     assert summarize(run_dir).bytes == journal_bytes + 1000
@@ -198,8 +198,8 @@ def test_where_there_are_none_there_are_none(tmp_path: Path) -> None:
 
 def test_foreign_text_in_a_journal_is_no_crash(tmp_path: Path) -> None:
     run_dir = write(tmp_path / "a", STORY)
-    raw = (run_dir / NAME).read_bytes()
-    (run_dir / NAME).write_bytes(
+    raw = (run_dir / FILE_NAME).read_bytes()
+    (run_dir / FILE_NAME).write_bytes(
         b"step 1: loss 3.2\n\xff\xfe\n" + raw + b"Traceback (most recent call last)\n"
     )
     assert summarize(run_dir).state == "finished"
@@ -207,7 +207,7 @@ def test_foreign_text_in_a_journal_is_no_crash(tmp_path: Path) -> None:
 
 def test_a_journal_that_is_no_file_is_no_run(tmp_path: Path) -> None:
     write(tmp_path / "a", STORY)
-    (tmp_path / "b" / NAME).mkdir(parents=True)
+    (tmp_path / "b" / FILE_NAME).mkdir(parents=True)
     assert [run.path.name for run in find_runs(tmp_path)] == ["a"]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.sample.sampler import Writer
+from glassgpt.sample.sampler import Sampler
 
-SOME = SampleOptions(num_samples=4, max_new_tokens=40, top_k=None, temperature=1.5, seed=3, device="cpu")
+SAMPLE_OPTIONS = SampleOptions(
+    num_samples=4, max_new_tokens=40, top_k=None, temperature=1.5, seed=3, device="cpu"
+)
 
 
-def samples_of(writer: Writer, prompt: list[int], options: SampleOptions) -> list[list[str]]:
+def sample_pieces(writer: Sampler, prompt: list[int], options: SampleOptions) -> list[list[str]]:
     """The pieces of each sample."""
     samples: list[list[str]] = []
     group: list[list[str]] = []
-    for pieces in writer.write(prompt, options):
+    for pieces in writer.sample(prompt, options):
         if pieces:
             group.append(pieces)
         else:
@@ -22,5 +24,5 @@ def samples_of(writer: Writer, prompt: list[int], options: SampleOptions) -> lis
     return samples
 
 
-def texts(writer: Writer, prompt: list[int], options: SampleOptions) -> list[str]:
-    return ["".join(pieces) for pieces in samples_of(writer, prompt, options)]
+def sample_texts(writer: Sampler, prompt: list[int], options: SampleOptions) -> list[str]:
+    return ["".join(pieces) for pieces in sample_pieces(writer, prompt, options)]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from samples import SOME, samples_of, texts
-from small_runs import CONTEXT, LINE, prepared, trained
+from samples import SAMPLE_OPTIONS, sample_pieces, sample_texts
+from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
 from glassgpt.data.tokenizers import (
     CharTokenizer,
@@ -22,9 +22,9 @@ from glassgpt.data.tokenizers import (
 )
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
-from glassgpt.model.sampling import Draws
+from glassgpt.model.sampling import TokenSampler
 from glassgpt.sample import sampler as writers
-from glassgpt.sample.sampler import Writer, find_source, open_writer
+from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 
 KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}
 
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, tokenizer in KINDS.items():
         arch = "modern" if name == "byte" else "gpt2"
-        trained(folder / "runs" / name, prepared(folder, name, tokenizer), arch=arch)
+        train_run(folder / "runs" / name, prepare_dataset(folder, name, tokenizer), arch=arch)
     return folder
 
 
@@ -44,12 +44,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pieces_together_are_the_text_of_the_tokens(root: Path, kind: str) -> None:
-    writer = open_writer(str(root / "runs" / kind), SOME)
+    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
     prompt = writer.encode("glass, कांच")
-    draws = Draws(writer.tokenizer.vocab_size, temperature=1.5, top_k=None, seed=3)
+    draws = TokenSampler(writer.tokenizer.vocab_size, temperature=1.5, top_k=None, seed=3)
     steps = generate_samples(writer.model, prompt, 40, draws, samples=range(4))
     tokens = list(zip(*steps, strict=True))
-    samples = samples_of(writer, prompt, SOME)
+    samples = sample_pieces(writer, prompt, SAMPLE_OPTIONS)
     assert ["".join(pieces) for pieces in samples] == [writer.tokenizer.decode(ids) for ids in tokens]
     # One piece per token, and at the end what was left of a character that never became whole.
     assert {len(pieces) for pieces in samples} == {41}
@@ -68,13 +68,13 @@ class Dictated:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_character_shows_when_it_is_whole(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    writer = open_writer(str(root / "runs" / kind), SOME)
+    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
     text = LINE if kind == "char" else LINE + "ज़ट ڤ 🐸☃"  # the latter are not among what was learned
     tokens = [int(token) for token in writer.tokenizer.encode(text)]
     shown_alone = [writer.tokenizer.decode([token]) for token in tokens]
     assert ("".join(shown_alone) == text) == (kind == "char")
     monkeypatch.setattr(writers, "generate_samples", Dictated(tokens))
-    for pieces in samples_of(writer, [0], SOME):
+    for pieces in sample_pieces(writer, [0], SAMPLE_OPTIONS):
         assert "".join(pieces) == text
         if kind == "byte":
             expected = [part for char in text for part in (*[""] * (len(char.encode()) - 1), char)]
@@ -82,10 +82,10 @@ def test_a_character_shows_when_it_is_whole(root: Path, monkeypatch: pytest.Monk
 
 
 def test_what_never_becomes_a_character_is_marked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = open_writer(str(root / "runs" / "byte"), SOME)
+    writer = load_sampler(str(root / "runs" / "byte"), SAMPLE_OPTIONS)
     broken = "क".encode()[:2] + b"a\xff" + "🦊".encode()[:3]
     monkeypatch.setattr(writers, "generate_samples", Dictated(list(broken)))
-    (pieces, *_) = samples_of(writer, [0], SOME)
+    (pieces, *_) = sample_pieces(writer, [0], SAMPLE_OPTIONS)
     assert "".join(pieces) == broken.decode("utf-8", "replace") == "\ufffda\ufffd\ufffd"
     assert pieces[-1] == "\ufffd"
 
@@ -94,29 +94,31 @@ def test_what_never_becomes_a_character_is_marked(root: Path, monkeypatch: pytes
 
 
 def test_the_same_seed_gives_the_same_text(root: Path) -> None:
-    one, other = (open_writer(str(root / "runs" / "char"), SOME) for _ in range(2))
-    assert texts(one, [1, 2], SOME) == texts(other, [1, 2], SOME)
-    assert not set(texts(one, [1, 2], SOME)) & set(texts(one, [1, 2], replace(SOME, seed=4)))
+    one, other = (load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS) for _ in range(2))
+    assert sample_texts(one, [1, 2], SAMPLE_OPTIONS) == sample_texts(other, [1, 2], SAMPLE_OPTIONS)
+    assert not set(sample_texts(one, [1, 2], SAMPLE_OPTIONS)) & set(
+        sample_texts(one, [1, 2], replace(SAMPLE_OPTIONS, seed=4))
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2 * CONTEXT])
 def test_a_sample_depends_neither_on_how_many_there_are_nor_on_those_beside_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    writer = open_writer(str(root / "runs" / "char"), SOME)
+    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
     prompt = [2] * length
-    together = texts(writer, prompt, replace(SOME, num_samples=7))
+    together = sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=7))
     assert len(set(together)) == 7
     for number in (1, 2, 6):
-        assert texts(writer, prompt, replace(SOME, num_samples=number)) == together[:number]
+        assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=number)) == together[:number]
     one_sample = 2 * 4 * writer.model.config.n_embd * CONTEXT  # keys and values of one layer, float32
     for rows in (1, 3, 7):
-        monkeypatch.setattr(writers, "_CACHE_BYTES", rows * one_sample)
-        ends = [not pieces for pieces in writer.write(prompt, replace(SOME, num_samples=7))]
+        monkeypatch.setattr(writers, "_MAX_KV_CACHE_BYTES", rows * one_sample)
+        ends = [not pieces for pieces in writer.sample(prompt, replace(SAMPLE_OPTIONS, num_samples=7))]
         assert sum(ends) == -(-7 // rows)
-        assert texts(writer, prompt, replace(SOME, num_samples=7)) == together
-    monkeypatch.setattr(writers, "_CACHE_BYTES", 1)  # less than any: one after the other
-    assert texts(writer, prompt, replace(SOME, num_samples=3)) == together[:3]
+        assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=7)) == together
+    monkeypatch.setattr(writers, "_MAX_KV_CACHE_BYTES", 1)  # less than any: one after the other
+    assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=3)) == together[:3]
 
 
 @torch.no_grad()
@@ -124,11 +126,11 @@ def test_a_sample_depends_neither_on_how_many_there_are_nor_on_those_beside_it(
 def test_a_prompt_longer_than_the_context_is_what_the_plain_forward_makes_of_its_end(
     root: Path, kind: str
 ) -> None:
-    writer = open_writer(str(root / "runs" / kind), SOME)
+    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
     known = writer.encode(LINE * 5)
     assert len(known) > 2 * CONTEXT
-    greedy = replace(SOME, temperature=0, max_new_tokens=2 * CONTEXT, num_samples=2)
-    written = texts(writer, list(known), greedy)
+    greedy = replace(SAMPLE_OPTIONS, temperature=0, max_new_tokens=2 * CONTEXT, num_samples=2)
+    written = sample_texts(writer, list(known), greedy)
     tokens = list(known)
     for _ in range(2 * CONTEXT):
         logits = writer.model(torch.tensor([tokens[-CONTEXT:]]))[0, -1, : writer.tokenizer.vocab_size]
@@ -137,19 +139,21 @@ def test_a_prompt_longer_than_the_context_is_what_the_plain_forward_makes_of_its
 
 
 def test_three_ways_to_take_always_the_likeliest(root: Path) -> None:
-    writer = open_writer(str(root / "runs" / "char"), SOME)
-    likeliest = texts(writer, [1], replace(SOME, temperature=0))
+    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
+    likeliest = sample_texts(writer, [1], replace(SAMPLE_OPTIONS, temperature=0))
     assert len(set(likeliest)) == 1
     for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}):
-        assert texts(writer, [1], replace(SOME, **narrow)) == likeliest
-    assert texts(writer, [1], SOME) != likeliest
+        assert sample_texts(writer, [1], replace(SAMPLE_OPTIONS, **narrow)) == likeliest
+    assert sample_texts(writer, [1], SAMPLE_OPTIONS) != likeliest
     # And ways that leave everything open.
     for wide in ({"top_k": 10**6}, {"top_p": 1.0}):
-        assert texts(writer, [1], replace(SOME, **wide)) == texts(writer, [1], SOME)
+        assert sample_texts(writer, [1], replace(SAMPLE_OPTIONS, **wide)) == sample_texts(
+            writer, [1], SAMPLE_OPTIONS
+        )
 
 
 def test_bfloat16_is_computed_in(root: Path) -> None:
-    writer = open_writer(str(root / "runs" / "char"), replace(SOME, dtype="bfloat16"))
+    writer = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, dtype="bfloat16"))
     assert [(choice.name, choice.value) for choice in writer.choices] == [
         ("device", "cpu"),
         ("dtype", "bfloat16"),
@@ -157,7 +161,7 @@ def test_bfloat16_is_computed_in(root: Path) -> None:
     ]
     seen: set[torch.dtype] = set()
     writer.model.lm_head.register_forward_hook(lambda module, inputs, logits: seen.add(logits.dtype))
-    (text, *_) = texts(writer, [1], SOME)
+    (text, *_) = sample_texts(writer, [1], SAMPLE_OPTIONS)
     assert len(text) == 40
     assert seen == {torch.bfloat16}
     assert not writer.model.training
@@ -174,34 +178,34 @@ def test_steps_are_recorded_on_a_cuda_card_unless_that_is_off(root: Path) -> Non
         choice = writers._choose_graph(asked, torch.device(device))
         assert (choice.name, choice.value) == ("compile", value)
         assert said in choice.reason
-    writer = open_writer(str(root / "runs" / "char"), replace(SOME, compile="on"))
+    writer = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, compile="on"))
     assert [(choice.name, choice.value) for choice in writer.choices][-1] == ("compile", "off")
-    assert not writer.placement.compile
+    assert not writer.execution.compile
 
 
 # --- the prompt ---
 
 
-def only(tokenizer: Tokenizer, root: Path) -> Writer:
-    return replace(open_writer(str(root / "runs" / "char"), SOME), tokenizer=tokenizer)
+def only(tokenizer: Tokenizer, root: Path) -> Sampler:
+    return replace(load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS), tokenizer=tokenizer)
 
 
 def test_an_empty_prompt_is_a_line_break_or_where_a_text_begins(root: Path) -> None:
     for kind in KINDS:
-        writer = open_writer(str(root / "runs" / kind), SOME)
+        writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
         assert writer.tokenizer.decode(writer.encode("")) == "\n"
     assert only(CharTokenizer("abc"), root).encode("") == [0]
     assert only(IdsTokenizer(30), root).encode("") == [0]
-    bpe = open_writer(str(root / "runs" / "bpe"), SOME).tokenizer
+    bpe = load_sampler(str(root / "runs" / "bpe"), SAMPLE_OPTIONS).tokenizer
     assert only(bpe, root).encode("<|endoftext|>a") == [bpe.eot, *bpe.encode("a")]
 
 
 def test_characters_that_the_model_does_not_know_are_shown(root: Path) -> None:
-    writer = open_writer(str(root / "runs" / "char"), SOME)
+    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
     with pytest.raises(UserError, match=r"has no 'X', 'é': use only its \d+ characters"):
         writer.encode("glassé Xé")
     for kind in ("byte", "bpe"):
-        writer = open_writer(str(root / "runs" / kind), SOME)
+        writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
         assert writer.tokenizer.decode(writer.encode("glassé X\N{SNOWMAN}")) == "glassé X\N{SNOWMAN}"
 
 
@@ -226,61 +230,61 @@ def test_without_a_word_it_is_the_run_that_was_written_to_last(here: Path) -> No
     with pytest.raises(
         UserError, match="there is no run in runs/ to sample from; say which: glass sample RUN"
     ):
-        find_source(None, SOME)
+        find_model_source(None, SAMPLE_OPTIONS)
     Path("runs/notes").mkdir(parents=True)
     Path("outline.txt").write_text("no run")
     fake_run("runs/old", 300)
     fake_run("runs/new", 100)
     fake_run("runs/middle", 200)
-    assert find_source(None, SOME) == "runs/new"
+    assert find_model_source(None, SAMPLE_OPTIONS) == "runs/new"
     fake_run("out-theirs", 50, "ckpt.pt")
-    assert find_source(None, SOME) == "out-theirs"
+    assert find_model_source(None, SAMPLE_OPTIONS) == "out-theirs"
     with_age(Path("runs/old"), 1)
-    assert find_source(None, SOME) == "runs/old"
+    assert find_model_source(None, SAMPLE_OPTIONS) == "runs/old"
 
 
 def test_out_dir_is_the_newest_of_its_row(here: Path) -> None:
-    asked = replace(SOME, out_dir="out-mine")
+    asked = replace(SAMPLE_OPTIONS, out_dir="out-mine")
     with pytest.raises(UserError, match="there is no run out-mine"):
-        find_source(None, asked)
+        find_model_source(None, asked)
     fake_run("out-mine-other", 0)
     fake_run("out-mine", 0, "ckpt.pt")
-    assert find_source(None, asked) == "out-mine"
+    assert find_model_source(None, asked) == "out-mine"
     for number in (2, 9, 10):
         fake_run(f"out-mine-{number}", 100 + number)
-        assert find_source(None, asked) == f"out-mine-{number}"
-    assert find_source(None, replace(SOME, out_dir="out-mine-2")) == "out-mine-2"
+        assert find_model_source(None, asked) == f"out-mine-{number}"
+    assert find_model_source(None, replace(SAMPLE_OPTIONS, out_dir="out-mine-2")) == "out-mine-2"
 
 
 def test_a_name_is_a_name(here: Path) -> None:
-    assert find_source("runs/a@5", SOME) == "runs/a@5"
-    assert find_source(None, replace(SOME, init_from="gpt2-xl")) == "gpt2-xl"
+    assert find_model_source("runs/a@5", SAMPLE_OPTIONS) == "runs/a@5"
+    assert find_model_source(None, replace(SAMPLE_OPTIONS, init_from="gpt2-xl")) == "gpt2-xl"
 
 
 def test_a_run_writes_with_its_best_checkpoint_unless_another_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
-    losses = {at: open_writer(f"char@{at}", SOME).origin.val_loss for at in (1, 2, 3)}
+    losses = {at: load_sampler(f"char@{at}", SAMPLE_OPTIONS).checkpoint.val_loss for at in (1, 2, 3)}
     best = min(losses, key=lambda at: losses[at] or 0.0)
     for spec, at in (("char", best), ("runs/char@best", best), ("char@last", 3), ("char@1", 1)):
-        writer = open_writer(spec, SOME)
-        assert (writer.origin.iter, writer.origin.val_loss) == (at, losses[at])
-        assert torch.equal(writer.model.lm_head.weight, writer.origin.weights["transformer.wte.weight"])
+        writer = load_sampler(spec, SAMPLE_OPTIONS)
+        assert (writer.checkpoint.iter, writer.checkpoint.val_loss) == (at, losses[at])
+        assert torch.equal(writer.model.lm_head.weight, writer.checkpoint.weights["transformer.wte.weight"])
 
 
 def test_a_device_that_is_not_there(root: Path) -> None:
     missing = "mps" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UserError, match=f"--device={missing} is not available here"):
-        open_writer(str(root / "runs/char"), replace(SOME, device=missing))
+        load_sampler(str(root / "runs/char"), replace(SAMPLE_OPTIONS, device=missing))
 
 
 def test_a_run_keeps_its_tokenizer_when_its_dataset_is_gone(tmp_path: Path) -> None:
-    data = prepared(tmp_path, "mine", "bpe:290")
+    data = prepare_dataset(tmp_path, "mine", "bpe:290")
     tokenizer = load_tokenizer(data)
-    run = trained(tmp_path / "run", data)
+    run = train_run(tmp_path / "run", data)
     for path in data.iterdir():
         path.unlink()
-    writer = open_writer(str(run), SOME)
+    writer = load_sampler(str(run), SAMPLE_OPTIONS)
     assert writer.tokenizer.name == "bpe:290"
     assert writer.encode(LINE) == tokenizer.encode(LINE).tolist()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import SOME, texts
-from small_runs import LINE, prepared, trained
+from samples import SAMPLE_OPTIONS, sample_texts
+from small_runs import LINE, prepare_dataset, train_run
 
 from glassgpt.cli import main
 from glassgpt.data.tokenizers import (
@@ -21,8 +21,8 @@ from glassgpt.data.tokenizers import (
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import sampler as writers
-from glassgpt.sample.sampler import open_writer
-from glassgpt.sanitize import harmless
+from glassgpt.sample.sampler import load_sampler
+from glassgpt.sanitize import sanitize_text
 
 # --- nanoGPT's ---
 
@@ -65,14 +65,14 @@ def test_nanogpts_checkpoint_writes_with_the_characters_of_its_dataset(
     if with_tokens:
         for split in ("train", "val"):
             np.arange(9, dtype=np.uint16).tofile(Path(place, f"{split}.bin"))
-    options = replace(SOME, data_dir=place if place == "elsewhere" else "")
+    options = replace(SAMPLE_OPTIONS, data_dir=place if place == "elsewhere" else "")
     for spec in (here / "nano/out", here / "nano/out/ckpt.pt"):
-        writer = open_writer(str(spec), options)
+        writer = load_sampler(str(spec), options)
         assert writer.tokenizer == CharTokenizer(CHARACTERS)
-        assert (writer.origin.iter, writer.origin.val_loss) == (7, 1.5)
+        assert (writer.checkpoint.iter, writer.checkpoint.val_loss) == (7, 1.5)
         tokens = torch.tensor([writer.encode("glass")])
         assert torch.equal(writer.model(tokens), model(tokens))
-        assert set("".join(texts(writer, writer.encode("glass"), options))) <= set(CHARACTERS)
+        assert set("".join(sample_texts(writer, writer.encode("glass"), options))) <= set(CHARACTERS)
 
 
 def test_nanogpts_checkpoint_without_its_characters_asks_for_them(here: Path) -> None:
@@ -80,12 +80,12 @@ def test_nanogpts_checkpoint_without_its_characters_asks_for_them(here: Path) ->
     with pytest.raises(
         UserError, match=r"ckpt\.pt does not say which .* --data_dir=FOLDER \(data/theirs is not"
     ):
-        open_writer("out", SOME)
+        load_sampler("out", SAMPLE_OPTIONS)
     with pytest.raises(UserError, match="no dataset at nothing"):
-        open_writer("out", replace(SOME, data_dir="nothing"))
+        load_sampler("out", replace(SAMPLE_OPTIONS, data_dir="nothing"))
     write_ckpt(here / "out2", dataset="")
     with pytest.raises(UserError, match=r"\(data/DATASET is not there\)"):
-        open_writer("out2", SOME)
+        load_sampler("out2", SAMPLE_OPTIONS)
 
 
 def test_characters_of_another_dataset_are_refused(here: Path) -> None:
@@ -93,42 +93,42 @@ def test_characters_of_another_dataset_are_refused(here: Path) -> None:
     itos = dict(enumerate("abc"))
     write_meta(here / "data/theirs", {"vocab_size": 3, "itos": itos, "stoi": {c: i for i, c in itos.items()}})
     with pytest.raises(UserError, match=rf"ckpt\.pt has {len(CHARACTERS)} tokens, but the tokenizer has 3"):
-        open_writer("out", SOME)
-    ours = trained(here / "runs/char", prepared(here, "char", "char"))
+        load_sampler("out", SAMPLE_OPTIONS)
+    ours = train_run(here / "runs/char", prepare_dataset(here, "char", "char"))
     with pytest.raises(UserError, match="another tokenizer than this char: give the folder of the dataset"):
-        open_writer(str(ours), replace(SOME, data_dir="data/theirs"))
+        load_sampler(str(ours), replace(SAMPLE_OPTIONS, data_dir="data/theirs"))
 
 
 def test_where_only_the_ids_are_known_ids_are_written(here: Path) -> None:
     write_ckpt(here / "out")
     write_meta(here / "data/theirs", {"vocab_size": len(CHARACTERS)})
-    writer = open_writer("out", SOME)
-    (text, *_) = texts(writer, writer.encode(""), SOME)
+    writer = load_sampler("out", SAMPLE_OPTIONS)
+    (text, *_) = sample_texts(writer, writer.encode(""), SAMPLE_OPTIONS)
     assert len(text.split()) == 40
     assert max(map(int, text.split())) < len(CHARACTERS)
     prompt = writer.encode("12 5")
     assert prompt == [12, 5]
-    assert writer.shown(prompt, "12 5") == "12 5 ", "the next id does not run into it"
+    assert writer.visible_prompt(prompt, "12 5") == "12 5 ", "the next id does not run into it"
 
 
 def test_nanogpts_gpt2_tokens_are_those_of_tiktoken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ckpt(here / "out", vocab_size=50304)
     table = {bytes([byte]): byte for byte in range(256)} | {b"%d," % i: i for i in range(256, 50256)}
-    monkeypatch.setattr(writers, "download_ranks", lambda fix: table)
+    monkeypatch.setattr(writers, "download_gpt2_ranks", lambda fix: table)
     # As a clone of nanoGPT's repository has it, where nothing was prepared.
     Path("data/theirs").mkdir(parents=True)
     Path("data/theirs/prepare.py").write_text("")
-    writer = open_writer("out", SOME)
+    writer = load_sampler("out", SAMPLE_OPTIONS)
     assert (writer.tokenizer.name, writer.tokenizer.vocab_size) == ("gpt2", 50257)
-    (text, *_) = texts(writer, writer.encode("a"), SOME)
+    (text, *_) = sample_texts(writer, writer.encode("a"), SAMPLE_OPTIONS)
     assert len(text.split(",")) > 30
 
     def fail(fix: str) -> None:
         raise UserError(fix)
 
-    monkeypatch.setattr(writers, "download_ranks", fail)
+    monkeypatch.setattr(writers, "download_gpt2_ranks", fail)
     with pytest.raises(UserError, match="connect to the network once"):
-        open_writer("out", SOME)
+        load_sampler("out", SAMPLE_OPTIONS)
 
 
 # --- GPT-2's ---
@@ -154,25 +154,27 @@ def test_greedy_text_of_a_gpt2_folder_is_that_of_transformers(gpt2: Path) -> Non
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel.from_pretrained(gpt2).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(gpt2 / "tokenizer.json"))
-    writer = open_writer(str(gpt2), SOME)
-    assert (writer.origin.what, writer.origin.iter) == (str(gpt2), None)
+    writer = load_sampler(str(gpt2), SAMPLE_OPTIONS)
+    assert (writer.checkpoint.description, writer.checkpoint.iter) == (str(gpt2), None)
     for prompt in ("glass, ", "कांच का", "<|endoftext|>"):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         assert writer.encode(prompt) == ids[0].tolist()
         count = 32 - ids.shape[1]
         tokens = model.generate(ids, do_sample=False, max_new_tokens=count, eos_token_id=None, pad_token_id=0)
-        greedy = replace(SOME, temperature=0, max_new_tokens=count, num_samples=1)
-        assert texts(writer, writer.encode(prompt), greedy) == [tokenizer.decode(tokens[0, ids.shape[1] :])]
+        greedy = replace(SAMPLE_OPTIONS, temperature=0, max_new_tokens=count, num_samples=1)
+        assert sample_texts(writer, writer.encode(prompt), greedy) == [
+            tokenizer.decode(tokens[0, ids.shape[1] :])
+        ]
 
 
 def test_a_gpt2_folder_is_sampled_by_its_path(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = replace(SOME, num_samples=1, max_new_tokens=9, temperature=0)
-    writer = open_writer(str(gpt2), options)
+    options = replace(SAMPLE_OPTIONS, num_samples=1, max_new_tokens=9, temperature=0)
+    writer = load_sampler(str(gpt2), options)
     flags = ["--num_samples=1", "--max_new_tokens=9", "--temperature=0", "--start=glass,", "--device=cpu"]
     assert main(["sample", f"--init_from={gpt2}", *flags]) == 0
     said = capsys.readouterr()
-    (text,) = texts(writer, writer.encode("glass,"), options)
-    assert said.out == f"glass,{harmless(text)}\n---------------\n"
+    (text,) = sample_texts(writer, writer.encode("glass,"), options)
+    assert said.out == f"glass,{sanitize_text(text)}\n---------------\n"
     assert said.err.startswith(
         f"model         {gpt2}, {writer.model.parameter_count() / 1000:.3g}k parameters\n"
     )
@@ -182,4 +184,4 @@ def test_a_gpt2_folder_without_its_tokenizer_says_what_is_missing(gpt2: Path, tm
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((gpt2 / name).read_bytes())
     with pytest.raises(UserError, match=r"has no tokenizer: it needs .*merges\.txt"):
-        open_writer(str(tmp_path), SOME)
+        load_sampler(str(tmp_path), SAMPLE_OPTIONS)

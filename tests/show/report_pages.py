@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from glassgpt import i18n
-from glassgpt.config import Value
+from glassgpt.config import ConfigValue
 from glassgpt.explain.rule import Finding
-from glassgpt.runs.run_log import Evaluation, Floats, History, Segment, Setup, Steps
+from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 
 NANOGPT = BY_ID["nanogpt"]
@@ -31,7 +31,7 @@ FINDINGS = (
 )
 
 
-def columns(iterations: Sequence[int], **said: Floats | Sequence[float]) -> Steps:
+def make_columns(iterations: Sequence[int], **said: Floats | Sequence[float]) -> Steps:
     """Columns that are not given are not said."""
     count = len(iterations)
     names = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
@@ -43,12 +43,12 @@ def columns(iterations: Sequence[int], **said: Floats | Sequence[float]) -> Step
     return steps if memory is None else replace(steps, memory_bytes=np.asarray(memory, dtype=float))
 
 
-def bare_run(steps: Steps, *evals: Evaluation, **changes: object) -> History:
-    whole = History(NANOGPT, "run.log", steps, evals, saves=(), segments=(Segment(starts=True),))
+def bare_run(steps: Steps, *evals: LoggedEvaluation, **changes: object) -> RunLog:
+    whole = RunLog(NANOGPT, "run.log", steps, evals, saves=(), segments=(Segment(has_startup=True),))
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def nanogpt_run(last: int = 3000) -> History:
+def nanogpt_run(last: int = 3000) -> RunLog:
     """A line every 10 iterations, an evaluation every 250, a compiling start, an overfitted end."""
     at = np.arange(0, last + 1, 10)
     noise = np.random.default_rng(1).standard_normal(len(at))
@@ -56,25 +56,25 @@ def nanogpt_run(last: int = 3000) -> History:
     ms[0] = 32_000.0
     fall = np.exp(-at / 150)
     evals = [
-        Evaluation(k, 0, val_loss=1.3 + 3 * float(np.exp(-k / 150)) + k / 5000, train_loss=1.0)
+        LoggedEvaluation(k, 0, val_loss=1.3 + 3 * float(np.exp(-k / 150)) + k / 5000, train_loss=1.0)
         for k in range(0, last + 1, 250)
     ]
     mfu = np.where(at == 0, np.nan, 30 + 0.3 * noise)
-    settings: dict[str, Value] = {
+    settings: dict[str, ConfigValue] = {
         "eval_interval": 250,
         "log_interval": 10,
         "out_dir": "out",
         "max_iters": last,
     }
-    steps = columns(at.tolist(), ms=ms, loss=1.0 + 3.3 * fall + 0.03 * noise, mfu=mfu)
-    return bare_run(steps, *evals, setup=Setup(settings=settings))
+    steps = make_columns(at.tolist(), ms=ms, loss=1.0 + 3.3 * fall + 0.03 * noise, mfu=mfu)
+    return bare_run(steps, *evals, setup=LoggedSetup(settings=settings))
 
 
-def glassgpt_run() -> History:
+def glassgpt_run() -> RunLog:
     """With everything that a journal has: a ledger, a resume, standard errors, choices with reasons."""
     at = np.arange(10, 3001, 10)
     noise = np.random.default_rng(2).standard_normal(len(at))
-    steps = columns(
+    steps = make_columns(
         at.tolist(),
         segment=(at > 1500).astype(float),
         ms=45 + noise,
@@ -86,11 +86,11 @@ def glassgpt_run() -> History:
         memory_bytes=(9 + 0.1 * noise) * 2**30,
     )
     evals = [
-        Evaluation(k, int(k > 1500), 3.05 + 7 * float(np.exp(-k / 200)), 3.0, ms=900.0, stderr=0.02)
+        LoggedEvaluation(k, int(k > 1500), 3.05 + 7 * float(np.exp(-k / 200)), 3.0, ms=900.0, stderr=0.02)
         for k in range(0, 3001, 250)
     ]
     choices = [{"name": "dtype", "value": "bfloat16", "reason": "compute capability 9.0"}]
-    setup = Setup(
+    setup = LoggedSetup(
         settings={"dtype": "auto", "grad_clip": 1.0},
         device_name="NVIDIA H200",
         machine={"choices": choices, "versions": {"torch": "2.13.0"}},
@@ -106,6 +106,6 @@ def glassgpt_run() -> History:
     )
 
 
-def speak_without_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout and direction of a language, whatever state its translation is in."""
     monkeypatch.setattr(i18n, "_catalogue", lambda language: gettext.NullTranslations())

@@ -26,7 +26,7 @@ from run_records import (
 
 from glassgpt.errors import UserError
 from glassgpt.record.clock import PHASES
-from glassgpt.record.journal import NAME, Journal, Record, encode
+from glassgpt.record.journal import FILE_NAME, Journal, Record, encode_line
 from glassgpt.show.terminal.replay import replay, replay_svg
 from glassgpt.show.terminal.run_console import RunConsole
 
@@ -52,7 +52,7 @@ def shown(*records: Record) -> list[str]:
 
 def written(folder: Path, records: list[Record]) -> Path:
     folder.mkdir(parents=True)
-    journal = Journal(folder / NAME)
+    journal = Journal(folder / FILE_NAME)
     for one in records:
         journal.write(one)
     journal.close()
@@ -309,10 +309,10 @@ def test_a_replay_leaves_out_what_a_resume_took_back(tmp_path: Path) -> None:
 
 def test_a_replay_of_a_torn_journal_shows_what_is_whole(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "run", whole_run())
-    raw = (run_dir / NAME).read_bytes()
+    raw = (run_dir / FILE_NAME).read_bytes()
     whole_line = raw.index(b"\n") + 1
     for cut in range(whole_line, len(raw), 97):
-        (run_dir / NAME).write_bytes(raw[:cut])
+        (run_dir / FILE_NAME).write_bytes(raw[:cut])
         out = plain()
         replay(run_dir, out)
         assert shown(*whole_run())[: len(text_of(out).splitlines())] == text_of(out).splitlines()
@@ -321,7 +321,7 @@ def test_a_replay_of_a_torn_journal_shows_what_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", '{"kind": "ru'])
 def test_a_journal_without_a_whole_record_is_told_not_shown_as_nothing(tmp_path: Path, content: str) -> None:
     run_dir = written(tmp_path / "run", [])
-    (run_dir / NAME).write_text(content)
+    (run_dir / FILE_NAME).write_text(content)
     with pytest.raises(UserError, match="run has no records of a run in it yet"):
         replay(run_dir, plain())
 
@@ -429,7 +429,7 @@ def test_a_replay_says_which_records_hold_something_else_than_we_write(tmp_path:
                 changed = copy.deepcopy(original)
                 (changed if len(place) == 1 else changed[place[0]])[place[-1]] = wrong
                 records = [changed] if original["kind"] == "run" else [run_record(), changed]
-                (tmp_path / NAME).write_bytes(b"".join(map(encode, records)))
+                (tmp_path / FILE_NAME).write_bytes(b"".join(map(encode_line, records)))
                 out = plain()
                 try:
                     replay(tmp_path, out)

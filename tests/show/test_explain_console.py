@@ -9,33 +9,33 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report_pages import columns
+from report_pages import make_columns
 from rich.cells import cell_len
 from rich.console import Console
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rule import Finding, Severity
-from glassgpt.i18n import LANGUAGES, speaking
-from glassgpt.runs.run_log import Evaluation, History, Segment, Setup
+from glassgpt.i18n import LANGUAGES, use_language
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding
-from glassgpt.show.terminal.watch_view import print_news
+from glassgpt.show.terminal.watch_view import print_watch_update
 
 NANOGPT = BY_ID["nanogpt"]
 MARKS = "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
 
 
-def run(name: str = "a.log") -> History:
+def run(name: str = "a.log") -> RunLog:
     at = range(0, 1001, 10)
     losses = [4.2 / (1 + i / 300) for i in at]
     ms = [5000.0 if i % 250 == 0 else 100.0 for i in at]
-    steps = columns(list(at), loss=losses, ms=ms, mfu=[11.0] * len(losses))
-    evals = tuple(Evaluation(i, 0, losses[i // 10] + 0.1, losses[i // 10]) for i in range(0, 1001, 250))
-    setup = Setup(settings={"max_iters": 1000}, tokens_per_iteration=16_384)
-    return History(NANOGPT, name, steps, evals, (), (Segment(starts=True),), setup=setup)
+    steps = make_columns(list(at), loss=losses, ms=ms, mfu=[11.0] * len(losses))
+    evals = tuple(LoggedEvaluation(i, 0, losses[i // 10] + 0.1, losses[i // 10]) for i in range(0, 1001, 250))
+    setup = LoggedSetup(settings={"max_iters": 1000}, tokens_per_iteration=16_384)
+    return RunLog(NANOGPT, name, steps, evals, (), (Segment(has_startup=True),), setup=setup)
 
 
-def printed(history: History, width: int = 100, full: bool = False, **console: object) -> str:
+def printed(history: RunLog, width: int = 100, full: bool = False, **console: object) -> str:
     out = io.StringIO()
     print_explanation(explain(history), Console(file=out, width=width, **console), full)  # type: ignore[arg-type]
     return out.getvalue()
@@ -67,7 +67,7 @@ def test_a_finding() -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_finding_with_little_to_say(severity: Severity, language: str) -> None:
     out = io.StringIO()
-    with speaking(language):
+    with use_language(language):
         print_finding(Finding("", severity, "title", "evidence", "", ""), Console(file=out, width=100))
     first, *rest = out.getvalue().splitlines()
     assert "[]" not in first
@@ -115,7 +115,7 @@ def test_names_cannot_harm_the_terminal() -> None:
 
 @pytest.mark.parametrize("language", ["hi", "ar"])
 def test_other_languages(language: str) -> None:
-    with speaking(language):
+    with use_language(language):
         text = printed(run(), full=True)
     assert "\N{REPLACEMENT CHARACTER}" not in text
     for english in ("A nanoGPT run", "how it ended", "where the time went", "what the lines mean", "advice"):
@@ -125,10 +125,10 @@ def test_other_languages(language: str) -> None:
 
 
 def test_arabic_lines_begin_from_the_right() -> None:
-    with speaking("ar"):
+    with use_language("ar"):
         lines = printed(run()).splitlines()
     assert lines[1].startswith("\N{RIGHT-TO-LEFT MARK}")
-    with speaking("hi"):
+    with use_language("hi"):
         assert not set(MARKS) & set(printed(run()))
 
 
@@ -163,7 +163,9 @@ def test_bits_per_byte_are_not_drawn_as_losses() -> None:
 
 def test_a_hundred_thousand_lines_are_drawn_at_once() -> None:
     count = 100_000
-    steps = columns(list(range(count)), loss=[2.0 + i % 7 / 10 for i in range(count)], ms=[100.0] * count)
+    steps = make_columns(
+        list(range(count)), loss=[2.0 + i % 7 / 10 for i in range(count)], ms=[100.0] * count
+    )
     assert "training loss" in printed(replace(run(), steps=steps, evals=()))
 
 
@@ -171,12 +173,12 @@ def test_a_hundred_thousand_lines_are_drawn_at_once() -> None:
 
 
 def test_news() -> None:
-    from glassgpt.explain.watch import News
+    from glassgpt.explain.watch import WatchUpdate
 
     explanation = explain(run())
     out = io.StringIO()
-    news = News(1000, explanation.history.evals, tuple(explanation.findings[:1]), explanation)
-    print_news(news, Console(file=out, width=100))
+    news = WatchUpdate(1000, explanation.log.evals, tuple(explanation.findings[:1]), explanation)
+    print_watch_update(news, Console(file=out, width=100))
     lines = out.getvalue().splitlines()
     assert [line for line in lines if "validation" in line] == [
         "glass  iteration 500: validation 1.6750",
@@ -187,11 +189,11 @@ def test_news() -> None:
 
 
 def test_news_without_numbers() -> None:
-    from glassgpt.explain.watch import News
+    from glassgpt.explain.watch import WatchUpdate
 
     out = io.StringIO()
-    evals = (Evaluation(None, 0, 2.5), Evaluation(5, 0, None), Evaluation(6, 0, math.nan))
-    print_news(News(None, evals, (), explain(run())), Console(file=out, width=100))
+    evals = (LoggedEvaluation(None, 0, 2.5), LoggedEvaluation(5, 0, None), LoggedEvaluation(6, 0, math.nan))
+    print_watch_update(WatchUpdate(None, evals, (), explain(run())), Console(file=out, width=100))
     assert out.getvalue().splitlines() == [
         "glass  iteration ?: validation 2.5000",
         "glass  iteration 6: validation nan",

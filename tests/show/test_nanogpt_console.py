@@ -69,7 +69,7 @@ class Output:
 def ran(config: TrainConfig) -> tuple[Output, list[Record]]:
     output = Output()
     train(config, listeners=[output.console])
-    return output, list(journal.read(Path(config.out_dir, journal.NAME)))
+    return output, list(journal.read(Path(config.out_dir, journal.FILE_NAME)))
 
 
 def of_kind(records: list[Record], kind: str) -> list[Record]:
@@ -226,7 +226,7 @@ def test_stdout_has_nothing_but_their_lines_also_where_data_had_to_be_prepared(
     assert SAVE.findall(said.out) == ["runs/quickstart"] * 2
     sample = next(
         found["text"]
-        for found in journal.read(Path("runs/quickstart", journal.NAME))
+        for found in journal.read(Path("runs/quickstart", journal.FILE_NAME))
         if found["kind"] == "sample"
     )
     assert said.err.splitlines()[0].startswith("data          preparing pylib")

@@ -12,9 +12,9 @@ from run_records import step_record, whole_run
 
 from glassgpt.explain.explanation import explain
 from glassgpt.record.journal import Record
-from glassgpt.runs.from_journal import history_of
+from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.show.report.page import report_html
-from glassgpt.show.terminal.profile_view import short_name
+from glassgpt.show.terminal.profile_view import short_kernel_name
 from glassgpt.show.terminal.run_console import RunConsole
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
@@ -43,8 +43,8 @@ def shown(*records: Record) -> list[str]:
 
 
 def page(*records: Record) -> str:
-    told = explain(history_of([*whole_run(), *records], "run"))
-    return report_html(told.history, told.facts, told.findings, "run")
+    told = explain(run_log_from_records([*whole_run(), *records], "run"))
+    return report_html(told.log, told.facts, told.findings, "run")
 
 
 def section(html: str) -> str:
@@ -114,13 +114,13 @@ def test_a_hostile_name_is_text() -> None:
 
 
 def test_names_of_kernels_are_cut_to_what_can_be_read() -> None:
-    assert short_name("aten::mm") == "aten::mm"
-    assert short_name("void at::native::vectorized_elementwise_kernel<4, F<std::array<char*, 3>>>(int)") == (
-        "vectorized_elementwise_kernel"
-    )
-    assert short_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn") == (
+    assert short_kernel_name("aten::mm") == "aten::mm"
+    assert short_kernel_name(
+        "void at::native::vectorized_elementwise_kernel<4, F<std::array<char*, 3>>>(int)"
+    ) == ("vectorized_elementwise_kernel")
+    assert short_kernel_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn") == (
         "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
     )
-    assert len(short_name("x" * 400)) == 64
-    assert short_name("<<<") == "<<<"
-    assert short_name("(a)") == "(a)"
+    assert len(short_kernel_name("x" * 400)) == 64
+    assert short_kernel_name("<<<") == "<<<"
+    assert short_kernel_name("(a)") == "(a)"

@@ -20,23 +20,23 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_pages import FINDINGS, bare_run, columns, glassgpt_run, nanogpt_run, speak_without_catalogue
+from report_pages import FINDINGS, bare_run, disable_translations, glassgpt_run, make_columns, nanogpt_run
 
 from glassgpt.errors import UserError
 from glassgpt.explain.rule import Finding
-from glassgpt.i18n import speaking
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, History, Setup
+from glassgpt.i18n import use_language
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 from glassgpt.show.report.page import report_html, write_report
-from glassgpt.show.report.thinning import band_of, thinned
-from glassgpt.show.timeline import phases_of, timeline_of
+from glassgpt.show.report.thinning import smooth_series, thinned_indices
+from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
 
 
-def page_of(history: History, findings: tuple[Finding, ...] = FINDINGS, name: str = "a run") -> str:
+def page_of(history: RunLog, findings: tuple[Finding, ...] = FINDINGS, name: str = "a run") -> str:
     """Without plotly's own code, which is megabytes of other people's strings."""
-    page = report_html(history, facts_of(history), findings, name)
+    page = report_html(history, compute_facts(history), findings, name)
     return re.sub(r"<script>/\*\*.*?</script>", "<script></script>", page, flags=re.DOTALL)
 
 
@@ -72,7 +72,7 @@ def structure_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def test_the_policy_names_the_scripts_of_the_page_and_allows_no_other() -> None:
-    page = report_html(nanogpt_run(), facts_of(nanogpt_run()), FINDINGS, "a run")
+    page = report_html(nanogpt_run(), compute_facts(nanogpt_run()), FINDINGS, "a run")
     found = re.search(r'http-equiv="Content-Security-Policy" content=".*?script-src ([^;]*);', page)
     assert found is not None
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
@@ -93,7 +93,7 @@ def test_the_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("history", [nanogpt_run(), glassgpt_run()], ids=["log", "journal"])
-def test_figures_are_what_plotly_accepts(history: History) -> None:
+def test_figures_are_what_plotly_accepts(history: RunLog) -> None:
     page = page_of(history)
     figures = figures_of(page)
     for figure in figures.values():
@@ -135,7 +135,7 @@ def test_charts_without_data_are_left_out_and_say_why() -> None:
 
 def test_loss_chart_marks_the_best_and_shows_the_noise() -> None:
     history = nanogpt_run()
-    facts = facts_of(history)
+    facts = compute_facts(history)
     traces = {trace["name"]: trace for trace in figures_of(page_of(history))["loss"]["data"]}
     assert traces["best"]["x"] == [facts.best_val_step]
     assert traces["best"]["y"] == [pytest.approx(facts.best_val_loss)]
@@ -149,7 +149,7 @@ def test_a_high_beginning_is_cut_off_unless_that_hides_a_line() -> None:
     figure = figures_of(page_of(nanogpt_run()))["loss"]
     highest = max(value for value in figure["data"][0]["y"])
     assert figure["layout"]["yaxis"]["range"][1] < highest
-    few = replace(nanogpt_run(), evals=(Evaluation(0, 0, 4.3), Evaluation(3000, 0, 1.4)))
+    few = replace(nanogpt_run(), evals=(LoggedEvaluation(0, 0, 4.3), LoggedEvaluation(3000, 0, 1.4)))
     page = page_of(few)
     assert "range" not in figures_of(page)["loss"]["layout"]["yaxis"]
     assert "lies above the chart" not in page
@@ -170,29 +170,31 @@ def test_lines_break_where_a_process_ends() -> None:
 
 def test_time_in_the_chart_is_the_time_in_the_facts() -> None:
     history = nanogpt_run()
-    facts, timeline = facts_of(history), timeline_of(history, facts_of(history))
+    facts, timeline = compute_facts(history), build_timeline(history, compute_facts(history))
     assert timeline is not None
     assert facts.overhead_share is not None
     assert timeline.total_s == pytest.approx(facts.estimated_total_s)
-    assert 1 - timeline.train.sum() / timeline.total_s == pytest.approx(facts.overhead_share)
-    assert timeline.width == 250  # one evaluation in each bar, so that none sticks out for having two
-    assert timeline.pauses[1:].max() < 1.05 * timeline.pauses[1:].min()
-    assert sum(phases_of(history, timeline).values()) == pytest.approx(facts.estimated_total_s)
+    assert 1 - timeline.train_s.sum() / timeline.total_s == pytest.approx(facts.overhead_share)
+    assert (
+        timeline.iterations_per_bin == 250
+    )  # one evaluation in each bar, so that none sticks out for having two
+    assert timeline.eval_and_save_s[1:].max() < 1.05 * timeline.eval_and_save_s[1:].min()
+    assert sum(seconds_by_phase(history, timeline).values()) == pytest.approx(facts.estimated_total_s)
 
 
 def test_time_of_a_journal_is_its_ledger() -> None:
     history = glassgpt_run()
     page = page_of(history)
     assert history.ledger is not None
-    assert phases_of(history, None) == dict(history.ledger)
+    assert seconds_by_phase(history, None) == dict(history.ledger)
     for words in ("compiling", "135", "waiting for data", "72.1%"):
         assert words in page
-    timeline = timeline_of(history, facts_of(history))
+    timeline = build_timeline(history, compute_facts(history))
     assert timeline is not None
-    assert timeline.train.sum() == pytest.approx(135, rel=0.01)
-    assert timeline.train.min() > 0.95 * timeline.train.max()
+    assert timeline.train_s.sum() == pytest.approx(135, rel=0.01)
+    assert timeline.train_s.min() > 0.95 * timeline.train_s.max()
     strange = replace(history, ledger={"train": 5.0, "<b>": 1.0, "other": 1.0, "eval": float("nan")})
-    assert phases_of(strange, None) == {"train": 5.0, "other": 2.0}
+    assert seconds_by_phase(strange, None) == {"train": 5.0, "other": 2.0}
 
 
 def test_what_is_not_training_is_all_that_is_not_training() -> None:
@@ -208,9 +210,9 @@ def test_bars_add_up_to_what_is_said_of_them() -> None:
     parts = (*parts[:1], replace(parts[1], first_iteration=1500))
     ledger = {"startup": 60.0, "train": 135.0, "eval": 11.7, "log": 500.0}
     history = replace(history, segments=parts, ledger=ledger)
-    timeline = timeline_of(history, facts_of(history))
+    timeline = build_timeline(history, compute_facts(history))
     assert timeline is not None
-    assert {int(at): s for at, s in zip(timeline.start, timeline.startup, strict=True) if s} == {
+    assert {int(at): s for at, s in zip(timeline.bin_start, timeline.startup_s, strict=True) if s} == {
         0: 20.0,
         1500: 40.0,
     }
@@ -235,8 +237,8 @@ def test_settings_come_with_the_reasons_for_chosen_ones() -> None:
         r"dtype</code></th><td><code[^>]*>bfloat16</code><small>compute capability 9.0</small>", page
     )
     assert "versions.torch" in page
-    assert "does not say how the run was configured" in page_of(replace(nanogpt_run(), setup=Setup()))
-    damaged = Setup(settings={"a": 1}, machine={"choices": [None, 3, {"value": 1}, {"name": "b"}]})
+    assert "does not say how the run was configured" in page_of(replace(nanogpt_run(), setup=LoggedSetup()))
+    damaged = LoggedSetup(settings={"a": 1}, machine={"choices": [None, 3, {"value": 1}, {"name": "b"}]})
     assert "<code" in page_of(replace(nanogpt_run(), setup=damaged))
 
 
@@ -245,7 +247,9 @@ EVIL = '"><script>alert(1)</script><!--</style>&\x1b[31m\u202e\ud800'
 
 def test_nothing_from_a_log_becomes_markup() -> None:
     finding = Finding(EVIL, "problem", EVIL, EVIL, EVIL, EVIL)
-    setup = Setup(settings={EVIL: EVIL}, device_name=EVIL, machine={EVIL: {EVIL: EVIL}}, data={EVIL: EVIL})
+    setup = LoggedSetup(
+        settings={EVIL: EVIL}, device_name=EVIL, machine={EVIL: {EVIL: EVIL}}, data={EVIL: EVIL}
+    )
     history = replace(nanogpt_run(), setup=setup, name=EVIL, ledger={EVIL: 3.0})
     history = replace(history, trainer=replace(history.trainer, name=EVIL))
     page = page_of(history, (finding,), EVIL)
@@ -303,8 +307,8 @@ def test_contrast_is_enough(mode: int) -> None:
 
 @pytest.mark.parametrize(("language", "direction"), [("en", "ltr"), ("hi", "ltr"), ("ar", "rtl")])
 def test_language_and_direction(language: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    speak_without_catalogue(monkeypatch)
-    with speaking(language):
+    disable_translations(monkeypatch)
+    with use_language(language):
         seen = structure_of(page_of(glassgpt_run()))
     assert dict(seen)["html"] == {"lang": language, "dir": direction}
     assert all(attrs["dir"] == "ltr" for tag, attrs in seen if tag == "code" or attrs.get("class") == "chart")
@@ -314,19 +318,23 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     "history",
     [
-        bare_run(columns([])),
-        bare_run(columns([7])),
-        bare_run(columns([0], loss=[4.0], ms=[129_000.0]), Evaluation(0, 0, 4.0)),
-        bare_run(columns(range(50), loss=[np.nan] * 50, ms=[np.nan] * 50)),
-        bare_run(columns(range(50), loss=[np.inf, *[3.0] * 49], ms=[0.0] * 50, grad_norm=[np.inf] * 50)),
-        bare_run(columns([5] * 30, loss=[2.0] * 30, ms=[1.0] * 30, lr=[0.0] * 30)),
-        bare_run(columns(range(30), loss=[1e-30] * 15 + [1e30] * 15, ms=[1e-9] * 29 + [1e12])),
-        bare_run(columns(range(3), ms=[1.0] * 3), Evaluation(None, 0, 3.0), Evaluation(2, 0, np.nan, np.inf)),
-        bare_run(columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), numbered=False, live=True),
-        bare_run(columns([0, 2**62], loss=[1.0, 2.0], ms=[1.0, 1.0])),
+        bare_run(make_columns([])),
+        bare_run(make_columns([7])),
+        bare_run(make_columns([0], loss=[4.0], ms=[129_000.0]), LoggedEvaluation(0, 0, 4.0)),
+        bare_run(make_columns(range(50), loss=[np.nan] * 50, ms=[np.nan] * 50)),
+        bare_run(make_columns(range(50), loss=[np.inf, *[3.0] * 49], ms=[0.0] * 50, grad_norm=[np.inf] * 50)),
+        bare_run(make_columns([5] * 30, loss=[2.0] * 30, ms=[1.0] * 30, lr=[0.0] * 30)),
+        bare_run(make_columns(range(30), loss=[1e-30] * 15 + [1e30] * 15, ms=[1e-9] * 29 + [1e12])),
+        bare_run(
+            make_columns(range(3), ms=[1.0] * 3),
+            LoggedEvaluation(None, 0, 3.0),
+            LoggedEvaluation(2, 0, np.nan, np.inf),
+        ),
+        bare_run(make_columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), numbered=False, live=True),
+        bare_run(make_columns([0, 2**62], loss=[1.0, 2.0], ms=[1.0, 1.0])),
     ],
 )
-def test_strange_logs_make_a_page(history: History) -> None:
+def test_strange_logs_make_a_page(history: RunLog) -> None:
     page = page_of(history, ())
     structure_of(page)
     for figure in figures_of(page).values():
@@ -337,7 +345,7 @@ def test_a_long_log_makes_a_small_page() -> None:
     count = 300_000
     loss = 3 + np.random.default_rng(0).standard_normal(count)
     loss[123_456], loss[200_001] = 55.0, -44.0
-    history = bare_run(columns(range(count), loss=loss, ms=np.full(count, 5.0), grad_norm=loss**2))
+    history = bare_run(make_columns(range(count), loss=loss, ms=np.full(count, 5.0), grad_norm=loss**2))
     page = page_of(history)
     assert len(page) < 1_000_000
     training = figures_of(page)["loss"]["data"][0]
@@ -348,7 +356,7 @@ def test_a_long_log_makes_a_small_page() -> None:
 @given(st.lists(st.floats(allow_nan=True), max_size=300), st.integers(10, 60))
 def test_thinning_keeps_the_extremes(values: list[float], limit: int) -> None:
     series = np.array(values, dtype=float)
-    kept = thinned(series, limit)
+    kept = thinned_indices(series, limit)
     assert len(kept) <= max(limit, 0)
     assert (np.diff(kept) > 0).all()
     finite = series[np.isfinite(series)]
@@ -361,29 +369,29 @@ def test_thinning_keeps_the_extremes(values: list[float], limit: int) -> None:
 
 def test_band_tells_noise_from_a_fall() -> None:
     line = np.linspace(9, 3, 2000)
-    band = band_of(line + 0.2 * np.random.default_rng(3).standard_normal(2000))
+    band = smooth_series(line + 0.2 * np.random.default_rng(3).standard_normal(2000))
     assert band is not None
-    assert np.median(band.spread) == pytest.approx(0.2, rel=0.1)
-    assert band.middle == pytest.approx(line[band.index], abs=0.2)
-    assert band_of(line[:10]) is None
+    assert np.median(band.std) == pytest.approx(0.2, rel=0.1)
+    assert band.mean == pytest.approx(line[band.index], abs=0.2)
+    assert smooth_series(line[:10]) is None
 
 
 def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     history = nanogpt_run()
     with pytest.raises(UserError, match=r"pip install 'glassgpt\[report\]'"):
-        write_report(tmp_path / "report.html", history, facts_of(history), (), "x")
+        write_report(tmp_path / "report.html", history, compute_facts(history), (), "x")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_writing_replaces_the_old_report_at_once(tmp_path: Path) -> None:
     history, path = nanogpt_run(), tmp_path / "report.html"
     path.write_text("old")
-    write_report(path, history, facts_of(history), FINDINGS, "x")
+    write_report(path, history, compute_facts(history), FINDINGS, "x")
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UserError, match="could not be written"):
-        write_report(tmp_path / "none" / "report.html", history, facts_of(history), (), "x")
+        write_report(tmp_path / "none" / "report.html", history, compute_facts(history), (), "x")
 
 
 def test_neither_torch_nor_plotly_is_loaded_before_it_is_needed() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_pages import FINDINGS, glassgpt_run, nanogpt_run, speak_without_catalogue
+from report_pages import FINDINGS, disable_translations, glassgpt_run, nanogpt_run
 
-from glassgpt.i18n import speaking
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import History
+from glassgpt.i18n import use_language
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import RunLog
 from glassgpt.show.report.page import report_html
 
 CHROMIUM = shutil.which("chromium")
@@ -109,9 +109,9 @@ def look_at(page: str, folder: Path, width: int, dark: bool = False, blocked: in
     return seen
 
 
-def page_of(history: History) -> str:
+def page_of(history: RunLog) -> str:
     return report_html(
-        history, facts_of(history), FINDINGS, "a-log-with-quite-a-long-name-from-some-cluster.log"
+        history, compute_facts(history), FINDINGS, "a-log-with-quite-a-long-name-from-some-cluster.log"
     )
 
 
@@ -147,8 +147,8 @@ def test_charts_are_drawn_in_the_colours_of_the_page(width: int, dark: bool, tmp
 
 @pytest.mark.parametrize("width", [1280, 360])
 def test_right_to_left(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speak_without_catalogue(monkeypatch)
-    with speaking("ar"):
+    disable_translations(monkeypatch)
+    with use_language("ar"):
         seen = look_at(page_of(nanogpt_run()), tmp_path, width)
     assert_well_drawn(seen, 4, width)
     assert seen["brand"] > width / 2  # the line begins on the right

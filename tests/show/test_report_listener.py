@@ -16,8 +16,8 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.sink import Sink
 from glassgpt.show.report.page import report_html
-from glassgpt.show.report.report_listener import NAME, ReportAtEnd
-from glassgpt.training.interrupt import Stop, Stopped
+from glassgpt.show.report.report_listener import REPORT_NAME, ReportAtEnd
+from glassgpt.training.interrupt import ImmediateStop, StopSignals
 
 
 @pytest.fixture(autouse=True)
@@ -30,29 +30,29 @@ def records(folder: Path) -> list[Record]:
     return [{**one, "out_dir": str(folder)} if one["kind"] == "run" else one for one in whole_run()]
 
 
-def heard(folder: Path, told: list[Record], stop: Stop | None = None) -> str:
+def heard(folder: Path, told: list[Record], stop: StopSignals | None = None) -> str:
     """What is printed when the run says all this, with its journal in the folder."""
     out = io.StringIO()
-    listen = ReportAtEnd(Console(file=out, width=200), stop or Stop())
+    listen = ReportAtEnd(Console(file=out, width=200), stop or StopSignals())
     for record in told:
-        with (folder / journal.NAME).open("ab") as file:
-            file.write(journal.encode(record))
+        with (folder / journal.FILE_NAME).open("ab") as file:
+            file.write(journal.encode_line(record))
         listen(record)
     listen.finish()
     return out.getvalue()
 
 
 def test_a_run_that_ends_has_a_report(tmp_path: Path) -> None:
-    assert heard(tmp_path, records(tmp_path)) == f"report        {tmp_path / NAME}\n"
-    text = (tmp_path / NAME).read_text()
+    assert heard(tmp_path, records(tmp_path)) == f"report        {tmp_path / REPORT_NAME}\n"
+    text = (tmp_path / REPORT_NAME).read_text()
     assert "<!DOCTYPE html>" in text
     assert tmp_path.name in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.NAME, NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.FILE_NAME, REPORT_NAME]
 
 
 def test_nothing_before_the_end(tmp_path: Path) -> None:
     assert heard(tmp_path, records(tmp_path)[:-1]) == ""
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_process_that_never_said_where_it_runs(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_process_that_never_said_where_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["crashed", "interrupted", "not finite"])
 def test_a_run_that_ends_badly_has_one_too(tmp_path: Path, reason: str) -> None:
-    assert NAME in heard(tmp_path, [*records(tmp_path)[:-1], end_record(100, reason)])
-    assert (tmp_path / NAME).exists()
+    assert REPORT_NAME in heard(tmp_path, [*records(tmp_path)[:-1], end_record(100, reason)])
+    assert (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_run_that_ends_before_its_first_step(tmp_path: Path) -> None:
@@ -72,18 +72,18 @@ def test_a_run_that_ends_before_its_first_step(tmp_path: Path) -> None:
 
 def test_a_resume_replaces_the_report(tmp_path: Path) -> None:
     heard(tmp_path, records(tmp_path))
-    before = (tmp_path / NAME).read_text()
+    before = (tmp_path / REPORT_NAME).read_text()
     again = [{**one, "process": 1} for one in records(tmp_path)]
     heard(tmp_path, again)
-    assert (tmp_path / NAME).read_text() != before
+    assert (tmp_path / REPORT_NAME).read_text() != before
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
+    (tmp_path / REPORT_NAME).mkdir()
     said = heard(tmp_path, records(tmp_path))
     assert said.startswith("report        none: ")
     assert said.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.NAME, NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.FILE_NAME, REPORT_NAME]
 
 
 def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     said = heard(tmp_path, records(tmp_path))
     assert said.startswith("report        none: plotly is not installed (pip install 'glassgpt[report]')")
     assert f"glass report {tmp_path}" in said
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / REPORT_NAME).exists()
 
 
 @pytest.mark.parametrize("language", ["hi", "ar"])
@@ -100,7 +100,7 @@ def test_in_the_language_of_the_locale(
 ) -> None:
     monkeypatch.setenv("LANG", f"{language}.UTF-8")
     heard(tmp_path, records(tmp_path))
-    assert f'<html lang="{language}"' in (tmp_path / NAME).read_text()
+    assert f'<html lang="{language}"' in (tmp_path / REPORT_NAME).read_text()
 
 
 def test_markup_in_the_name_of_a_folder(tmp_path: Path) -> None:
@@ -122,23 +122,23 @@ def test_whatever_goes_wrong_the_run_goes_on(
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", broken)
     out = io.StringIO()
-    sink = Sink(tmp_path / journal.NAME, 0, [ReportAtEnd(Console(file=out, width=200), Stop())])
+    sink = Sink(tmp_path / journal.FILE_NAME, 0, [ReportAtEnd(Console(file=out, width=200), StopSignals())])
     for record in records(tmp_path):
         sink(record)
     sink.close()
-    assert len(list(journal.read(tmp_path / journal.NAME))) == len(whole_run())
+    assert len(list(journal.read(tmp_path / journal.FILE_NAME))) == len(whole_run())
     said = out.getvalue() + capsys.readouterr().err
     assert "in the page" in said
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_journal_that_somebody_removed_meanwhile(tmp_path: Path) -> None:
     out = io.StringIO()
-    listen = ReportAtEnd(Console(file=out, width=200), Stop())
+    listen = ReportAtEnd(Console(file=out, width=200), StopSignals())
     for record in records(tmp_path):
         listen(record)
     listen.finish()
-    gone = tmp_path / journal.NAME
+    gone = tmp_path / journal.FILE_NAME
     assert out.getvalue().startswith(f"report        none: {gone} cannot be read any more (No such file")
 
 
@@ -150,17 +150,17 @@ def test_a_report_that_takes_longer_than_a_listener_may(
         return report_html(*given)
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", slow)
-    monkeypatch.setattr("glassgpt.record.sink.PATIENCE_S", 0.1)
+    monkeypatch.setattr("glassgpt.record.sink.LISTENER_TIMEOUT_S", 0.1)
     monkeypatch.setattr("glassgpt.show.report.report_listener.NOTICE_AFTER_S", 0.1)
     out = io.StringIO()
-    sink = Sink(tmp_path / journal.NAME, 0, [ReportAtEnd(Console(file=out, width=200), Stop())])
+    sink = Sink(tmp_path / journal.FILE_NAME, 0, [ReportAtEnd(Console(file=out, width=200), StopSignals())])
     for record in records(tmp_path):
         sink(record)
     sink.close()
-    assert (tmp_path / NAME).exists()
+    assert (tmp_path / REPORT_NAME).exists()
     notice, told = out.getvalue().splitlines()
     assert "Ctrl-C" in notice
-    assert told == f"report        {tmp_path / NAME}"
+    assert told == f"report        {tmp_path / REPORT_NAME}"
 
 
 def test_a_signal_gives_up_on_the_report_and_not_on_the_exit_code(
@@ -171,16 +171,16 @@ def test_a_signal_gives_up_on_the_report_and_not_on_the_exit_code(
         raise AssertionError("the signal was not heard")
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", interrupted)
-    with Stop() as stop:
-        stop.gentle = True  # as in the loop, where the first signal only sets a flag
+    with StopSignals() as stop:
+        stop.is_graceful = True  # as in the loop, where the first signal only sets a flag
         said = heard(tmp_path, records(tmp_path), stop)
     assert said.startswith("report        none: ")
     assert f"glass report {tmp_path}" in said
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_run_that_was_stopped_at_once_does_not_wait_for_a_report(tmp_path: Path) -> None:
-    with Stop() as stop, pytest.raises(Stopped):
+    with StopSignals() as stop, pytest.raises(ImmediateStop):
         signal.raise_signal(signal.SIGINT)
     assert "none: " in heard(tmp_path, records(tmp_path), stop)
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / REPORT_NAME).exists()

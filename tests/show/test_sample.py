@@ -24,8 +24,8 @@ from glassgpt.model.generate import generate_samples
 from glassgpt.record import journal
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.show.terminal.sample_view import SEPARATOR, describe
-from glassgpt.training.checkpoint.checkpoints import FOLDER, best, committed
+from glassgpt.show.terminal.sample_view import SEPARATOR, describe_model
+from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, best_checkpoint, committed_paths
 from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -79,15 +79,15 @@ def refused(capsys: Capture, *arguments: str) -> str:
 
 def written(run: str, text: str, options: SampleOptions) -> list[str]:
     """The samples, without what shows them."""
-    writer = writers.open_writer(run, options)
+    writer = writers.load_sampler(run, options)
     columns: list[list[str]] = []
-    for pieces in writer.write(writer.encode(text), options):
+    for pieces in writer.sample(writer.encode(text), options):
         columns += [pieces] if pieces else []
     return [text + "".join(sample) for sample in zip(*columns, strict=True)]
 
 
 def val_losses(run_dir: str) -> dict[int, float]:
-    found = journal.read(Path(run_dir, journal.NAME))
+    found = journal.read(Path(run_dir, journal.FILE_NAME))
     return {record["iter"]: record["loss"] for record in found if record.get("split") == "val"}
 
 
@@ -101,7 +101,7 @@ def test_stdout_has_the_text_and_stderr_what_there_is_to_know(mine: TrainConfig,
     assert [len(sample) for sample in samples] == [24, 24]
     losses = val_losses("runs/mine")
     lowest = min(losses, key=losses.__getitem__)
-    where = f"runs/mine/{FOLDER}/{lowest:08d}, after {lowest} updates, validation loss {losses[lowest]:.4f}"
+    where = f"runs/mine/{CHECKPOINTS_FOLDER}/{lowest:08d}, after {lowest} updates, validation loss {losses[lowest]:.4f}"
     parameters = 16 * (16 + 8) + 2 * (12 * 16 * 16 + 2 * 16) + 16
     lines = said.splitlines()
     assert lines[0] == f"model         {where}, {parameters / 1000:.3g}k parameters"
@@ -150,7 +150,7 @@ def test_samples_in_several_groups_look_the_same(
     together, _ = sampled(capsys, "mine", "--num_samples=5", "--start=the ")
     one = 2 * 4 * mine.n_layer * mine.n_embd * mine.block_size
     for rows in (1, 2):
-        monkeypatch.setattr(writers, "_CACHE_BYTES", rows * one)
+        monkeypatch.setattr(writers, "_MAX_KV_CACHE_BYTES", rows * one)
         assert sampled(capsys, "mine", "--num_samples=5", "--start=the ")[0] == together
 
 
@@ -197,7 +197,7 @@ def model_line(said: str) -> str:
 
 
 def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
-    lowest = best(Path("runs/mine"))
+    lowest = best_checkpoint(Path("runs/mine"))
     assert lowest is not None
     at = lowest.iter
     for words, expected in (
@@ -211,8 +211,8 @@ def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
         (["--out_dir=runs/mine"], at),
     ):
         _, said = sampled(capsys, *words)
-        assert f"runs/mine/{FOLDER}/{expected:08d}, after {expected} updates" in model_line(said)
-    kept = ", ".join(f"@{int(path.name)}" for path in committed(Path("runs/mine")))
+        assert f"runs/mine/{CHECKPOINTS_FOLDER}/{expected:08d}, after {expected} updates" in model_line(said)
+    kept = ", ".join(f"@{int(path.name)}" for path in committed_paths(Path("runs/mine")))
     assert f"runs/mine has no checkpoint @5: it has @last, @best, {kept}" in refused(capsys, "mine@5")
     assert refused(capsys, "nothing").startswith("nothing is neither a run")
 
@@ -222,11 +222,13 @@ def test_out_dir_means_the_newest_of_its_row(here: Path, tiny: MakeConfig, capsy
     for number, name in enumerate(("out-mine", "out-mine-2"), start=1):
         train(replace(tiny(max_iters=number), out_dir=name))
         for words in (["--out_dir=out-mine"], []):
-            assert model_line(sampled(capsys, *words)[1]).startswith(f"{name}/{FOLDER}/{number:08d}, ")
+            assert model_line(sampled(capsys, *words)[1]).startswith(
+                f"{name}/{CHECKPOINTS_FOLDER}/{number:08d}, "
+            )
 
 
 def test_a_damaged_best_checkpoint_is_warned_of(mine: TrainConfig, capsys: Capture) -> None:
-    lowest = best(Path("runs/mine"))
+    lowest = best_checkpoint(Path("runs/mine"))
     assert lowest is not None
     whole, _ = sampled(capsys, f"mine@{next(at for at in (12, 8) if at != lowest.iter)}")
     path = lowest.path / "model.safetensors"
@@ -246,12 +248,16 @@ def test_settings_that_are_lost_do_not_keep_it_from_writing(mine: TrainConfig, c
 
 
 def test_a_loss_that_was_not_measured_is_not_made_up(mine: TrainConfig, capsys: Capture) -> None:
-    writer = writers.open_writer("mine@4", SampleOptions(device="cpu"))
-    unmeasured = replace(writer, origin=replace(writer.origin, val_loss=None))
-    assert ", after 4 updates, its validation loss was not measured, " in describe(unmeasured)
-    assert "nan" not in describe(replace(writer, origin=replace(writer.origin, val_loss=float("nan"))))
-    not_a_run = replace(writer, origin=replace(writer.origin, what="gpt2", val_loss=None, iter=None))
-    assert re.fullmatch(r"gpt2, \S+k parameters", describe(not_a_run))
+    writer = writers.load_sampler("mine@4", SampleOptions(device="cpu"))
+    unmeasured = replace(writer, checkpoint=replace(writer.checkpoint, val_loss=None))
+    assert ", after 4 updates, its validation loss was not measured, " in describe_model(unmeasured)
+    assert "nan" not in describe_model(
+        replace(writer, checkpoint=replace(writer.checkpoint, val_loss=float("nan")))
+    )
+    not_a_run = replace(
+        writer, checkpoint=replace(writer.checkpoint, description="gpt2", val_loss=None, iter=None)
+    )
+    assert re.fullmatch(r"gpt2, \S+k parameters", describe_model(not_a_run))
 
 
 # --- two side by side ---

@@ -9,15 +9,15 @@ import numpy as np
 from rich.console import Console
 
 from glassgpt.compare import compare
-from glassgpt.runs.facts import facts_of
-from glassgpt.runs.run_log import Evaluation, History, Segment, Setup, Steps
+from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 
 _NANOGPT = BY_ID["nanogpt"]
 
 
-def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **settings: int | str) -> History:
+def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **settings: int | str) -> RunLog:
     iterations = np.arange(0, 1001, 10)
     nothing = np.full(len(iterations), np.nan)
     steps = Steps(
@@ -31,19 +31,19 @@ def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **setti
         grad_norm=nothing,
         tokens_per_s=nothing,
     )
-    evals = tuple(Evaluation(at, 0, val) for at, val in losses)
+    evals = tuple(LoggedEvaluation(at, 0, val) for at, val in losses)
     shape = {"n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
-    setup = Setup(settings={**shape, "gradient_accumulation_steps": 1, "dataset": "x", **settings})
-    return History(_NANOGPT, name, steps, evals, (), (Segment(starts=True),), setup=setup)
+    setup = LoggedSetup(settings={**shape, "gradient_accumulation_steps": 1, "dataset": "x", **settings})
+    return RunLog(_NANOGPT, name, steps, evals, (), (Segment(has_startup=True),), setup=setup)
 
 
 _FALLING = ((0, 4.2), (300, 2.4), (1000, 1.6))
 _FALLING_MORE = ((0, 4.2), (450, 1.9), (1000, 1.4))
 
 
-def printed(*histories: History, width: int = 100) -> str:
+def printed(*histories: RunLog, width: int = 100) -> str:
     out = io.StringIO()
-    comparison = compare([(one, facts_of(one)) for one in histories])
+    comparison = compare([(one, compute_facts(one)) for one in histories])
     print_comparison(comparison, Console(file=out, width=width, color_system=None))
     return out.getvalue()
 

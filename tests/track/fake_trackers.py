@@ -16,8 +16,8 @@ from glassgpt.config import TrainConfig
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.tracker import Told, TrackedRun
-from glassgpt.track.trackers import MAKERS
+from glassgpt.track.tracker import LoggedIters, TrackedRun
+from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
 
@@ -26,7 +26,7 @@ MakeConfig = Callable[..., TrainConfig]
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
     """What holds."""
-    found = journal.current(journal.read(Path(run_dir) / journal.NAME))
+    found = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
     return [record for record in found if kind in (None, record["kind"])]
 
 
@@ -58,59 +58,59 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-class Notebook:
+class FakeTracker:
     """A tracker that keeps what it is told; `forgets`: it can take back what was superseded."""
 
     def __init__(self, forgets: bool = False) -> None:
-        self.forgets = forgets
+        self.can_rewind = forgets
         self.opened: list[TrackedRun] = []
-        self.taken: list[Record] = []
+        self.records: list[Record] = []
         self.ended: list[Record] = []
 
-    def begin(self, run: TrackedRun) -> Told:
+    def begin(self, run: TrackedRun) -> LoggedIters:
         self.opened.append(run)
-        if not self.forgets:
-            return run.told
-        self.taken = [record for record in self.taken if record["iter"] <= run.from_iter]
-        return {series: min(last, run.from_iter) for series, last in run.told.items()}
+        if not self.can_rewind:
+            return run.already_logged
+        self.records = [record for record in self.records if record["iter"] <= run.from_iter]
+        return {series: min(last, run.from_iter) for series, last in run.already_logged.items()}
 
-    def take(self, record: Record) -> None:
-        self.taken.append(record)
+    def log(self, record: Record) -> None:
+        self.records.append(record)
 
     def end(self, record: Record) -> None:
         self.ended.append(record)
 
     def losses(self) -> list[tuple[int, str, float]]:
-        return [(record["iter"], record.get("split", ""), record["loss"]) for record in self.taken]
+        return [(record["iter"], record.get("split", ""), record["loss"]) for record in self.records]
 
 
-def told(run_dir: Path | str) -> list[tuple[int, str, float]]:
+def journal_losses(run_dir: Path | str) -> list[tuple[int, str, float]]:
     """What the journal says that holds."""
     found = [record for record in records(run_dir) if record["kind"] in ("step", "eval")]
     return [(record["iter"], record.get("split", ""), record["loss"]) for record in found]
 
 
-def notebook_for_wandb(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+def replace_wandb(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     """Takes the place of wandb, which here needs not be installed."""
-    made = Notebook()
-    monkeypatch.setattr(trackers, "MAKERS", {"csv": MAKERS["csv"], "wandb": lambda: made})
+    made = FakeTracker()
+    monkeypatch.setattr(trackers, "TRACKER_CLASSES", {"csv": TRACKER_CLASSES["csv"], "wandb": lambda: made})
     monkeypatch.setattr(trackers, "find_spec", lambda name: object())
     return made
 
 
-def failing_once(event: threading.Event) -> Callable[[Notebook, Record], None]:
+def fail_at_third_step(event: threading.Event) -> Callable[[FakeTracker, Record], None]:
     """A notebook's `take` that fails at the third update, and not before the event."""
 
-    def take(self: Notebook, record: Record) -> None:
+    def take(self: FakeTracker, record: Record) -> None:
         if record["kind"] == "step" and record["iter"] == 3:
             event.wait(20)
             raise ConnectionError("gone")
-        self.taken.append(record)
+        self.records.append(record)
 
     return take
 
 
-def patiently(call: Callable[..., None]) -> Callable[..., None]:
+def with_delay(call: Callable[..., None]) -> Callable[..., None]:
     """So that a listener has heard one record before the next comes: in a test a run is over in no time."""
 
     def patient(self: sink.Sink, record: Record) -> None:

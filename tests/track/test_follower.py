@@ -12,35 +12,37 @@ from typing import Any
 
 import pytest
 from fake_trackers import (
+    FakeTracker,
     MakeConfig,
-    Notebook,
-    failing_once,
+    fail_at_third_step,
     findings,
-    notebook_for_wandb,
-    patiently,
+    journal_losses,
     records,
+    replace_wandb,
     resume,
     run_until_crash,
-    told,
+    with_delay,
 )
 
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.follower import Follower
+from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import Told, TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 from glassgpt.training.session import train
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    return notebook_for_wandb(monkeypatch)
+def notebook(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
+    return replace_wandb(monkeypatch)
 
 
-def test_a_tracker_is_told_every_step_and_evaluation_in_order(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_a_tracker_is_told_every_step_and_evaluation_in_order(
+    tiny: MakeConfig, notebook: FakeTracker
+) -> None:
     run = train(tiny(max_iters=20, log_interval=3, track="wandb"))
-    assert notebook.losses() == told(run.out_dir)
+    assert notebook.losses() == journal_losses(run.out_dir)
     assert len(notebook.losses()) == 7 + 3 * 2
     assert [record["reason"] for record in notebook.ended] == ["finished"]
     (opened,) = notebook.opened
@@ -63,8 +65,8 @@ def test_metrics_have_the_names_that_the_page_gives_them() -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_after_a_crash_nothing_is_told_twice(tiny: MakeConfig, notebook: Notebook, forgets: bool) -> None:
-    notebook.forgets = forgets
+def test_after_a_crash_nothing_is_told_twice(tiny: MakeConfig, notebook: FakeTracker, forgets: bool) -> None:
+    notebook.can_rewind = forgets
     config = tiny(max_iters=20, eval_interval=4, track="wandb")
     run_until_crash(config, 11)  # the last checkpoint is of update 8
     before = notebook.losses()
@@ -72,25 +74,25 @@ def test_after_a_crash_nothing_is_told_twice(tiny: MakeConfig, notebook: Noteboo
     resume(config)
     heard = [(at, split) for at, split, _ in notebook.losses()]
     assert len(heard) == len(set(heard))
-    assert sorted(notebook.losses()) == sorted(told(config.out_dir))  # a resume is exact
+    assert sorted(notebook.losses()) == sorted(journal_losses(config.out_dir))  # a resume is exact
     assert len({opened.id for opened in notebook.opened}) == 1
     assert [opened.from_iter for opened in notebook.opened] == [-1, 8]
 
 
 def test_a_tracker_that_joins_at_a_resume_is_told_what_was_before(
-    tiny: MakeConfig, notebook: Notebook
+    tiny: MakeConfig, notebook: FakeTracker
 ) -> None:
     config = tiny(max_iters=8, eval_interval=4)
     train(config)
     assert notebook.opened == []
     resume(config, max_iters=12, track="wandb")
-    assert notebook.losses() == told(config.out_dir)
+    assert notebook.losses() == journal_losses(config.out_dir)
     resume(config, max_iters=16, track="")  # and one that pauses is told what it missed
     resume(config, max_iters=20, track="wandb")
-    assert notebook.losses() == told(config.out_dir)
+    assert notebook.losses() == journal_losses(config.out_dir)
 
 
-def test_a_run_goes_on_telling_whom_it_told(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_a_run_goes_on_telling_whom_it_told(tiny: MakeConfig, notebook: FakeTracker) -> None:
     from glassgpt.training.session import resume as go_on
 
     config = tiny(max_iters=4, track="wandb")
@@ -99,32 +101,32 @@ def test_a_run_goes_on_telling_whom_it_told(tiny: MakeConfig, notebook: Notebook
     assert max(at for at, *_ in notebook.losses()) == 6
 
 
-def test_nanogpts_settings_mean_the_same(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_nanogpts_settings_mean_the_same(tiny: MakeConfig, notebook: FakeTracker) -> None:
     train(tiny(max_iters=2, wandb_log=True, wandb_project="owt", wandb_run_name="gpt2"))
     (opened,) = notebook.opened
     assert (opened.project, opened.name) == ("owt", "gpt2")
 
 
-def test_two_runs_have_two_ids(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_two_runs_have_two_ids(tiny: MakeConfig, notebook: FakeTracker) -> None:
     for name in ("one", "two"):
         train(tiny(name, max_iters=1, track="wandb"))
     assert len({opened.id for opened in notebook.opened}) == 2
 
 
 def test_a_tracker_that_failed_is_told_the_rest_by_the_next_process(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Notebook.take
+    original = FakeTracker.log
 
-    def fragile(self: Notebook, record: Record) -> None:
+    def fragile(self: FakeTracker, record: Record) -> None:
         if record["iter"] == 3:
             raise ConnectionError("gone")
         original(self, record)
 
     config = tiny(max_iters=8, eval_interval=4, track="wandb")
     with monkeypatch.context() as patch:
-        patch.setattr(Notebook, "take", fragile)
-        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        patch.setattr(FakeTracker, "log", fragile)
+        patch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
         train(config)
     assert max(at for at, *_ in notebook.losses()) == 2
     resume(config, max_iters=10)
@@ -133,7 +135,7 @@ def test_a_tracker_that_failed_is_told_the_rest_by_the_next_process(
 
 
 def test_one_that_fails_late_is_told_later_what_it_never_had(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tracker hears of a record when the run is far ahead: what the journal has is not what it was told."""
     run_is_ahead = threading.Event()
@@ -141,14 +143,14 @@ def test_one_that_fails_late_is_told_later_what_it_never_had(
     def call(self: sink.Sink, record: Record) -> None:
         if record["kind"] == "step" and record["iter"] == 7:
             run_is_ahead.set()
-            for mailbox in self._tracking:
+            for mailbox in self._tracker_threads:
                 mailbox.wait(time.monotonic() + 20)
         original(self, record)
 
     original = sink.Sink.__call__
     config = tiny(max_iters=8, eval_interval=4, track="wandb")
     with monkeypatch.context() as patch:
-        patch.setattr(Notebook, "take", failing_once(run_is_ahead))
+        patch.setattr(FakeTracker, "log", fail_at_third_step(run_is_ahead))
         patch.setattr(sink.Sink, "__call__", call)
         run = train(config)
     finding = findings(run.out_dir)["wandb-failed"]
@@ -157,61 +159,61 @@ def test_one_that_fails_late_is_told_later_what_it_never_had(
         {"kind": "eval", "split": "val", "closing": False, "iter": 0},
         {"kind": "step", "split": "", "closing": False, "iter": 2},
     ]
-    count = Follower("wandb", lambda: notebook, run.out_dir).replay()
-    assert notebook.losses() == told(run.out_dir)
-    assert count == len(notebook.taken) - 4
+    count = TrackerFeed("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == journal_losses(run.out_dir)
+    assert count == len(notebook.records) - 4
 
 
 def test_one_that_could_not_be_opened_is_told_everything_later(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def closed(run: TrackedRun) -> Told:
+    def closed(run: TrackedRun) -> LoggedIters:
         raise ConnectionError("gone")
 
     config = tiny(max_iters=8, eval_interval=4, track="wandb")
     with monkeypatch.context() as patch:
         patch.setattr(notebook, "begin", closed)
-        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        patch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
         run = train(config)
     assert findings(run.out_dir)["wandb-failed"]["told"] == []
-    Follower("wandb", lambda: notebook, run.out_dir).replay()
-    assert notebook.losses() == told(run.out_dir)
+    TrackerFeed("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == journal_losses(run.out_dir)
 
 
 def test_one_that_a_later_process_cannot_open_still_has_what_it_was_told(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def closed(run: TrackedRun) -> Told:
+    def closed(run: TrackedRun) -> LoggedIters:
         raise ConnectionError("gone")
 
     config = tiny(max_iters=4, eval_interval=4, track="wandb")
     train(config)
     with monkeypatch.context() as patch:
         patch.setattr(notebook, "begin", closed)
-        patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+        patch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
         resume(config, max_iters=8)
     assert {last["iter"] for last in findings(config.out_dir)["wandb-failed"]["told"]} == {4}
     resume(config, max_iters=10)
-    assert notebook.losses() == told(config.out_dir)
+    assert notebook.losses() == journal_losses(config.out_dir)
 
 
 def test_what_was_superseded_is_not_told_if_another_tracker_fails_at_once(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its finding then comes before the record that says from where the run goes on."""
     config = tiny(max_iters=20, eval_interval=4)
     run_until_crash(config, 11)
-    follower = trackers.follower
+    follower = trackers.make_feed
 
     def impatient(name: str, run_dir: Path) -> Any:
         return follower(name, run_dir) if name == "wandb" else FailsAtTheFirst()
 
-    monkeypatch.setattr(trackers, "follower", impatient)
-    monkeypatch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+    monkeypatch.setattr(trackers, "make_feed", impatient)
+    monkeypatch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
     resume(config, track="csv,wandb")
     kinds = [record["kind"] for record in records(config.out_dir) if record["process"] == 1]
     assert kinds[:3] == ["run", "finding", "resume"]
-    assert notebook.losses() == told(config.out_dir)
+    assert notebook.losses() == journal_losses(config.out_dir)
     assert [opened.from_iter for opened in notebook.opened] == [8]
 
 
@@ -221,51 +223,51 @@ class FailsAtTheFirst:
     def __call__(self, record: Record) -> None:
         raise ConnectionError("gone")
 
-    def reached(self) -> list[Record]:
+    def last_logged_records(self) -> list[Record]:
         return []
 
 
 # --- telling afterwards ---
 
 
-def test_a_finished_run_can_be_told_again(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_a_finished_run_can_be_told_again(tiny: MakeConfig, notebook: FakeTracker) -> None:
     config = tiny(max_iters=20, eval_interval=4)
     run_until_crash(config, 11)
     resume(config)
-    count = Follower("wandb", lambda: notebook, Path(config.out_dir)).replay()
-    assert notebook.losses() == told(config.out_dir)
-    assert count == len(notebook.taken)
+    count = TrackerFeed("wandb", lambda: notebook, Path(config.out_dir)).replay()
+    assert notebook.losses() == journal_losses(config.out_dir)
+    assert count == len(notebook.records)
     assert [record["kind"] for record in notebook.ended] == ["end"]
-    assert Follower("wandb", lambda: notebook, Path(config.out_dir)).replay() == 0  # it has all of it now
+    assert TrackerFeed("wandb", lambda: notebook, Path(config.out_dir)).replay() == 0  # it has all of it now
 
 
-def test_what_was_told_during_the_run_is_not_told_again(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_what_was_told_during_the_run_is_not_told_again(tiny: MakeConfig, notebook: FakeTracker) -> None:
     run = train(tiny(max_iters=4, track="wandb"))
-    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
+    assert TrackerFeed("wandb", lambda: notebook, run.out_dir).replay() == 0
 
 
-def test_a_torn_journal_can_be_told(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_a_torn_journal_can_be_told(tiny: MakeConfig, notebook: FakeTracker) -> None:
     run = train(tiny(max_iters=4))
-    path = run.out_dir / journal.NAME
+    path = run.out_dir / journal.FILE_NAME
     path.write_bytes(path.read_bytes()[:-40])  # in the middle of the end
-    Follower("wandb", lambda: notebook, run.out_dir).replay()
-    assert notebook.losses() == told(run.out_dir)
+    TrackerFeed("wandb", lambda: notebook, run.out_dir).replay()
+    assert notebook.losses() == journal_losses(run.out_dir)
     assert dataclasses.asdict(notebook.opened[0])["name"] == "run"
 
 
 def test_what_a_tracker_has_already_is_not_kept_in_memory(tmp_path: Path) -> None:
-    class HasAll(Notebook):
-        def begin(self, run: TrackedRun) -> Told:
+    class HasAll(FakeTracker):
+        def begin(self, run: TrackedRun) -> LoggedIters:
             return {("step", "", False): 10**9}
 
     def step(process: int, iteration: int) -> Record:
         return {"kind": "step", "time": 1.0, "process": process, "iter": iteration, "text": "x" * 2000}
 
     run = {"kind": "run", "time": 1.0, "process": 0, "iter": 0, "config": {}}
-    (tmp_path / journal.NAME).write_bytes(
-        journal.encode(run) + b"".join(journal.encode(step(0, number)) for number in range(3000))
+    (tmp_path / journal.FILE_NAME).write_bytes(
+        journal.encode_line(run) + b"".join(journal.encode_line(step(0, number)) for number in range(3000))
     )
-    follower = Follower("wandb", HasAll, tmp_path)
+    follower = TrackerFeed("wandb", HasAll, tmp_path)
     tracemalloc.start()
     follower(run | {"process": 1})
     follower({"kind": "resume", "time": 2.0, "process": 1, "iter": 2000, "from_iter": 2000})

@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trackers import MakeConfig, Notebook, findings, patiently, records, resume, run_until_crash, told
+from fake_trackers import (
+    FakeTracker,
+    MakeConfig,
+    findings,
+    journal_losses,
+    records,
+    resume,
+    run_until_crash,
+    with_delay,
+)
 
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
-from glassgpt.track.follower import Follower
+from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.tracker import TrackedRun
-from glassgpt.track.trackers import MAKERS
+from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.session import train
 
 
@@ -63,7 +72,7 @@ def test_tensorboard_shows_each_iteration_once(tiny: MakeConfig) -> None:
 def test_replaying_into_tensorboard_twice_shows_it_once(tiny: MakeConfig) -> None:
     run = train(tiny(max_iters=5))
     for _ in range(2):
-        assert Follower("tensorboard", MAKERS["tensorboard"], run.out_dir).replay() == 5 + 4
+        assert TrackerFeed("tensorboard", TRACKER_CLASSES["tensorboard"], run.out_dir).replay() == 5 + 4
     events = import_module("tensorboard.backend.event_processing.event_accumulator")
     seen = events.EventAccumulator(str(run.out_dir / "tensorboard")).Reload()
     assert [event.step for event in seen.Scalars("train/loss")] == [1, 2, 3, 4, 5]
@@ -125,7 +134,7 @@ def test_wandb_without_a_key_asks_nobody(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     run = TrackedRun(tmp_path, "a", "b", "c", {})
     with pytest.raises(UserError, match="wandb has no key here: `wandb login`"):
-        MAKERS["wandb"]().begin(run)
+        TRACKER_CLASSES["wandb"]().begin(run)
 
 
 @needs("trackio")
@@ -162,14 +171,14 @@ def test_trackio_that_could_not_be_opened_can_be_told_later(
     with monkeypatch.context() as patch:
         patch.setattr(trackio, "init", closed)
         if not said_told:
-            patch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+            patch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
         else:
-            patch.setattr(trackers, "MAKERS", {"trackio": Notebook})
+            patch.setattr(trackers, "TRACKER_CLASSES", {"trackio": FakeTracker})
         run = train(config)
     assert ("trackio-failed" in findings(run.out_dir)) != said_told
-    count = Follower("trackio", MAKERS["trackio"], run.out_dir).replay()
+    count = TrackerFeed("trackio", TRACKER_CLASSES["trackio"], run.out_dir).replay()
     rows = storage.SQLiteStorage.get_logs("of-tests", "run")
     losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     expected = [(record["iter"], record["loss"]) for record in records(run.out_dir, "step")]
     assert losses == ([] if said_told else expected)
-    assert count == (0 if said_told else len(told(run.out_dir)))
+    assert count == (0 if said_told else len(journal_losses(run.out_dir)))

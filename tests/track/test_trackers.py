@@ -12,44 +12,47 @@ from typing import Any
 
 import pytest
 from fake_trackers import (
+    FakeTracker,
     MakeConfig,
-    Notebook,
-    failing_once,
+    fail_at_third_step,
     findings,
-    notebook_for_wandb,
-    patiently,
+    journal_losses,
     records,
+    replace_wandb,
     resume,
     run_until_crash,
     table,
-    told,
+    with_delay,
 )
 
-from glassgpt.config import TRACKERS, TrainConfig, trackers_asked
+from glassgpt.config import TRACKERS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.follower import Follower
-from glassgpt.track.trackers import MAKERS, check_installed
+from glassgpt.track.follower import TrackerFeed
+from glassgpt.track.trackers import TRACKER_CLASSES, check_installed
 from glassgpt.training.session import train
-from glassgpt.validate import find_problems
+from glassgpt.validate import find_config_problems
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    return notebook_for_wandb(monkeypatch)
+def notebook(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
+    return replace_wandb(monkeypatch)
 
 
 def test_one_that_raises_is_named_once_and_the_run_goes_on(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: MakeConfig,
+    notebook: FakeTracker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(record: Record) -> None:
         raise ConnectionError("no route to anywhere\nsecond line")
 
     heard: list[Record] = []
-    monkeypatch.setattr(notebook, "take", fail)
-    monkeypatch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+    monkeypatch.setattr(notebook, "log", fail)
+    monkeypatch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
     run = train(tiny(max_iters=5, track="csv,wandb"), listeners=[heard.append])
     assert (run.reason, run.iter) == ("finished", 5)
     finding = findings(run.out_dir)["wandb-failed"]
@@ -61,7 +64,10 @@ def test_one_that_raises_is_named_once_and_the_run_goes_on(
 
 
 def test_one_that_raises_at_the_very_end_is_named_too(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: MakeConfig,
+    notebook: FakeTracker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(record: Record) -> None:
         raise ConnectionError("gone")
@@ -73,11 +79,14 @@ def test_one_that_raises_at_the_very_end_is_named_too(
 
 
 def test_one_that_hangs_misses_records_and_the_run_says_how_many(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: MakeConfig,
+    notebook: FakeTracker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr(sink, "WAITING", 6)
-    monkeypatch.setattr(sink, "TRACKERS_PATIENCE_S", 0.2)
+    monkeypatch.setattr(sink, "MAX_QUEUED_RECORDS", 6)
+    monkeypatch.setattr(sink, "TRACKER_TIMEOUT_S", 0.2)
     monkeypatch.setattr(notebook, "begin", lambda run: released.wait(60))
     heard: list[Record] = []
 
@@ -86,7 +95,7 @@ def test_one_that_hangs_misses_records_and_the_run_says_how_many(
 
     run = train(tiny(max_iters=30, track="wandb"), listeners=[listen])
     assert run.reason == "finished"
-    assert sink.still_tracking()
+    assert sink.has_running_tracker()
     recorded = records(run.out_dir)
     finding = findings(run.out_dir)["wandb-behind"]
     # It was at the record `run`; six waited; finding and end came after the count.
@@ -100,11 +109,11 @@ def test_one_that_hangs_misses_records_and_the_run_says_how_many(
 
 
 def test_what_a_slow_one_missed_is_told_later_all_of_it(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hangs for a while and misses records, then comes to itself: nothing in the middle may be lacking."""
     released = threading.Event()
-    take = notebook.take
+    take = notebook.log
 
     def slow(record: Record) -> None:
         released.wait(60)
@@ -113,25 +122,31 @@ def test_what_a_slow_one_missed_is_told_later_all_of_it(
     def call(self: sink.Sink, record: Record) -> None:
         if record["kind"] == "step" and record["iter"] == 20:
             released.set()
-            while self._tracking[0]._records.qsize():
+            while self._tracker_threads[0]._records.qsize():
                 time.sleep(0.01)
         original(self, record)
 
     original = sink.Sink.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(sink, "WAITING", 6)
-        patch.setattr(notebook, "take", slow)
+        patch.setattr(sink, "MAX_QUEUED_RECORDS", 6)
+        patch.setattr(notebook, "log", slow)
         patch.setattr(sink.Sink, "__call__", call)
         run = train(tiny(max_iters=30, eval_interval=30, track="wandb"))
     assert "glass track" in findings(run.out_dir)["wandb-behind"]["advice"]
-    live = len(notebook.taken)
-    assert 0 < live < len(told(run.out_dir))
-    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == len(told(run.out_dir)) - live
-    assert notebook.losses() == told(run.out_dir)
+    live = len(notebook.records)
+    assert 0 < live < len(journal_losses(run.out_dir))
+    assert (
+        TrackerFeed("wandb", lambda: notebook, run.out_dir).replay()
+        == len(journal_losses(run.out_dir)) - live
+    )
+    assert notebook.losses() == journal_losses(run.out_dir)
 
 
 def test_one_that_fails_after_the_last_record_is_told_the_rest_later(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: MakeConfig,
+    notebook: FakeTracker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By then the journal is closed: it has every record, and cannot say which of them were told."""
     run_has_ended = threading.Event()
@@ -142,45 +157,47 @@ def test_one_that_fails_after_the_last_record_is_told_the_rest_later(
 
     original = sink.Sink.close
     with monkeypatch.context() as patch:
-        patch.setattr(Notebook, "take", failing_once(run_has_ended))
+        patch.setattr(FakeTracker, "log", fail_at_third_step(run_has_ended))
         patch.setattr(sink.Sink, "close", close)
         run = train(tiny(max_iters=8, eval_interval=4, track="wandb"))
     assert "wandb-failed" not in findings(run.out_dir)
     said = f"ConnectionError: gone; `glass track {run.out_dir} --to=wandb` tells it the rest"
     assert said in capsys.readouterr().err
-    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == len(told(run.out_dir)) - 4
-    assert notebook.losses() == told(run.out_dir)
+    assert (
+        TrackerFeed("wandb", lambda: notebook, run.out_dir).replay() == len(journal_losses(run.out_dir)) - 4
+    )
+    assert notebook.losses() == journal_losses(run.out_dir)
 
 
 def test_what_waited_for_a_tracker_when_the_run_was_killed_is_told_when_it_goes_on(
-    tiny: MakeConfig, notebook: Notebook
+    tiny: MakeConfig, notebook: FakeTracker
 ) -> None:
     config = tiny(max_iters=20, eval_interval=4, track="wandb")
     run_until_crash(config, 11)
     notes = Path(config.out_dir, "told", "wandb.json")
     told_until = [{**last, "iter": min(last["iter"], 6)} for last in json.loads(notes.read_text())]
     notes.write_text(json.dumps(told_until))  # as if the process had ended here, with the rest in the queue
-    notebook.taken = [record for record in notebook.taken if record["iter"] <= 6]
+    notebook.records = [record for record in notebook.records if record["iter"] <= 6]
     resume(config)
     assert [at for at, split, _ in notebook.losses() if not split] == list(range(1, 21))
 
 
-def test_without_notes_the_journal_says_what_was_told(tiny: MakeConfig, notebook: Notebook) -> None:
+def test_without_notes_the_journal_says_what_was_told(tiny: MakeConfig, notebook: FakeTracker) -> None:
     run = train(tiny(max_iters=4, track="wandb"))
     for content in ("", "[1]", '[{"kind": "step"}]'):  # cut off by a power failure, or of another make
         (run.out_dir / "told" / "wandb.json").write_text(content)
-        assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
+        assert TrackerFeed("wandb", lambda: notebook, run.out_dir).replay() == 0
     shutil.rmtree(run.out_dir / "told")
-    assert Follower("wandb", lambda: notebook, run.out_dir).replay() == 0
+    assert TrackerFeed("wandb", lambda: notebook, run.out_dir).replay() == 0
 
 
 def test_a_tracker_that_hangs_does_not_slow_the_run(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take a minute if any of 60 steps waited for it as long as one record hangs."""
     released = threading.Event()
-    monkeypatch.setattr(sink, "TRACKERS_PATIENCE_S", 0.2)
-    monkeypatch.setattr(notebook, "take", lambda record: released.wait(60))
+    monkeypatch.setattr(sink, "TRACKER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(notebook, "log", lambda record: released.wait(60))
     begin = time.monotonic()
     run = train(tiny(max_iters=60, track="wandb"))
     assert time.monotonic() - begin < 30
@@ -205,23 +222,23 @@ def test_one_that_is_missing_is_said_before_anything_is_written(
 
 
 def test_a_broken_installation_is_a_finding_not_the_end(
-    tiny: MakeConfig, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, notebook: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make() -> Any:
         import_module("glassgpt.no_such_module")
 
-    monkeypatch.setattr(trackers, "MAKERS", {"wandb": make})
-    monkeypatch.setattr(sink.Sink, "__call__", patiently(sink.Sink.__call__))
+    monkeypatch.setattr(trackers, "TRACKER_CLASSES", {"wandb": make})
+    monkeypatch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
     run = train(tiny(max_iters=3, track="wandb"))
     assert run.reason == "finished"
     assert "ModuleNotFoundError" in findings(run.out_dir)["wandb-failed"]["evidence"]
 
 
 def test_names_of_trackers() -> None:
-    assert trackers_asked(TrainConfig(track=" csv, wandb,csv,")) == ("csv", "wandb")
-    assert trackers_asked(TrainConfig(track="csv", wandb_log=True)) == ("csv", "wandb")
-    assert trackers_asked(TrainConfig(wandb_project="x")) == ()
-    assert set(MAKERS) == set(TRACKERS)
-    (problem,) = find_problems(TrainConfig(track="csv,mlflow"))
+    assert requested_trackers(TrainConfig(track=" csv, wandb,csv,")) == ("csv", "wandb")
+    assert requested_trackers(TrainConfig(track="csv", wandb_log=True)) == ("csv", "wandb")
+    assert requested_trackers(TrainConfig(wandb_project="x")) == ()
+    assert set(TRACKER_CLASSES) == set(TRACKERS)
+    (problem,) = find_config_problems(TrainConfig(track="csv,mlflow"))
     assert problem == "--track=mlflow is not one of csv, tensorboard, trackio, wandb"
     check_installed(["csv"])  # which is always there

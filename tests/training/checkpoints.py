@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from glassgpt.record.journal import Record
-from glassgpt.training.checkpoint.checkpoints import Tensors
+from glassgpt.training.checkpoint.checkpoints import TensorsByFile
 from glassgpt.training.checkpoint.saver import Saver
 
 
-def tensors(number: float) -> Tensors:
+def make_tensors(number: float) -> TensorsByFile:
     return {
         "model": {"weight": torch.full((5, 3), float(number))},
         "optimizer": {"weight:step": torch.tensor(float(number))},
@@ -19,17 +19,17 @@ def tensors(number: float) -> Tensors:
     }
 
 
-def save(saver: Saver, iteration: int, val_loss: float | None = None) -> Record:
-    saver.save(tensors(iteration), {"iter": iteration, "val_loss": val_loss, "note": "hello"})
+def save_and_wait(saver: Saver, iteration: int, val_loss: float | None = None) -> Record:
+    saver.save(make_tensors(iteration), {"iter": iteration, "val_loss": val_loss, "note": "hello"})
     record = saver.poll(wait=True)
     assert record is not None
     return record
 
 
-def with_checkpoints(folder: Path) -> Path:
+def write_checkpoints(folder: Path) -> Path:
     """10, 20 and 30, each better than the one before."""
     saver = Saver(folder, keep=3)
     for iteration in (10, 20, 30):
-        save(saver, iteration, val_loss=5.0 - iteration / 10)
+        save_and_wait(saver, iteration, val_loss=5.0 - iteration / 10)
     saver.close()
     return folder

@@ -12,7 +12,7 @@ from glassgpt.model.gpt import GPT, GPTConfig
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "bias": False, "dropout": 0.0}
 
 
-def trained(vocab_size: int, **changes: Any) -> tuple[GPT, torch.optim.Optimizer]:
+def make_trained_model(vocab_size: int, **changes: Any) -> tuple[GPT, torch.optim.Optimizer]:
     """A model after three updates of plain torch, with nanoGPT's two groups: matrices, then the rest."""
     torch.manual_seed(5)
     model = GPT(GPTConfig(vocab_size=vocab_size, **SHAPE | changes))
@@ -29,8 +29,8 @@ def trained(vocab_size: int, **changes: Any) -> tuple[GPT, torch.optim.Optimizer
     return model, optimizer
 
 
-def content(vocab_size: int, prefix: str = "", **changes: Any) -> dict[str, Any]:
-    model, optimizer = trained(vocab_size, **changes)
+def make_nanogpt_ckpt(vocab_size: int, prefix: str = "", **changes: Any) -> dict[str, Any]:
+    model, optimizer = make_trained_model(vocab_size, **changes)
     arguments = SHAPE | changes | {"vocab_size": vocab_size}
     config = {
         "out_dir": "out-tiny", "eval_interval": 10, "log_interval": 1, "eval_iters": 5, "eval_only": False,
@@ -52,7 +52,7 @@ def content(vocab_size: int, prefix: str = "", **changes: Any) -> dict[str, Any]
     }
 
 
-def write(path: Path, vocab_size: int, prefix: str = "", **changes: Any) -> Path:
+def write_nanogpt_ckpt(path: Path, vocab_size: int, prefix: str = "", **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content(vocab_size, prefix, **changes), path)
+    torch.save(make_nanogpt_ckpt(vocab_size, prefix, **changes), path)
     return path

@@ -44,21 +44,21 @@ _stores: list[TCPStore] = []
 
 
 @dataclass
-class Member:
+class RankProcess:
     """One process of a team."""
 
     process: BaseProcess
     output: Path
 
     @property
-    def said(self) -> str:
+    def output_text(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
     def wait(self, limit_s: float = 60.0) -> int:
         self.process.join(limit_s)
         if self.process.exitcode is None:
             self.process.kill()
-            raise TimeoutError(f"still there after {limit_s} s:\n{self.said}")
+            raise TimeoutError(f"still there after {limit_s} s:\n{self.output_text}")
         return self.process.exitcode
 
     def send(self, number: signal.Signals) -> None:
@@ -66,13 +66,13 @@ class Member:
         os.kill(self.process.pid, number)
 
 
-def start(
+def start_ranks(
     size: int,
     folder: Path,
     words: Callable[[int], Sequence[str]] | Sequence[str],
     sabotage: Mapping[int, str] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> list[Member]:
+) -> list[RankProcess]:
     """`words`: of the command line, maybe by rank. `sabotage`: by rank, a function of this module."""
     number = next(_numbers)
     # As torchrun does: the store outlives the processes, whichever of them dies.
@@ -92,17 +92,19 @@ def start(
         } | dict(environment or {})
         output = folder / f"team-{number}-rank-{rank}.txt"
         said = list(words(rank) if callable(words) else words)
-        process = _server.Process(target=_live, args=(own, said, str(output), (sabotage or {}).get(rank, "")))
+        process = _server.Process(
+            target=_rank_main, args=(own, said, str(output), (sabotage or {}).get(rank, ""))
+        )
         process.start()
-        members.append(Member(process, output))
+        members.append(RankProcess(process, output))
     return members
 
 
-def together(size: int, folder: Path, words: Any, **more: Any) -> list[Member]:
+def run_ranks(size: int, folder: Path, words: Any, **more: Any) -> list[RankProcess]:
     """A team that has ended well."""
-    members = start(size, folder, words, **more)
+    members = start_ranks(size, folder, words, **more)
     codes = [member.wait() for member in members]
-    assert codes == [0] * size, "\n".join(member.said for member in members)
+    assert codes == [0] * size, "\n".join(member.output_text for member in members)
     return members
 
 
@@ -113,7 +115,7 @@ def config_file(config: TrainConfig) -> str:
     return str(path)
 
 
-def command(config: TrainConfig, **changes: Any) -> list[str]:
+def train_command(config: TrainConfig, **changes: Any) -> list[str]:
     return ["train", config_file(config), *(f"--{name}={value}" for name, value in changes.items())]
 
 
@@ -122,7 +124,7 @@ def resume_command(out_dir: Path | str, **changes: Any) -> list[str]:
     return ["train", "--init_from=resume", f"--out_dir={out_dir}", *flags]
 
 
-def _live(environment: dict[str, str], words: list[str], output: str, sabotage: str) -> None:
+def _rank_main(environment: dict[str, str], words: list[str], output: str, sabotage: str) -> None:
     """Never returns."""
     signal.alarm(120)  # should the test die
     os.environ.update(environment)
@@ -150,7 +152,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _instead(owner: Any, name: str, changed: Callable[..., Any]) -> None:
+def _wrap_method(owner: Any, name: str, changed: Callable[..., Any]) -> None:
     """`changed` is given the original before the arguments."""
     original = getattr(owner, name)
     setattr(owner, name, lambda *arguments: changed(original, *arguments))
@@ -166,7 +168,7 @@ def die_in_update_7() -> None:
             _die()
         return result
 
-    _instead(Learner, "_micro_step", micro_step)
+    _wrap_method(Learner, "_micro_step", micro_step)
 
 
 def die_in_second_save() -> None:
@@ -179,7 +181,7 @@ def die_in_second_save() -> None:
             _die()
         return original(saver, folder, snapshot)
 
-    _instead(Saver, "_write_files", write_files)
+    _wrap_method(Saver, "_write_files", write_files)
 
 
 def fail_to_write() -> None:
@@ -188,12 +190,12 @@ def fail_to_write() -> None:
     def write_files(original: Any, saver: Any, folder: Path, snapshot: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    _instead(Saver, "_write_files", write_files)
+    _wrap_method(Saver, "_write_files", write_files)
 
 
 def hang_in_data() -> None:
     """Update 4 never gets its batch; the process lives."""
-    from glassgpt.training.loader import Stream
+    from glassgpt.training.loader import BatchLoader
 
     calls = itertools.count()
 
@@ -202,22 +204,22 @@ def hang_in_data() -> None:
             threading.Event().wait()
         return original(stream, *where)
 
-    _instead(Stream, "micro_batch", micro_batch)
+    _wrap_method(BatchLoader, "micro_batch", micro_batch)
 
 
 def lose_a_gradient() -> None:
     """Update 3 has a gradient that is not a number, here only."""
-    from glassgpt.training.distributed.fsdp import own_part
+    from glassgpt.training.distributed.fsdp import local_shard
     from glassgpt.training.learner import Learner
 
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
         result = original(learner, *batch)
         gradient = next(learner.model.parameters()).grad
         if learner._now[0] == 3 and gradient is not None:  # sharded gradients are there at the last only
-            own_part(gradient).fill_(math.nan)
+            local_shard(gradient).fill_(math.nan)
         return result
 
-    _instead(Learner, "_micro_step", micro_step)
+    _wrap_method(Learner, "_micro_step", micro_step)
 
 
 def crash_in_update_5() -> None:
@@ -228,7 +230,7 @@ def crash_in_update_5() -> None:
             raise ZeroDivisionError("a bug")
         return original(learner, number, first)
 
-    _instead(Learner, "update", update)
+    _wrap_method(Learner, "update", update)
 
 
 def tune_to_two() -> None:
@@ -252,24 +254,24 @@ def be_slow() -> None:
         time.sleep(0.02)
         return original(learner, *batch)
 
-    _instead(Learner, "_micro_step", micro_step)
+    _wrap_method(Learner, "_micro_step", micro_step)
 
 
 def look_slowly() -> None:
     """The profiler takes long to begin, which is part of the first update that it watches."""
-    from glassgpt.training.profiler import Profiling
+    from glassgpt.training.profiler import UpdateProfiler
 
     def begin(original: Any, profiling: Any, done: int) -> None:
         time.sleep(1.0)
         original(profiling, done)
 
     be_slow()
-    _instead(Profiling, "_begin", begin)
+    _wrap_method(UpdateProfiler, "_begin", begin)
 
 
 def trace_slowly() -> None:
     """Writing the trace takes long, of which the other processes have none to write."""
-    from glassgpt.training.profiler import Profiling
+    from glassgpt.training.profiler import UpdateProfiler
 
     def record(original: Any, profiling: Any, *when: Any) -> Any:
         found = original(profiling, *when)
@@ -277,7 +279,7 @@ def trace_slowly() -> None:
         return found
 
     be_slow()
-    _instead(Profiling, "record", record)
+    _wrap_method(UpdateProfiler, "record", record)
 
 
 def copy_slowly() -> None:
@@ -289,7 +291,7 @@ def copy_slowly() -> None:
         return original(saver, tensors)
 
     be_slow()
-    _instead(Saver, "_snapshot", snapshot)
+    _wrap_method(Saver, "_snapshot", snapshot)
 
 
 def compile_once() -> None:
@@ -325,13 +327,13 @@ def compile_in_vain() -> None:
 
 def read_slowly() -> None:
     """The text takes longer to read than anybody may wait while training."""
-    from glassgpt.training.loader import Stream
+    from glassgpt.training.loader import BatchLoader
 
     def make(original: Any, *arguments: Any) -> None:
         time.sleep(5.0)
         original(*arguments)
 
-    _instead(Stream, "__init__", make)
+    _wrap_method(BatchLoader, "__init__", make)
 
 
 def write_slowly() -> None:
@@ -342,7 +344,7 @@ def write_slowly() -> None:
         time.sleep(5.0)
         return original(*arguments)
 
-    _instead(Saver, "_write_files", write_files)
+    _wrap_method(Saver, "_write_files", write_files)
 
 
 def lack_the_table() -> None:
@@ -353,12 +355,12 @@ def lack_the_table() -> None:
     def tokenizer_of(original: Any, dataset: Any) -> Any:
         raise UserError("no table here")
 
-    _instead(setup, "tokenizer_of", tokenizer_of)
+    _wrap_method(setup, "tokenizer_of", tokenizer_of)
 
 
 def move_the_folder() -> None:
     """Before update 7, when the checkpoint of update 5 is there."""
-    from glassgpt.training.checkpoint.checkpoints import committed
+    from glassgpt.training.checkpoint.checkpoints import committed_paths
     from glassgpt.training.checkpoint.saver import Saver
     from glassgpt.training.learner import Learner
 
@@ -369,11 +371,11 @@ def move_the_folder() -> None:
         original(saver, run_dir, *more)
 
     def update(original: Any, learner: Any, number: int, first: int) -> Any:
-        while number == 7 and not committed(found[0]):
+        while number == 7 and not committed_paths(found[0]):
             time.sleep(0.01)
         if number == 7:
             found[0].rename(found[0].with_name("elsewhere"))
         return original(learner, number, first)
 
-    _instead(Saver, "__init__", make)
-    _instead(Learner, "update", update)
+    _wrap_method(Saver, "__init__", make)
+    _wrap_method(Learner, "update", update)

@@ -14,43 +14,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import save, tensors, with_checkpoints
+from checkpoints import make_tensors, save_and_wait, write_checkpoints
 from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, records, resume, run_until_crash
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document
+from glassgpt.paths import read_small_file
 from glassgpt.record import journal
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (
-    FOLDER,
-    best,
-    committed,
-    describe,
-    load_last,
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    encode_state,
+    load_latest_intact,
     load_tensors,
-    state_text,
+    read_checkpoint,
 )
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import of_checkpoint
+from glassgpt.training.weight_source import from_checkpoint
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A folder with checkpoints 10, 20 and 30."""
-    return with_checkpoints(tmp_path)
+    return write_checkpoints(tmp_path)
 
 
 # --- which is which ---
 
 
 def test_a_checkpoint_comes_back_as_it_was(saved: Path) -> None:
-    point, found, damaged, complaints = load_last(saved)
+    point, found, damaged, complaints = load_latest_intact(saved)
     assert point.iter == 30
     assert point.val_loss == 2.0
     assert point.state["note"] == "hello"
     assert (damaged, complaints) == ([], [])
-    assert_same_tensors(found, {name: part for name, part in tensors(30).items() if part})
+    assert_same_tensors(found, {name: part for name, part in make_tensors(30).items() if part})
     assert {path.name for path in point.path.iterdir()} == {
         "model.safetensors",
         "optimizer.safetensors",
@@ -61,9 +61,9 @@ def test_a_checkpoint_comes_back_as_it_was(saved: Path) -> None:
 def test_a_loss_that_is_nan_is_nobodys_best(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     for iteration, val_loss in ((1, math.nan), (2, 2.0), (3, 3.0), (4, math.nan), (5, 3.0)):
-        save(saver, iteration, val_loss)
+        save_and_wait(saver, iteration, val_loss)
     saver.close()
-    top = best(tmp_path)
+    top = best_checkpoint(tmp_path)
     assert top is not None
     assert (top.iter, top.val_loss) == (2, 2.0)
 
@@ -71,8 +71,8 @@ def test_a_loss_that_is_nan_is_nobodys_best(tmp_path: Path) -> None:
 def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=99)
     for iteration in (5, 99_999_999, 100_000_000, 100_000_000):
-        save(saver, iteration)
-    assert [path.name for path in committed(tmp_path)] == [
+        save_and_wait(saver, iteration)
+    assert [path.name for path in committed_paths(tmp_path)] == [
         "00000005",
         "99999999",
         "100000000",
@@ -84,8 +84,8 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_files_in_its_folder_and_no_others(saved: Path) -> None:
-    path = committed(saved)[-1]
-    state = dict(describe(path).state)
+    path = committed_paths(saved)[-1]
+    state = dict(read_checkpoint(path).state)
     (path.parent / "up.safetensors").write_bytes(b"")
     for name in (
         "/dev/zero",
@@ -94,24 +94,24 @@ def test_a_checkpoint_names_files_in_its_folder_and_no_others(saved: Path) -> No
         "state.json",
         "",
     ):
-        (path / "state.json").write_text(checkpoints.state_text(state | {"sha256": {name: ""}}))
+        (path / "state.json").write_text(checkpoints.encode_state(state | {"sha256": {name: ""}}))
         with pytest.raises(UserError, match=re.escape(repr(name))):
-            describe(path)
-        assert load_last(saved)[0].iter == 20
+            read_checkpoint(path)
+        assert load_latest_intact(saved)[0].iter == 20
 
 
 def test_a_file_of_a_checkpoint_that_is_a_pipe_or_too_large_is_not_read(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last, middle, first = reversed(committed(saved))
+    last, middle, first = reversed(committed_paths(saved))
     for path in (last / "state.json", middle / "model.safetensors"):
         path.unlink()
         os.mkfifo(path)
         with pytest.raises((UserError, OSError), match="pipe"):
-            load_tensors(describe(path.parent))
-    monkeypatch.setattr(checkpoints, "available_memory", lambda: 100)
+            load_tensors(read_checkpoint(path.parent))
+    monkeypatch.setattr(checkpoints, "available_memory_bytes", lambda: 100)
     with pytest.raises((UserError, OSError), match="at most 100"):
-        load_tensors(describe(first))
+        load_tensors(read_checkpoint(first))
 
 
 # --- damage ---
@@ -136,59 +136,59 @@ def flip(path: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over_with_a_complaint(
     saved: Path, file: str, damage: Callable[[Path], Any]
 ) -> None:
-    damage(saved / FOLDER / "00000030" / file)
-    point, found, damaged, complaints = load_last(saved)
+    damage(saved / CHECKPOINTS_FOLDER / "00000030" / file)
+    point, found, damaged, complaints = load_latest_intact(saved)
     assert point.iter == 20
-    assert damaged == [saved / FOLDER / "00000030"]
+    assert damaged == [saved / CHECKPOINTS_FOLDER / "00000030"]
     assert set(found["model"]["weight"].flatten().tolist()) == {20.0}
     assert len(complaints) == 1
     assert "00000030" in complaints[0]
     assert "damaged" in complaints[0]
-    damage(saved / FOLDER / "00000020" / "model.safetensors")
-    assert load_last(saved)[0].iter == 10
+    damage(saved / CHECKPOINTS_FOLDER / "00000020" / "model.safetensors")
+    assert load_latest_intact(saved)[0].iter == 10
 
 
 def test_any_flipped_bit_of_the_state_is_noticed(saved: Path) -> None:
-    path = saved / FOLDER / "00000030" / "state.json"
+    path = saved / CHECKPOINTS_FOLDER / "00000030" / "state.json"
     whole = path.read_bytes()
     state = json.loads(whole)["state"]
     unnoticed = []
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        point, _, _, complaints = load_last(saved)
+        point, _, _, complaints = load_latest_intact(saved)
         if not complaints and point.state != state:
             unnoticed.append(whole[max(0, at - 12) : at + 12])
     assert unnoticed == []
 
 
 def test_without_a_whole_checkpoint_all_complaints_are_told(saved: Path) -> None:
-    for path in files_under(saved / FOLDER):
+    for path in files_under(saved / CHECKPOINTS_FOLDER):
         if path.name == "model.safetensors":
             empty(path)
     with pytest.raises(UserError) as caught:
-        load_last(saved)
+        load_latest_intact(saved)
     assert len(caught.value.problems) == 4
     assert "has no checkpoint to resume from" in caught.value.problems[-1]
 
 
 def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.VERSION", 99)
-    monkeypatch.setitem(checkpoints.DIGESTS, 99, checkpoints.DIGESTS[2])
+    monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.CHECKPOINT_VERSION", 99)
+    monkeypatch.setitem(checkpoints.FILE_DIGEST_BY_VERSION, 99, checkpoints.FILE_DIGEST_BY_VERSION[2])
     saver = Saver(saved, 9)
-    save(saver, 40, 1.0)
+    save_and_wait(saver, 40, 1.0)
     saver.close()
     monkeypatch.undo()
-    assert "version 99" in load_last(saved)[3][0]
+    assert "version 99" in load_latest_intact(saved)[3][0]
 
 
 def test_the_older_format_is_read(saved: Path) -> None:
-    newest = committed(saved)[-1]
-    state = dict(describe(newest).state) | {"version": 1}
+    newest = committed_paths(saved)[-1]
+    state = dict(read_checkpoint(newest).state) | {"version": 1}
     files = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state["sha256"]}
     state["sha256"] = files
     document = {"digest": hashlib.sha256(journal.dumps(state).encode()).hexdigest(), "state": state}
     (newest / "state.json").write_text(journal.dumps(document))
-    point, tensors, damaged, _ = load_last(saved)
+    point, tensors, damaged, _ = load_latest_intact(saved)
     assert (point.path, damaged) == (newest, [])
     assert tensors.keys() == {"model", "optimizer"}
 
@@ -197,36 +197,36 @@ def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> N
     config = tiny(max_iters=30, keep_checkpoints=3, dropout=0.1)
     train(config)
     whole = last_tensors(config.out_dir)
-    truncate(Path(config.out_dir) / FOLDER / "00000030" / "optimizer.safetensors")
+    truncate(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000030" / "optimizer.safetensors")
     run = resume(config)
     assert run.iter == 30
     record = records(config.out_dir, "resume")[-1]
     assert record["from_iter"] == 20
     assert "optimizer.safetensors is damaged" in record["complaints"][0]
     # Nothing is deleted: somebody may want to look at it.
-    assert (Path(config.out_dir) / FOLDER / "damaged-00000030" / "optimizer.safetensors").exists()
+    assert (Path(config.out_dir) / CHECKPOINTS_FOLDER / "damaged-00000030" / "optimizer.safetensors").exists()
     # The repeated part comes out the same.
-    assert_same_tensors(load_last(Path(config.out_dir))[1], whole)
+    assert_same_tensors(load_latest_intact(Path(config.out_dir))[1], whole)
 
 
 def test_new_checkpoints_survive_a_damaged_one_with_a_higher_number(tiny: MakeConfig) -> None:
     config = tiny(max_iters=30, keep_checkpoints=2, always_save_checkpoint=True)
     train(config)
-    truncate(Path(config.out_dir) / FOLDER / "00000030" / "model.safetensors")
+    truncate(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000030" / "model.safetensors")
     again = {"init_from": "resume", "checkpoint_interval": 5, "keep_checkpoints": 1}
     run_until_crash(tiny(max_iters=30, **again), 28)
-    assert load_last(Path(config.out_dir))[0].iter == 25
+    assert load_latest_intact(Path(config.out_dir))[0].iter == 25
 
 
 def test_a_damaged_checkpoint_is_not_kept_as_the_best(tiny: MakeConfig) -> None:
     config = tiny(max_iters=20, keep_checkpoints=2)
     train(config)
-    folder = Path(config.out_dir) / FOLDER
+    folder = Path(config.out_dir) / CHECKPOINTS_FOLDER
     path = folder / "00000020" / "state.json"
-    assert best(Path(config.out_dir)) == describe(folder / "00000020")
+    assert best_checkpoint(Path(config.out_dir)) == read_checkpoint(folder / "00000020")
     truncate(path.with_name("model.safetensors"))
     resume(config, max_iters=40, learning_rate=0.5, min_lr=0.5, warmup_iters=0)  # ruins it from there on
-    top = best(Path(config.out_dir))
+    top = best_checkpoint(Path(config.out_dir))
     assert top is not None
     checkpoints.load_tensors(top)
 
@@ -247,7 +247,7 @@ def test_a_pickle_is_never_opened(tiny: MakeConfig, tmp_path: Path) -> None:
     train(config)
     mark = tmp_path / "exploded"
     bomb = pickle.dumps(_Bomb(str(mark)))
-    folder = Path(config.out_dir) / FOLDER
+    folder = Path(config.out_dir) / CHECKPOINTS_FOLDER
     for name in ("model.pt", "ckpt.pt", "optimizer.pkl", "state.pickle"):
         for place in (folder / "00000020", folder, folder.parent):
             (place / name).write_bytes(bomb)
@@ -273,8 +273,13 @@ def test_a_folder_with_nothing_but_checkpoints_is_a_run(tiny: MakeConfig) -> Non
 
 
 def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
-    newest = committed(saved)[-1]
-    state = dict(describe(newest).state) | {"progress": {"iter": 30}, "scaler": {}, "model": {}, "config": {}}
+    newest = committed_paths(saved)[-1]
+    state = dict(read_checkpoint(newest).state) | {
+        "progress": {"iter": 30},
+        "scaler": {},
+        "model": {},
+        "config": {},
+    }
     tables = ("progress", "scaler", "model", "config", "sha256")
     counts = ("iter", "sequences", "best_iter")
     wrongs: list[Any] = [[], None, "x"]
@@ -290,33 +295,33 @@ def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
     ]
     unnoticed = []
     for change in changes:
-        (newest / "state.json").write_text(state_text(state | change))
-        point, _, damaged, _ = load_last(saved)
+        (newest / "state.json").write_text(encode_state(state | change))
+        point, _, damaged, _ = load_latest_intact(saved)
         if (point.iter, damaged) != (20, [newest]):
             unnoticed.append(change)
     assert unnoticed == []
-    (newest / "state.json").write_text(state_text(state))
-    assert load_last(saved)[0].iter == 30
+    (newest / "state.json").write_text(encode_state(state))
+    assert load_latest_intact(saved)[0].iter == 30
     with pytest.raises(UserError, match="data_hash"):
-        of_checkpoint(describe(newest), load_last(saved)[1])
+        from_checkpoint(read_checkpoint(newest), load_latest_intact(saved)[1])
 
 
 def test_what_cannot_be_opened_now_is_not_called_damaged(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = read_document
+    original = read_small_file
     for file in ("state.json", "model.safetensors"):
         for number in (errno.EMFILE, errno.EACCES, errno.ESTALE, errno.ENOMEM, errno.EIO):
 
             def read(path: Path, *most: int, file: str = file, number: int = number) -> bytes:
-                if path == saved / FOLDER / "00000030" / file:
+                if path == saved / CHECKPOINTS_FOLDER / "00000030" / file:
                     raise OSError(number, os.strerror(number))
                 return original(path, *most)
 
-            monkeypatch.setattr(checkpoints, "read_document", read)
+            monkeypatch.setattr(checkpoints, "read_small_file", read)
             if number == errno.EIO:  # a sector that is gone
-                assert load_last(saved)[0].iter == 20
+                assert load_latest_intact(saved)[0].iter == 20
                 continue
             with pytest.raises(OSError, match=file) as caught:
-                load_last(saved)
+                load_latest_intact(saved)
             assert caught.value.errno == number

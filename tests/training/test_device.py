@@ -11,11 +11,11 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training import device as devices
 from glassgpt.training.device import (
-    Placement,
+    ExecutionConfig,
     choose_allocator,
     choose_device,
     choose_dtype,
-    sequences_that_fit,
+    estimate_max_batch_size,
 )
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -105,11 +105,11 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
 
 def test_memory_bounds_the_micro_batch() -> None:
     config = TrainConfig(n_layer=12, n_embd=768, block_size=1024)
-    assert sequences_that_fit(config, 50304, None) is None
+    assert estimate_max_batch_size(config, 50304, None) is None
 
     def fit(gib: float, **changes: Any) -> int | None:
         changed = TrainConfig(n_layer=12, n_embd=768, block_size=1024, **changes)
-        return sequences_that_fit(changed, 50304, int(gib * 2**30))
+        return estimate_max_batch_size(changed, 50304, int(gib * 2**30))
 
     assert fit(0.1) == 1  # never none at all: the run will say it better
     few, many = fit(12), fit(80)
@@ -121,9 +121,9 @@ def test_memory_bounds_the_micro_batch() -> None:
 
 def test_autocast_only_where_there_is_something_to_cast() -> None:
     a = torch.ones(2, 2)
-    with Placement(CPU, "float32", False, "sdpa").autocast():
+    with ExecutionConfig(CPU, "float32", False, "sdpa").autocast():
         assert (a @ a).dtype == torch.float32
-    with Placement(CPU, "bfloat16", False, "sdpa").autocast():
+    with ExecutionConfig(CPU, "bfloat16", False, "sdpa").autocast():
         assert (a @ a).dtype == torch.bfloat16
 
 

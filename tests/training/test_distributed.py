@@ -20,7 +20,7 @@ from tiny import (
     assert_close_tensors,
     assert_same_tensors,
     choices,
-    contents,
+    file_contents,
     last_tensors,
     records,
     run_evals,
@@ -31,15 +31,15 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed, describe, load_last
-from glassgpt.training.device import share_out
-from glassgpt.training.distributed.fsdp import rows_of
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact, read_checkpoint
+from glassgpt.training.device import device_for_rank
+from glassgpt.training.distributed.fsdp import rows_of_rank
 from glassgpt.training.distributed.join_group import join
-from glassgpt.training.distributed.process_group import Team
-from glassgpt.training.distributed.torch_group import choose_backend, differences, pieces
-from glassgpt.training.interrupt import Stop
+from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
+from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.session import train
-from glassgpt.training.task import begun_by
+from glassgpt.training.task import restarted_request
 
 # Twelve sequences an update, which one, two and four processes share in micro-batches of three.
 SHARED: dict[str, Any] = {"batch_size": 3, "gradient_accumulation_steps": 4, "max_iters": 12}
@@ -66,7 +66,7 @@ def test_a_team_trains_what_one_process_trains(
     assert weights.keys()
     for size, shard in ways:
         config = tiny(f"{size}-{shard}", shard=shard, **settings)
-        rank_processes.together(size, tmp_path, rank_processes.command(config))
+        rank_processes.run_ranks(size, tmp_path, rank_processes.train_command(config))
         assert len(run_losses(config.out_dir)) == 12
         assert_same_course(one.out_dir, config.out_dir)
         assert_close_tensors(last_tensors(config.out_dir)["model"], weights, 2e-4)
@@ -76,7 +76,9 @@ def test_masks_belong_to_micro_batches_not_to_processes(tiny: MakeConfig, tmp_pa
     settings = SHARED | {"dropout": 0.3}
     train(tiny("one", **settings))
     for size in (2, 4):
-        rank_processes.together(size, tmp_path, rank_processes.command(tiny(f"team-{size}", **settings)))
+        rank_processes.run_ranks(
+            size, tmp_path, rank_processes.train_command(tiny(f"team-{size}", **settings))
+        )
         assert_same_course(tiny("one").out_dir, tiny(f"team-{size}").out_dir)
     train(tiny("dry", **SHARED))
     assert run_losses(tiny("dry").out_dir) != pytest.approx(run_losses(tiny("one").out_dir), abs=1e-3)
@@ -86,11 +88,13 @@ def test_an_evaluation_is_the_same_to_the_last_bit(tiny: MakeConfig, tmp_path: P
     config = tiny(**SHARED)
     train(config)
     for size, shard in ((2, False), (4, False), (3, True)):
-        rank_processes.together(
+        rank_processes.run_ranks(
             size, tmp_path, rank_processes.resume_command(config.out_dir, eval_only=True, shard=shard)
         )
     found = [
-        record for record in journal.read(Path(config.out_dir) / journal.NAME) if record["kind"] == "eval"
+        record
+        for record in journal.read(Path(config.out_dir) / journal.FILE_NAME)
+        if record["kind"] == "eval"
     ]
     last = [record for record in found if record["iter"] == 12]
     assert len(last) == 2 * 4
@@ -109,11 +113,11 @@ def test_a_run_goes_on_in_another_number_of_processes(tiny: MakeConfig, tmp_path
     before = 2 if shard else 4
     whole, half = tiny("whole", **settings), tiny("half", **settings | {"max_iters": 4, "lr_decay_iters": 8})
     for config in (whole, half):
-        rank_processes.together(before, tmp_path, rank_processes.command(config))
+        rank_processes.run_ranks(before, tmp_path, rank_processes.train_command(config))
     for size in (1, 2, 4):
         config = tiny(f"on-{size}")
         shutil.copytree(half.out_dir, config.out_dir)
-        rank_processes.together(size, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=8))
+        rank_processes.run_ranks(size, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=8))
         assert choices(config.out_dir)["ranks"][0] == size
         assert_same_course(whole.out_dir, config.out_dir)
         if size == before:
@@ -126,11 +130,11 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
 
     settings = SHARED | {"gradient_accumulation_steps": None, "batch_size": 6, "lr_decay_iters": 12}
     config = tiny(**settings | {"max_iters": 4})
-    rank_processes.together(2, tmp_path, rank_processes.command(config))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config))
     resume(config.out_dir, max_iters=8)
     (batch,) = {json.dumps(record["batch"]["tokens"]) for record in records(config.out_dir, "run")}
     assert batch == str(12 * 8)  # whatever nobody said stays what it was
-    rank_processes.together(4, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=12))
+    rank_processes.run_ranks(4, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=12))
     assert choices(config.out_dir)["batch_size"][0] == 3
     straight = tiny("straight", **settings | {"gradient_accumulation_steps": 2})
     train(straight)
@@ -140,22 +144,25 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
 def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(max_iters=2)
     train(config)
-    before = contents(config.out_dir)
-    first, second = rank_processes.together(2, tmp_path, rank_processes.resume_command(config.out_dir))
-    assert len(first.said.splitlines()) == 1
-    assert second.said == ""
-    assert contents(config.out_dir) == before
+    before = file_contents(config.out_dir)
+    first, second = rank_processes.run_ranks(2, tmp_path, rank_processes.resume_command(config.out_dir))
+    assert len(first.output_text.splitlines()) == 1
+    assert second.output_text == ""
+    assert file_contents(config.out_dir) == before
 
 
 def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED | {"max_iters": 4, "eval_interval": 2, "keep_checkpoints": 2})
-    rank_processes.together(2, tmp_path, rank_processes.command(config))
-    before, last = committed(Path(config.out_dir))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config))
+    before, last = committed_paths(Path(config.out_dir))
     (last / "model.safetensors").write_bytes(b"nothing")
-    (member, _) = rank_processes.together(
+    (member, _) = rank_processes.run_ranks(
         2, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=6)
     )
-    assert f"{last} is damaged" in member.said or f"{last}/model.safetensors is damaged" in member.said
+    assert (
+        f"{last} is damaged" in member.output_text
+        or f"{last}/model.safetensors is damaged" in member.output_text
+    )
     assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
     assert (last.parent / f"damaged-{last.name}").is_dir()
     assert before.exists() or run_losses(config.out_dir).keys() == set(range(1, 7))
@@ -164,7 +171,9 @@ def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path
 def test_measuring_is_done_once_and_holds_for_all(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED | {"batch_size": 4, "gradient_accumulation_steps": 2, "max_iters": 2})
     sabotage = dict.fromkeys(range(2), "tune_to_two")
-    rank_processes.together(2, tmp_path, [*rank_processes.command(config), "--tune"], sabotage=sabotage)
+    rank_processes.run_ranks(
+        2, tmp_path, [*rank_processes.train_command(config), "--tune"], sabotage=sabotage
+    )
     batch = records(config.out_dir, "run")[0]["batch"]
     assert (batch["batch_size"], batch["micro_steps"], batch["sequences"]) == (2, 2, 8)
 
@@ -176,11 +185,11 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     tiny: MakeConfig, tmp_path: Path
 ) -> None:
     config = tiny(**SHARED, log_interval=4, sample_tokens=5)
-    first, second = rank_processes.together(
-        2, tmp_path, rank_processes.command(config), sabotage={1: "be_slow"}
+    first, second = rank_processes.run_ranks(
+        2, tmp_path, rank_processes.train_command(config), sabotage={1: "be_slow"}
     )
-    assert "iter " in first.said
-    assert second.said == ""
+    assert "iter " in first.output_text
+    assert second.output_text == ""
     (run,) = records(config.out_dir, "run")
     assert run["team"] | {"launch": "?"} == {
         "size": 2, "per_machine": 2, "backend": "gloo", "shard": False, "launch": "?", "attempt": 0,
@@ -203,8 +212,8 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert 0.3 < end["ranks"]["efficiency"] < 0.9
     assert end["ranks"]["waiting"] > 0.2
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"])
-    assert "waiting for the slowest, rank 1" in first.said
-    assert f"--out_dir={config.out_dir} --nproc=2 --max_iters=24" in first.said
+    assert "waiting for the slowest, rank 1" in first.output_text
+    assert f"--out_dir={config.out_dir} --nproc=2 --max_iters=24" in first.output_text
     (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "straggler")
     assert finding["title"] == "the others wait for rank 1"
     assert finding["evidence"] == f"{end['ranks']['waiting']:.0%} of the time, on average"
@@ -215,7 +224,9 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
 def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
     """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
     config = tiny(**SHARED, log_interval=4, profile="5:7")
-    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={0: sabotage, 1: "be_slow"})
+    rank_processes.run_ranks(
+        2, tmp_path, rank_processes.train_command(config), sabotage={0: sabotage, 1: "be_slow"}
+    )
     steps = records(config.out_dir, "step")
     assert [step["iter"] for step in steps] == [4, 8, 12]
     for step in steps:
@@ -227,8 +238,8 @@ def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, s
 def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
     """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
     config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
-    rank_processes.together(
-        2, tmp_path, rank_processes.command(config), sabotage={0: "copy_slowly", 1: "be_slow"}
+    rank_processes.run_ranks(
+        2, tmp_path, rank_processes.train_command(config), sabotage={0: "copy_slowly", 1: "be_slow"}
     )
     for step in records(config.out_dir, "step"):
         assert step["ranks"]["exchange_ms"][1] < 100
@@ -238,13 +249,13 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
     """Read by anybody, whole; and a file that is damaged is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)
     plain = dataclasses.replace(config, out_dir=str(tmp_path / "plain"), shard=False)
-    rank_processes.together(4, tmp_path, rank_processes.command(config))
+    rank_processes.run_ranks(4, tmp_path, rank_processes.train_command(config))
     train(plain)
-    (path,) = committed(Path(config.out_dir))
+    (path,) = committed_paths(Path(config.out_dir))
     files = {file.name for file in path.iterdir()}
     assert {f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)} < files
     assert all(name.endswith((".safetensors", ".json")) for name in files)
-    assert describe(path).state["index"]["model-00002-of-00004"]["transformer.wpe.weight"] == [2, 4, 8]
+    assert read_checkpoint(path).state["index"]["model-00002-of-00004"]["transformer.wpe.weight"] == [2, 4, 8]
     whole, expected = last_tensors(config.out_dir), last_tensors(plain.out_dir)
     assert whole.keys() == expected.keys()
     for file in whole:
@@ -254,7 +265,7 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
     broken = path / "optimizer-00003-of-00004.safetensors"
     broken.write_bytes(broken.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"optimizer-00003-of-00004\.safetensors is damaged"):
-        load_last(Path(config.out_dir))
+        load_latest_intact(Path(config.out_dir))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -263,7 +274,9 @@ def test_the_first_rank_decides_whether_there_is_a_sample(
 ) -> None:
     """A spread model is put together for it by all of them, or by none."""
     config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
-    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={rank: "lack_the_table"})
+    rank_processes.run_ranks(
+        2, tmp_path, rank_processes.train_command(config), sabotage={rank: "lack_the_table"}
+    )
     assert len(records(config.out_dir, "sample")) == rank
     assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
 
@@ -272,7 +285,7 @@ def test_the_first_rank_decides_whether_there_is_a_sample(
 def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
     parts = list(torch.arange(rows).chunk(ranks))
     for rank in range(ranks):
-        start, end = rows_of(rank, ranks, rows)
+        start, end = rows_of_rank(rank, ranks, rows)
         expected = parts[rank].tolist() if rank < len(parts) else []
         assert list(range(start, end)) == expected
 
@@ -290,31 +303,34 @@ def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
     prepare(
         PrepareOptions(str(tmp_path / "other.txt"), out_dir=str(other)), lambda line: None, progress=False
     )
-    words = rank_processes.command(config)
+    words = rank_processes.train_command(config)
     by_rank = [words, [*words, "--learning_rate=0.5", "--seed=2", f"--data_dir={other}"]]
-    first, second = rank_processes.start(2, tmp_path, lambda rank: by_rank[rank])
+    first, second = rank_processes.start_ranks(2, tmp_path, lambda rank: by_rank[rank])
     assert (first.wait(), second.wait()) in ((2, 2), (2, -15))
-    assert "error: rank 1 has --learning_rate=0.5, rank 0 has --learning_rate=0.01: start all" in first.said
-    assert "error: rank 1 has --seed=2, rank 0 has --seed=1337" in first.said
-    assert "rank 1 has the data's hash=" in first.said
-    assert second.said == ""
+    assert (
+        "error: rank 1 has --learning_rate=0.5, rank 0 has --learning_rate=0.01: start all"
+        in first.output_text
+    )
+    assert "error: rank 1 has --seed=2, rank 0 has --seed=1337" in first.output_text
+    assert "rank 1 has the data's hash=" in first.output_text
+    assert second.output_text == ""
     assert not Path(config.out_dir).exists()
 
 
 def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny()
-    words = rank_processes.command(config)
+    words = rank_processes.train_command(config)
     for by_rank, said in (
         ([words, [*words, "--data_dir=/nowhere"]], "error: rank 1: no dataset at /nowhere"),
         ([[*words, "--data_dir=/nowhere"]] * 2, "error: no dataset at /nowhere"),
         ([words, [*words, "--n_layer=two"]], "error: rank 1: --n_layer=two"),
     ):
-        first, second = rank_processes.start(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
+        first, second = rank_processes.start_ranks(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
         assert first.wait() == 2
         assert second.wait() in (2, -15)
-        assert first.said.startswith(said)
-        assert first.said.count("error") == 1
-        assert second.said == ""
+        assert first.output_text.startswith(said)
+        assert first.output_text.count("error") == 1
+        assert second.output_text == ""
         assert not Path(config.out_dir).exists()
 
 
@@ -323,7 +339,7 @@ def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_pat
     train(tiny("one", **settings))
     config = tiny("team", compile="on", **settings)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
-    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage=sabotage)
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), sabotage=sabotage)
     assert_same_course(tiny("one").out_dir, config.out_dir)
     (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
     assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
@@ -335,24 +351,26 @@ def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
     """Computing it again, that one would wait for weights that the others do not send again."""
     config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
-    first, second = rank_processes.start(2, tmp_path, rank_processes.command(config), sabotage=sabotage)
+    first, second = rank_processes.start_ranks(
+        2, tmp_path, rank_processes.train_command(config), sabotage=sabotage
+    )
     assert (first.wait(), second.wait()) == (1, 2)
     said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
-    assert f"error: {said}" in second.said
-    assert f"error: rank 1 has ended: UserError: {said}" in first.said
-    assert "try --compile=off" in first.said
+    assert f"error: {said}" in second.output_text
+    assert f"error: rank 1 has ended: UserError: {said}" in first.output_text
+    assert "try --compile=off" in first.output_text
 
 
 def test_differences_name_rank_and_setting() -> None:
-    assert differences({"--seed": 1, "torch": "2"}, {"--seed": 1, "torch": "2"}, 3) == []
-    (said,) = differences({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)
+    assert describe_mismatches({"--seed": 1, "torch": "2"}, {"--seed": 1, "torch": "2"}, 3) == []
+    (said,) = describe_mismatches({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)
     assert said.startswith("rank 3 has --shard=True, rank 0 has --shard=None: start all")
 
 
 def test_gradients_go_in_pieces_of_one_layout() -> None:
     tensors = [torch.zeros(n) for n in (3, 3, 1, 9, 1)] + [torch.zeros(2, dtype=torch.float64)]
-    assert [[len(t) for t in piece] for piece in pieces(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
-    assert list(pieces([], 28)) == []
+    assert [[len(t) for t in piece] for piece in make_buckets(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
+    assert list(make_buckets([], 28)) == []
 
 
 def test_the_backend_is_what_the_device_needs_unless_one_is_asked_for() -> None:
@@ -370,11 +388,11 @@ def test_the_backend_is_what_the_device_needs_unless_one_is_asked_for() -> None:
 def test_every_process_has_a_card_of_its_own(card: Any) -> None:
     card(9, 0, count=2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert share_out(cuda, "auto", 1, 2) == torch.device("cuda:1")
-    assert share_out(torch.device("cuda:1"), "cuda:1", 0, 1) == torch.device("cuda:1")
-    assert share_out(cpu, "auto", 3, 4) == cpu
+    assert device_for_rank(cuda, "auto", 1, 2) == torch.device("cuda:1")
+    assert device_for_rank(torch.device("cuda:1"), "cuda:1", 0, 1) == torch.device("cuda:1")
+    assert device_for_rank(cpu, "auto", 3, 4) == cpu
     with pytest.raises(UserError) as caught:
-        share_out(torch.device("cuda:1"), "cuda:1", 0, 4)
+        device_for_rank(torch.device("cuda:1"), "cuda:1", 0, 4)
     assert len(caught.value.problems) == 2
 
 
@@ -383,18 +401,18 @@ def test_every_process_has_a_card_of_its_own(card: Any) -> None:
 
 def test_alone_nobody_is_asked(tmp_path: Path) -> None:
     team = join()
-    assert type(team) is Team
-    assert team.is_first
-    assert team.from_first(lambda: 3) == 3
-    assert team.table([1.0, 2.0]) == [[1.0, 2.0]]
+    assert type(team) is ProcessGroup
+    assert team.is_rank_zero
+    assert team.broadcast_from_rank_zero(lambda: 3) == 3
+    assert team.all_gather_rows([1.0, 2.0]) == [[1.0, 2.0]]
     assert team.connect(torch.device("cpu"), TrainConfig()) == []
     (choice,) = team.connect(torch.device("cpu"), TrainConfig(backend="nccl"))
     assert choice.reason == "not used: this run is one process"
-    assert begun_by(team, str(tmp_path), {}) is None
-    with Stop() as stop:
+    assert restarted_request(team, str(tmp_path), {}) is None
+    with StopSignals() as stop:
         os.kill(os.getpid(), 1)  # SIGHUP
         assert stop.hung_up
-        team.heed(stop)
+        team.sync_stop_signals(stop)
         assert not stop.requested
 
 

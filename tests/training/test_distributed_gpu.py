@@ -41,11 +41,14 @@ def test_one_card_in_a_team_is_one_card(
     plain = tiny("plain", **SETTINGS | changes | {"shard": False, "compile": "off"})
     # In a process of its own as well: this one must not have touched the card before others are forked.
     assert (
-        rank_processes.start(1, tmp_path, rank_processes.command(plain), environment=ALONE)[0].wait(180) == 0
+        rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(plain), environment=ALONE)[
+            0
+        ].wait(180)
+        == 0
     )
     config = tiny("team", **SETTINGS | changes | {"compile": "off"})
-    (member,) = rank_processes.start(1, tmp_path, rank_processes.command(config))
-    assert member.wait(180) == 0, member.said
+    (member,) = rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(config))
+    assert member.wait(180) == 0, member.output_text
     assert choices(config.out_dir)["backend"] == ("nccl", "between CUDA cards")
     assert records(config.out_dir, "run")[0]["team"]["size"] == 1
     assert "team" not in records(plain.out_dir, "run")[0]
@@ -65,10 +68,13 @@ def test_two_cards_train_what_one_trains(tiny: MakeConfig, tmp_path: Path) -> No
         pytest.skip("one CUDA device here; this needs two")
     plain = tiny("plain", **SETTINGS, dtype="float32")
     assert (
-        rank_processes.start(1, tmp_path, rank_processes.command(plain), environment=ALONE)[0].wait(180) == 0
+        rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(plain), environment=ALONE)[
+            0
+        ].wait(180)
+        == 0
     )
     for shard in (False, True):
         config = tiny(f"two-{shard}", **SETTINGS, dtype="float32", shard=shard)
-        members = rank_processes.start(2, tmp_path, rank_processes.command(config))
-        assert [member.wait(180) for member in members] == [0, 0], members[0].said
+        members = rank_processes.start_ranks(2, tmp_path, rank_processes.train_command(config))
+        assert [member.wait(180) for member in members] == [0, 0], members[0].output_text
         assert run_losses(config.out_dir) == pytest.approx(run_losses(plain.out_dir), abs=1e-3)

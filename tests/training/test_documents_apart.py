@@ -14,12 +14,12 @@ from tiny import MakeConfig, choices, make_model, records, resume, run_losses
 from glassgpt.config import TrainConfig, data_dir
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.document_windows import Passages, passage_batch
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.data.tokenizers import end_of_text
+from glassgpt.data.tokenizers import end_of_text_id
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.training.loader import Resident, Stream
+from glassgpt.training.loader import BatchLoader, ResidentTokens
 from glassgpt.training.session import train
 
 
@@ -48,18 +48,20 @@ def settings(shards: Path, **changes: Any) -> dict[str, Any]:
     return {"data_dir": str(shards), "documents": "apart", "max_iters": 4, "eval_interval": 4, **changes}
 
 
-def passages_of(folder: Path) -> Passages:
+def passages_of(folder: Path) -> DocumentWindows:
     dataset = open_dataset(folder)
-    separator = end_of_text(dataset)
+    separator = end_of_text_id(dataset)
     assert separator is not None
-    return Passages(dataset.tokens("train"), separator, 8)
+    return DocumentWindows(dataset.tokens("train"), separator, 8)
 
 
 def mean_loss(config: TrainConfig) -> float:
     """Of the first update before any learning: of all its targets alike, computed in one go."""
     tokens = np.asarray(open_dataset(data_dir(config)).tokens("train"))
-    starts, counts = passages_of(data_dir(config)).drawn(config.seed, 0, 12)
-    x, y = (torch.from_numpy(part) for part in passage_batch(tokens, starts, counts, config.block_size))
+    starts, counts = passages_of(data_dir(config)).draw(config.seed, 0, 12)
+    x, y = (
+        torch.from_numpy(part) for part in document_window_batch(tokens, starts, counts, config.block_size)
+    )
     with torch.no_grad():
         logits = make_model(config)(x)
     real = y != IGNORED_TARGET
@@ -85,7 +87,7 @@ def test_it_says_how_full_its_sequences_are(tiny: MakeConfig, shards: Path) -> N
     value, reason = choices(config.out_dir)["documents"]
     assert value == "apart"
     passages = passages_of(shards)
-    assert reason == f"{len(passages):,} sequences of one document each, {passages.filled:.0%} full"
+    assert reason == f"{len(passages):,} sequences of one document each, {passages.filled_fraction:.0%} full"
     joined = tiny("joined", **settings(shards, documents="joined"))
     train(joined)
     # Evaluation is the same for both: before the first update they are one model.
@@ -113,8 +115,8 @@ def test_a_text_in_shards_on_the_card_gives_the_same_rows(shards: Path, apart: b
     tokens = open_dataset(shards).tokens("train")
     passages = passages_of(shards) if apart else None
     device = torch.device("cpu")
-    stream = Stream(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, passages=passages)
-    resident = Resident(tokens, 8, device)
+    stream = BatchLoader(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, passages=passages)
+    resident = ResidentTokens(tokens, 8, device)
     for first in (0, 64, 6400):
         on_host = stream.micro_batch(first, first + 1)
         on_card = stream._resident_batch(resident, first)
@@ -128,8 +130,8 @@ def test_shards_and_one_file_train_alike(tiny: MakeConfig, shards: Path, tmp_pat
         str(shards.parent / "a.jsonl"), tokenizer="bpe:280", val_fraction=0.1, out_dir=str(tmp_path / "one")
     )
     prepare(options, lambda line: None, progress=False)
-    assert len(open_dataset(shards).manifest.files("train")) > 2
-    assert len(open_dataset(tmp_path / "one").manifest.files("train")) == 1
+    assert len(open_dataset(shards).manifest.split_files("train")) > 2
+    assert len(open_dataset(tmp_path / "one").manifest.split_files("train")) == 1
     losses = []
     for name, folder in (("many", shards), ("single", tmp_path / "one")):
         config = tiny(name, **settings(folder, documents="joined"))

@@ -51,7 +51,7 @@ def test_a_card_learns_what_the_cpu_learns(
         train(card)
         assert choices(card.out_dir)["data"][0] == "on the card"
         assert run_losses(card.out_dir) == pytest.approx(run_losses(cpu.out_dir), abs=1e-3)
-    monkeypatch.setattr(overheads, "DATA_SHARE", 0.0)
+    monkeypatch.setattr(overheads, "MAX_DATA_SHARE_OF_CARD", 0.0)
     copied = tiny("copied", **settings | {"device": "cuda"})
     train(copied)
     assert choices(copied.out_dir)["data"][0] == "in memory"

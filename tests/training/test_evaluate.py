@@ -15,9 +15,9 @@ from tiny import MakeConfig, make_learner
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.estimate.batching import DEFAULT_EVAL_TOKENS, BatchPlan, evaluation_rows, tokens_to_evaluate
+from glassgpt.estimate.batching import DEFAULT_EVAL_TOKENS, BatchPlan, eval_batch_rows, tokens_to_evaluate
 from glassgpt.record.clock import Ledger
-from glassgpt.training.evaluate import Evaluation, Windows, evaluate, is_gain
+from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
 from glassgpt.training.learner import Learner
 
 few = settings(max_examples=60, deadline=None)
@@ -37,11 +37,11 @@ def val(tiny_data: Path) -> np.ndarray:
     return open_dataset(tiny_data).tokens("val")
 
 
-def windows_of(learner: Learner, tokens: np.ndarray, eval_tokens: int | None, rows: int) -> Windows:
-    return Windows(tokens, learner.config.block_size, eval_tokens, rows, torch.device("cpu"))
+def windows_of(learner: Learner, tokens: np.ndarray, eval_tokens: int | None, rows: int) -> EvalWindows:
+    return EvalWindows(tokens, learner.config.block_size, eval_tokens, rows, torch.device("cpu"))
 
 
-def score(learner: Learner, tokens: np.ndarray, eval_tokens: int | None = None, rows: int = 5) -> Evaluation:
+def score(learner: Learner, tokens: np.ndarray, eval_tokens: int | None = None, rows: int = 5) -> EvalResult:
     result = evaluate(learner, windows_of(learner, tokens, eval_tokens, rows), Ledger())
     assert result is not None
     return result
@@ -109,7 +109,7 @@ def test_windows_are_made_once_unless_they_are_many(
     windows = windows_of(learner, val, None, 3)
     first, second = list(windows), list(windows)
     assert all(one[0] is other[0] for one, other in zip(first, second, strict=True))
-    monkeypatch.setattr("glassgpt.training.evaluate._KEPT_TOKENS", 10)
+    monkeypatch.setattr("glassgpt.training.evaluate._MAX_CACHED_TOKENS", 10)
     many = windows_of(learner, val, None, 3)
     third, fourth = list(many), list(many)
     assert all(one[0] is not other[0] for one, other in zip(third, fourth, strict=True))
@@ -134,7 +134,7 @@ def test_time_goes_to_eval_and_the_first_call_to_compile(
 
     def slow_at_first(*batch: torch.Tensor) -> torch.Tensor:
         nonlocal now
-        now += 20.0 if learner.is_first("score") else 2.0
+        now += 20.0 if learner.is_first_call("score") else 2.0
         return original(*batch)
 
     monkeypatch.setattr(learner, "score", slow_at_first)
@@ -151,10 +151,10 @@ def test_time_goes_to_eval_and_the_first_call_to_compile(
 # --- the error of the mean ---
 
 
-def evaluation(losses: list[float], counts: list[int] | None = None) -> Evaluation:
+def evaluation(losses: list[float], counts: list[int] | None = None) -> EvalResult:
     weights = np.array(counts or [8] * len(losses))
     values = np.array(losses)
-    return Evaluation(float((values * weights).sum() / weights.sum()), int(weights.sum()), values, weights)
+    return EvalResult(float((values * weights).sum() / weights.sum()), int(weights.sum()), values, weights)
 
 
 def test_standard_error_of_equal_windows_is_the_textbooks() -> None:
@@ -243,6 +243,6 @@ def test_how_many_tokens() -> None:
 @few
 @given(st.integers(1, 10**5), st.sampled_from(["cpu", "cuda", "mps"]), st.integers(1, 10**4))
 def test_an_evaluation_batch_is_never_empty_and_fits(T: int, device: str, width: int) -> None:
-    rows = evaluation_rows(TrainConfig(block_size=T, n_embd=width), device)
+    rows = eval_batch_rows(TrainConfig(block_size=T, n_embd=width), device)
     assert rows >= 1
     assert rows == 1 or rows * T * width * 30 <= 2**29

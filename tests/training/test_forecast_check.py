@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from glassgpt.estimate.forecast import Forecast
-from glassgpt.estimate.loss_law import expect
-from glassgpt.estimate.loss_law_inputs import Setup
-from glassgpt.estimate.memory import Memory
-from glassgpt.estimate.speed import Pace
+from glassgpt.estimate.forecast import RunForecast
+from glassgpt.estimate.loss_law import predict_loss_curve
+from glassgpt.estimate.loss_law_inputs import LossLawInputs
+from glassgpt.estimate.memory import MemoryEstimate
+from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.record.machine import CpuTimes
-from glassgpt.show.terminal.forecast_lines import outcome_line
+from glassgpt.show.terminal.forecast_lines import forecast_vs_actual_line
 from glassgpt.training.forecast_check import (
-    Crowding,
-    Outcome,
-    cores_finding,
-    course_finding,
-    miss_finding,
+    CpuContention,
+    ForecastCheck,
+    cpu_contention_finding,
+    forecast_miss_finding,
+    loss_curve_finding,
     pace_finding,
 )
 
@@ -27,20 +27,20 @@ GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
 
 
-def an_outcome(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> Outcome:
-    pace = Pace(800.0, 1000.0, 1200.0, (40.0, 50.0, 60.0), "two rows")
-    forecast = Forecast(
-        Memory("loss", {"all": 10 * GIB}, 0), True, pace, (50.0, 60.0, 75.0), 6.0, 3, 1.0, 5.0
+def an_outcome(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> ForecastCheck:
+    pace = ThroughputEstimate(800.0, 1000.0, 1200.0, (40.0, 50.0, 60.0), "two rows")
+    forecast = RunForecast(
+        MemoryEstimate("loss", {"all": 10 * GIB}, 0), True, pace, (50.0, 60.0, 75.0), 6.0, 3, 1.0, 5.0
     )
-    outcome = Outcome(forecast)
+    outcome = ForecastCheck(forecast)
     outcome.add(int(tokens_per_s * seconds), seconds, waited_s, MEMORY)
     return outcome
 
 
 def test_what_the_process_held_before_is_not_the_runs() -> None:
     outcome = an_outcome(900.0)
-    outcome.held_before = 4 * GIB
-    outcome.most_memory = 0
+    outcome.memory_before_bytes = 4 * GIB
+    outcome.peak_memory_bytes = 0
     outcome.add(1, 1.0, 0.0, MEMORY)
     assert outcome.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
 
@@ -48,15 +48,15 @@ def test_what_the_process_held_before_is_not_the_runs() -> None:
 def test_a_little_of_a_card_is_no_miss() -> None:
     outcome = an_outcome(900.0)
     for most, is_told in ((11.2 * GIB, True), (10.9 * GIB, False)):
-        outcome.most_memory = int(most)
-        assert (miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
-    outcome.forecast = replace(outcome.forecast, memory=Memory("loss", {"all": GIB // 8}, 0))
+        outcome.peak_memory_bytes = int(most)
+        assert (forecast_miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
+    outcome.forecast = replace(outcome.forecast, memory=MemoryEstimate("loss", {"all": GIB // 8}, 0))
     for most, is_told in ((GIB // 2, True), (GIB // 4, False)):
-        outcome.most_memory = most
-        assert (miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
+        outcome.peak_memory_bytes = most
+        assert (forecast_miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
 
 
-def finding(outcome: Outcome) -> Any:
+def finding(outcome: ForecastCheck) -> Any:
     found = pace_finding(outcome, 7)
     assert found is not None
     return found
@@ -74,17 +74,17 @@ def test_a_normal_speed_is_called_normal_once() -> None:
 
 def test_it_takes_a_while_to_tell() -> None:
     assert pace_finding(an_outcome(900.0, seconds=4.9), 7) is None
-    unknown = Outcome(Forecast(Memory("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
+    unknown = ForecastCheck(RunForecast(MemoryEstimate("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
     unknown.add(100, 10.0, 0.0, MEMORY)
     assert pace_finding(unknown, 7) is None
 
 
 def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.record.machine.load", lambda: 0.0)
+    monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 0.0)
     assert finding(an_outcome(100.0))["severity"] == "advice"
     assert "glass doctor" in finding(an_outcome(100.0))["advice"]
     assert "wait 50% of the time for data" in finding(an_outcome(100.0, waited_s=30.0))["explanation"]
-    monkeypatch.setattr("glassgpt.record.machine.load", lambda: 99.0)
+    monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
     assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
 
@@ -93,7 +93,7 @@ def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The console prints title, evidence and advice."""
-    monkeypatch.setattr("glassgpt.record.machine.load", lambda: 99.0)
+    monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
     advice = "stop the other programs that keep this machine busy"
     assert finding(an_outcome(100.0))["advice"] == advice
@@ -112,16 +112,18 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
         return CpuTimes(clock, others + own, own)
 
     def look(now: CpuTimes, threads: int = 2) -> Any:
-        return cores_finding(outcome, 9, threads, "glass train --threads=1", now)
+        return cpu_contention_finding(outcome, 9, threads, "glass train --threads=1", now)
 
-    outcome = Outcome(an_outcome(1000.0).forecast, crowding=Crowding(at(0.0, 0.0, 0.0)))
+    outcome = ForecastCheck(an_outcome(1000.0).forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
     outcome.add(1000, 1.0, 0.0, MEMORY)
     assert look(at(1.0, 0.0, 2.0)) is None  # too early to tell
     outcome.add(9000, 9.0, 0.0, MEMORY)
     assert look(at(10.0, 0.0, 20.0)) is None
     outcome.add(5000, 10.0, 0.0, MEMORY)
-    quiet = replace(outcome, crowding=replace(outcome.crowding))
-    assert cores_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None  # slower, but not by others
+    quiet = replace(outcome, cpu_contention=replace(outcome.cpu_contention))
+    assert (
+        cpu_contention_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None
+    )  # slower, but not by others
     found = look(at(20.0, 10.0, 30.0))
     assert found["id"] == "cores-taken"
     assert "500 tokens/s, 1k at best" in found["title"]
@@ -131,7 +133,7 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
     outcome.add(5000, 10.0, 0.0, MEMORY)
     assert look(at(30.0, 20.0, 40.0)) is None
     # Taken from the start, there is no speed to compare with, but the process hardly runs.
-    outcome = Outcome(outcome.forecast, crowding=Crowding(at(0.0, 0.0, 0.0)))
+    outcome = ForecastCheck(outcome.forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
     outcome.add(1000, 10.0, 0.0, MEMORY)
     assert look(at(10.0, 17.0, 3.0)) is not None
 
@@ -139,62 +141,62 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
 def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     outcome = an_outcome(1000.0)  # in all 61 to 88 s were forecast
     assert outcome.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))
-    assert miss_finding(outcome, 9, 95.0, finished=True) is None
-    late = miss_finding(outcome, 9, 98.0, finished=True)
+    assert forecast_miss_finding(outcome, 9, 95.0, finished=True) is None
+    late = forecast_miss_finding(outcome, 9, 98.0, finished=True)
     assert late is not None
     assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s"
-    assert miss_finding(outcome, 9, 98.0, finished=False) is None  # stopped runs are shorter
-    outcome.most_memory = int(11.5 * GIB)
-    large = miss_finding(outcome, 9, 72.0, finished=True)
+    assert forecast_miss_finding(outcome, 9, 98.0, finished=False) is None  # stopped runs are shorter
+    outcome.peak_memory_bytes = int(11.5 * GIB)
+    large = forecast_miss_finding(outcome, 9, 72.0, finished=True)
     assert large is not None
     assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
 
 
 def test_a_short_or_stopped_run_that_took_more_of_a_card_is_told_too() -> None:
     outcome = an_outcome(1000.0)
-    outcome.most_memory = int(11.5 * GIB)
+    outcome.peak_memory_bytes = int(11.5 * GIB)
     for wall_s, finished in ((20.0, True), (200.0, False)):
-        found = miss_finding(outcome, 9, wall_s, finished)
+        found = forecast_miss_finding(outcome, 9, wall_s, finished)
         assert found is not None
         assert found["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
-    outcome.most_memory = int(8 * GIB)  # it may have been stopped before it needed all
-    assert miss_finding(outcome, 9, 200.0, finished=False) is None
+    outcome.peak_memory_bytes = int(8 * GIB)  # it may have been stopped before it needed all
+    assert forecast_miss_finding(outcome, 9, 200.0, finished=False) is None
 
 
 def test_tuning_is_no_part_of_what_was_forecast() -> None:
     outcome = an_outcome(1000.0)
     outcome.tuning_s = 90.0
-    assert miss_finding(outcome, 9, 95.0 + 90.0, finished=True) is None
-    late = miss_finding(outcome, 9, 98.0 + 90.0, finished=True)
+    assert forecast_miss_finding(outcome, 9, 95.0 + 90.0, finished=True) is None
+    late = forecast_miss_finding(outcome, 9, 98.0 + 90.0, finished=True)
     assert late is not None
     assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s, the 1m 30s of --tune left out"
-    assert miss_finding(outcome, 9, 50.0 + 90.0, finished=True) is None  # a short run
+    assert forecast_miss_finding(outcome, 9, 50.0 + 90.0, finished=True) is None  # a short run
     total = outcome.as_dict(72.0 + 90.0, finished=True)["total_s"]
     assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)
-    assert outcome_line(outcome.as_dict(72.0 + 90.0, finished=True)).endswith(
+    assert forecast_vs_actual_line(outcome.as_dict(72.0 + 90.0, finished=True)).endswith(
         "1m 12s (1m 01s to 1m 28s), the 1m 30s of --tune left out"
     )
-    assert "--tune" not in outcome_line(an_outcome(1000.0).as_dict(72.0, finished=True))
+    assert "--tune" not in forecast_vs_actual_line(an_outcome(1000.0).as_dict(72.0, finished=True))
 
 
 def test_a_loss_is_held_against_its_course() -> None:
-    setup = Setup(
+    setup = LossLawInputs(
         parameters=10_646_784, vocab_size=65, batch_tokens=16_384, max_iters=5000, train_tokens=1_003_854,
         tokenizer="char", bytes_per_token=1.0, dataset="shakespeare_char", dropout=0.2, learning_rate=1e-3,
         warmup_iters=100,
     )  # fmt: skip
     outcome = an_outcome(1000.0)
-    assert course_finding(outcome, 1750, 1.47) is None  # nothing is expected of it
-    outcome.expectation = expect(setup)
-    usual = course_finding(outcome, 1750, 1.47)
+    assert loss_curve_finding(outcome, 1750, 1.47) is None  # nothing is expected of it
+    outcome.expectation = predict_loss_curve(setup)
+    usual = loss_curve_finding(outcome, 1750, 1.47)
     assert usual is not None
     assert usual["severity"] == "info"
-    high = course_finding(outcome, 1750, 2.9)
+    high = loss_curve_finding(outcome, 1750, 2.9)
     assert high is not None
     assert high["severity"] == "advice"
     assert "above what is usual: 2.9000" in high["title"]
-    assert course_finding(outcome, 150, 2.9) is None
-    assert course_finding(outcome, 1750, None) is None
+    assert loss_curve_finding(outcome, 150, 2.9) is None
+    assert loss_curve_finding(outcome, 1750, None) is None
 
 
 def test_the_end_has_both_figures() -> None:

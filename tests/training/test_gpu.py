@@ -14,10 +14,10 @@ import torch
 from tiny import (
     MakeConfig,
     assert_same_tensors,
-    catch_learners,
+    capture_learners,
     choices,
+    inject_non_finite,
     last_tensors,
-    poison,
     records,
     resume,
     run_evals,
@@ -31,11 +31,11 @@ from glassgpt.errors import UserError
 from glassgpt.model import loss_chunks
 from glassgpt.model.generate import generate
 from glassgpt.model.gpt import attend
-from glassgpt.model.sampling import Draws
+from glassgpt.model.sampling import TokenSampler
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.sample.sampler import open_writer
+from glassgpt.sample.sampler import load_sampler
 from glassgpt.training import kernel_choice
-from glassgpt.training.checkpoint.checkpoints import committed, describe, load_tensors
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
 
@@ -74,7 +74,9 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
 
 
 def test_a_full_card_says_what_to_do(on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.training.out_of_memory._REFUSED_ABOVE", math.inf)  # so that it is tried
+    monkeypatch.setattr(
+        "glassgpt.training.out_of_memory._MAX_OVERCOMMIT_RATIO", math.inf
+    )  # so that it is tried
     torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(UserError) as raised:
@@ -155,7 +157,9 @@ def test_recorded_it_is_the_same_run(
 def test_in_8_bits_it_trains_and_resumes(
     on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch, arch: str, checkpointing: bool, graph: str
 ) -> None:
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)  # the head too, where its vocabulary fits
+    monkeypatch.setattr(
+        loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0
+    )  # the head too, where its vocabulary fits
     settings: dict[str, Any] = {
         "arch": arch, "fp8": True, "graph": graph, "activation_checkpointing": checkpointing,
         "gradient_accumulation_steps": 2, "max_iters": 40,
@@ -216,7 +220,9 @@ def test_memory_and_the_wait_for_data_come_from_the_card(on_gpu: MakeConfig) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_it_is_the_same_run(on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    monkeypatch.setattr(loss_chunks, "FEW_BYTES", 0)  # the loss in pieces, as large vocabularies have it
+    monkeypatch.setattr(
+        loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0
+    )  # the loss in pieces, as large vocabularies have it
     compiled, eager = (on_gpu(name, compile=name, dtype=dtype, n_layer=1) for name in ("on", "off"))
     train(compiled)
     train(eager)
@@ -238,20 +244,20 @@ def test_nothing_bad_is_applied_while_nobody_looks(
     config = on_gpu(
         dtype=dtype, max_iters=40, log_interval=10, eval_interval=20, checkpoint_interval=10, graph=graph
     )
-    learners = catch_learners(monkeypatch)
-    before = poison(monkeypatch, 23, what)
+    learners = capture_learners(monkeypatch)
+    before = inject_non_finite(monkeypatch, 23, what)
     run = train(config)
     assert (run.reason, run.exit_code, run.iter) == ("not finite", 3, 23)
     end = records(config.out_dir, "end")[-1]
     assert end["bad_iter"] == 24
-    assert end["last_checkpoint"] == str(committed(Path(config.out_dir))[-1])
-    assert describe(committed(Path(config.out_dir))[-1]).iter == 20
+    assert end["last_checkpoint"] == str(committed_paths(Path(config.out_dir))[-1])
+    assert read_checkpoint(committed_paths(Path(config.out_dir))[-1]).iter == 20
     assert_same_tensors({"model": weights(learners[0])}, {"model": before})
 
 
 def test_a_scaler_that_overflows_goes_on(on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = on_gpu(dtype="float16", max_iters=20)
-    poison(monkeypatch, 5, "gradient")
+    inject_non_finite(monkeypatch, 5, "gradient")
     run = train(config)
     assert run.reason == "finished"
     scales = {step["iter"]: step["loss_scale"] for step in records(config.out_dir, "step")}
@@ -280,7 +286,7 @@ def test_a_save_does_not_hold_up_the_run_and_is_what_it_was(
 
     monkeypatch.setattr(Saver, "save", save)
     train(config)
-    points = [describe(path) for path in committed(Path(config.out_dir))]
+    points = [read_checkpoint(path) for path in committed_paths(Path(config.out_dir))]
     assert [point.iter for point in points] == [3, 6]
     for point in points:
         found = load_tensors(point)["model"]
@@ -306,14 +312,14 @@ def test_text_is_that_of_the_cpu_with_and_without_cache(on_gpu: MakeConfig, arch
     options = SampleOptions(num_samples=3, max_new_tokens=40, temperature=0.0, dtype="float32")
     texts = {}
     for device in ("cuda", "cpu"):
-        writer = open_writer(run_dir, replace(options, device=device))
+        writer = load_sampler(run_dir, replace(options, device=device))
         prompt = writer.encode("the ")
         texts[device] = [
-            "".join(parts) for parts in zip(*filter(None, writer.write(prompt, options)), strict=True)
+            "".join(parts) for parts in zip(*filter(None, writer.sample(prompt, options)), strict=True)
         ]
-        likeliest = Draws(writer.tokenizer.vocab_size, temperature=0.0)
+        likeliest = TokenSampler(writer.tokenizer.vocab_size, temperature=0.0)
         plain = generate(writer.model, prompt, 40, likeliest, use_cache=False)
         assert texts[device] == [writer.tokenizer.decode(plain)] * 3
     assert texts["cuda"] == texts["cpu"]
-    half = open_writer(run_dir, replace(options, device="cuda", dtype="bfloat16"))
-    assert len(list(half.write(half.encode("the "), replace(options, temperature=1.0)))) == 42
+    half = load_sampler(run_dir, replace(options, device="cuda", dtype="bfloat16"))
+    assert len(list(half.sample(half.encode("the "), replace(options, temperature=1.0)))) == 42

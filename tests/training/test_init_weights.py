@@ -17,9 +17,9 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import gpt2_tokenizer, load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import check_fit, find_tokenizer
+from glassgpt.training.init_weights import check_compatible, find_tokenizer
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import open_origin
+from glassgpt.training.weight_source import load_init_from
 
 TEXT = "Whoever lives in a glass house learns to sweep, and to draw the curtains at night.\n" * 40
 
@@ -66,7 +66,7 @@ def test_another_tokenizer_of_the_same_name_is_refused(tiny: MakeConfig, data: P
         resume(config, data_dir=str(data / "other"), max_iters=4)
     with pytest.raises(UserError, match="numbers its tokens differently"):
         train(tiny("next", init_from=config.out_dir, data_dir=str(data / "other")))
-    origin = open_origin(config.out_dir)
+    origin = load_init_from(config.out_dir)
     with pytest.raises(UserError, match="another tokenizer"):
         find_tokenizer(origin, str(data / "other"))
     assert kept(config.out_dir) == before
@@ -82,19 +82,19 @@ def test_another_tokenizer_of_the_same_name_is_refused(tiny: MakeConfig, data: P
 def test_a_run_from_before_digests_is_known_by_its_files(tiny: MakeConfig, data: Path) -> None:
     config = tiny(data_dir=str(data / "own"), max_iters=1)
     train(config)
-    origin = open_origin(config.out_dir)
+    origin = load_init_from(config.out_dir)
     assert len(origin.state["tokenizer"]) == 64
     # As older versions wrote it, which left GPT-2's table out.
     older = dataclasses.replace(origin, state={**origin.state, "tokenizer": json.dumps(["gpt2", None, {}])})
     for name in ("own", "renamed"):
-        check_fit(config, open_dataset(data / name), older)
+        check_compatible(config, open_dataset(data / name), older)
     with pytest.raises(UserError, match="numbers its tokens differently"):
-        check_fit(config, open_dataset(data / "other"), older)
+        check_compatible(config, open_dataset(data / "other"), older)
     # Where its files are gone, the names are all that is known.
     shutil.rmtree(Path(config.out_dir) / "tokenizer")
-    check_fit(config, open_dataset(data / "own"), older)
+    check_compatible(config, open_dataset(data / "own"), older)
     with pytest.raises(UserError, match="numbers its tokens differently"):
-        check_fit(config, open_dataset(data / "renamed"), older)
+        check_compatible(config, open_dataset(data / "renamed"), older)
 
 
 def test_a_run_without_a_checkpoint_keeps_its_tokenizer_too(tiny: MakeConfig, data: Path) -> None:

@@ -10,10 +10,10 @@ import threading
 import time
 
 import pytest
-from rank_processes import command
+from rank_processes import train_command
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
 
-from glassgpt.training.interrupt import Stop, Stopped
+from glassgpt.training.interrupt import ImmediateStop, StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import Run, train
 
@@ -22,8 +22,8 @@ from glassgpt.training.session import Run, train
 def test_the_first_signal_is_a_request(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Stop() as stop:
-        stop.gentle = True
+    with StopSignals() as stop:
+        stop.is_graceful = True
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested
@@ -32,8 +32,8 @@ def test_the_first_signal_is_a_request(
 
 
 def test_the_second_signal_quits() -> None:
-    with Stop() as stop:
-        stop.gentle = True
+    with StopSignals() as stop:
+        stop.is_graceful = True
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -41,13 +41,13 @@ def test_the_second_signal_quits() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_while_there_is_nothing_to_save_the_first_one_quits(number: signal.Signals, code: int) -> None:
-    with Stop(), pytest.raises(Stopped) as caught:
+    with StopSignals(), pytest.raises(ImmediateStop) as caught:
         os.kill(os.getpid(), number)
     assert caught.value.exit_code == code
 
 
 def test_a_hangup_stops_nothing() -> None:
-    with Stop() as stop:
+    with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.hung_up
         assert not stop.requested
@@ -57,15 +57,15 @@ def test_a_request_to_save_stops_nothing() -> None:
     """Also one that came before, while the program was loading."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-    with Stop() as stop:
+    with StopSignals() as stop:
         assert (stop.save_requested, stop.requested, stop.hung_up) == (True, False, False)
-        assert stop.hear() == (0, 0, 1, 0)
-        assert stop.hear() == (0, 0, 0, 0)
-    with Stop() as stop:
-        stop.in_team = True
+        assert stop.take_local_requests() == (0, 0, 1, 0)
+        assert stop.take_local_requests() == (0, 0, 0, 0)
+    with StopSignals() as stop:
+        stop.is_distributed = True
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not stop.save_requested
-        stop.act(*stop.hear())
+        stop.apply_requests(*stop.take_local_requests())
         assert stop.save_requested
     # Blocked again, as before: one that comes in the last moments must not end a finished run.
     assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
@@ -74,7 +74,7 @@ def test_a_request_to_save_stops_nothing() -> None:
 def test_under_nohup_a_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stop() as stop:
+        with StopSignals() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.hung_up
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -85,7 +85,7 @@ def test_under_nohup_a_hangup_stays_ignored() -> None:
 def test_handlers_go_back_to_what_they_were() -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
-    with Stop():
+    with StopSignals():
         assert signal.getsignal(signal.SIGINT) != before[0]
     assert [signal.getsignal(number) for number in numbers] == before
 
@@ -205,6 +205,8 @@ def test_a_request_to_save_at_start_up_ends_nothing(tiny: MakeConfig) -> None:
         "from glassgpt.__main__ import run\n"
         "run()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, *command(config)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *train_command(config)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [0, 10, 12]

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tiny import MakeConfig, choices, do, records, resume
+from tiny import MakeConfig, choices, records, resume, run_task
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.estimate.meter import Mean
+from glassgpt.estimate.meter import RunningMean
 from glassgpt.record.clock import PHASES
 from glassgpt.training import journal_records as run_records
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.evaluate import Evaluation, evaluate
+from glassgpt.training.evaluate import EvalResult, evaluate
 from glassgpt.training.job import Job
 from glassgpt.training.session import train
-from glassgpt.training.task import Task
+from glassgpt.training.task import RunRequest
 
 
 def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:
@@ -44,7 +44,7 @@ def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:
 
 def test_the_age_of_the_process_is_start_up(tiny: MakeConfig) -> None:
     config = tiny(max_iters=1)
-    do(Task(config), process_age_s=1234.5)
+    run_task(RunRequest(config), process_age_s=1234.5)
     end = records(config.out_dir, "end")[-1]
     assert end["ledger"]["startup"] > 1234.5
     assert end["wall_s"] > 1234.5
@@ -67,7 +67,7 @@ def test_evaluations_and_checkpoints_are_not_in_the_step_time(
 ) -> None:
     original = Saver.save
 
-    def slow_evaluate(*arguments: Any, **named: Any) -> Evaluation | None:
+    def slow_evaluate(*arguments: Any, **named: Any) -> EvalResult | None:
         with arguments[2].phase("eval"):
             time.sleep(0.25)
         return evaluate(*arguments, **named)
@@ -185,10 +185,10 @@ def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:
         progress=SimpleNamespace(iter=done, val_loss=None),
         splits={"val": range(401)},
         eval_tokens=100,
-        eval_cost=Mean(10.0, 1),
-        save_cost=Mean(1000.0, 1),
+        eval_cost=RunningMean(10.0, 1),
+        save_cost=RunningMean(1000.0, 1),
     )
-    return run_records._time_to_go(cast(Job, job), 1.0)
+    return run_records._eta_s(cast(Job, job), 1.0)
 
 
 @pytest.mark.parametrize(

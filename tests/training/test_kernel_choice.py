@@ -15,24 +15,24 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.decide import choose_compile, choose_kernels
 from glassgpt.model import float8
-from glassgpt.training.device import Placement, traits_of
-from glassgpt.training.kernel_choice import Load, check_float8, choose_attention, choose_speedups
-from glassgpt.training.loop import mark_built
+from glassgpt.training.device import ExecutionConfig, device_traits
+from glassgpt.training.kernel_choice import SpeedupInputs, check_float8, choose_attention, choose_speedups
+from glassgpt.training.loop import mark_kernels_built
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_a_card_is_asked_what_it_can_build(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     def compiling() -> str:
-        return choose_compile(TrainConfig(), traits_of(CUDA), 1e3, kernels=False).reason
+        return choose_compile(TrainConfig(), device_traits(CUDA), 1e3, kernels=False).reason
 
     card(6, 1)
     assert compiling() == "the card is too old for triton"
     card(9, 0)
-    assert choose_kernels(TrainConfig(), traits_of(CUDA)).value == "triton"
+    assert choose_kernels(TrainConfig(), device_traits(CUDA)).value == "triton"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compiling() == "no C compiler was found"
-    assert choose_kernels(TrainConfig(), traits_of(CUDA)).value == "plain"
+    assert choose_kernels(TrainConfig(), device_traits(CUDA)).value == "plain"
 
 
 def test_attention_is_tried_where_it_is_asked_for() -> None:
@@ -73,7 +73,7 @@ def test_one_slow_round_does_not_decide_about_attention(monkeypatch: pytest.Monk
 def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     def problems(device: torch.device, **settings: Any) -> str:
         config = TrainConfig(fp8=True, **settings)
-        own = choose_kernels(config, traits_of(device)).value == "triton"
+        own = choose_kernels(config, device_traits(device)).value == "triton"
         with pytest.raises(UserError) as raised:
             check_float8(config, device, "bfloat16", own, BatchPlan(4, 1, 4, 4 * config.block_size))
         return str(raised.value)
@@ -81,17 +81,17 @@ def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.Monke
     assert "needs a card with 8-bit floats" in problems(CPU)
     card(9, 0)
     assert "needs our own kernels" in problems(CUDA, compile="on")
-    monkeypatch.setattr(float8, "is_sound", lambda device: False)
+    monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: False)
     assert "its kernel computes wrongly" in problems(CUDA, max_iters=1)
 
 
 def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     """GPT-2's own vocabulary is no multiple of 16, which finetuning it in 8 bits must live with."""
     card(9, 0)
-    monkeypatch.setattr(float8, "is_sound", lambda device: True)
+    monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: True)
 
     def reason(vocab_size: int) -> str:
-        load = Load(BatchPlan(4, 1, 4, 4096), vocab_size, flops_per_token=10**6, data_bytes=10**6)
+        load = SpeedupInputs(BatchPlan(4, 1, 4, 4096), vocab_size, flops_per_token=10**6, data_bytes=10**6)
         config = TrainConfig(fp8=True, max_iters=10)
         _, choices = choose_speedups(config, CUDA, "bfloat16", load)
         return next(choice.reason for choice in choices if choice.name == "fp8")
@@ -101,7 +101,9 @@ def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:
-    load = Load(BatchPlan(4, 1, 4, 4096), 65, flops_per_token=10**6, data_bytes=10**6, peak=1e11)
+    load = SpeedupInputs(
+        BatchPlan(4, 1, 4, 4096), 65, flops_per_token=10**6, data_bytes=10**6, peak_flops_per_s=1e11
+    )
     placement, choices = choose_speedups(TrainConfig(max_iters=10), CPU, "float32", load)
     assert [choice.name for choice in choices] == ["compile", "attention"]
     decided = (placement.kernels, placement.graph, placement.data_on_card, placement.compile)
@@ -114,18 +116,18 @@ def test_kernels_that_were_built_before_are_taken_for_shorter_runs(
     card(9, 0)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config, plan = TrainConfig(max_iters=50, graph="off"), BatchPlan(12, 1, 12, 12 * 1024)
-    load = Load(plan, 50304, flops_per_token=10**9, data_bytes=10**6)
+    load = SpeedupInputs(plan, 50304, flops_per_token=10**9, data_bytes=10**6)
     assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
     job = SimpleNamespace(
         config=config,
-        placement=Placement(CUDA, "bfloat16", kernels=True),
+        placement=ExecutionConfig(CUDA, "bfloat16", kernels=True),
         plan=plan,
         learner=SimpleNamespace(setbacks={"kernels": "no compiler"}),
         equipment=SimpleNamespace(shape=SimpleNamespace(vocab_size=50304)),
     )
-    mark_built(job)  # type: ignore[arg-type]
+    mark_kernels_built(job)  # type: ignore[arg-type]
     assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels  # building them failed
     job.learner.setbacks.clear()
-    mark_built(job)  # type: ignore[arg-type]
+    mark_kernels_built(job)  # type: ignore[arg-type]
     assert choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
     assert not choose_speedups(config, CUDA, "float16", load)[0].kernels

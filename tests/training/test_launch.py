@@ -41,8 +41,8 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     train(tiny("one", **SHARED))
     config = tiny("two", **SHARED)
     forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
-    first = run([*GLASS, *rank_processes.command(config), "--nproc", "2"])
-    second = run([*GLASS, *rank_processes.command(forever), "--nproc=2"])
+    first = run([*GLASS, *rank_processes.train_command(config), "--nproc", "2"])
+    second = run([*GLASS, *rank_processes.train_command(forever), "--nproc=2"])
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 0, said
     assert not (here / "was_run").exists()
@@ -63,7 +63,7 @@ def test_a_terminal_that_closes_ends_nothing_and_the_code_is_the_runs(tiny: Make
     if "signals_to_handle" not in LaunchConfig.__dataclass_fields__:
         pytest.skip("this version of torch takes a hangup for an end")
     config = tiny("hung up", **SHARED | {"max_iters": 400})
-    process = run([*GLASS, *rank_processes.command(config), "--nproc=2"])
+    process = run([*GLASS, *rank_processes.train_command(config), "--nproc=2"])
     while not psutil.Process(process.pid).children():
         time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)  # while its processes are loading
@@ -130,7 +130,7 @@ def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) 
         "run()\n"
     )
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
-    process = run([sys.executable, *torchrun, str(script), *rank_processes.command(config)])
+    process = run([sys.executable, *torchrun, str(script), *rank_processes.train_command(config)])
     said = process.communicate(timeout=180)[0]
     assert process.returncode == 0, said
     assert "rank 1 has died" in said
@@ -196,7 +196,7 @@ def test_who_waits_for_the_others_can_be_stopped(
         "ranks.rendezvous = rendezvous\n"
         "from glassgpt.cli import run; run()"
     )
-    process = run([sys.executable, "-c", waiting, *rank_processes.command(tiny("alone"))])
+    process = run([sys.executable, "-c", waiting, *rank_processes.train_command(tiny("alone"))])
     assert process.stdout is not None
     assert "waiting" in process.stdout.readline()
     time.sleep(0.3)

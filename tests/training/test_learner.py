@@ -13,12 +13,12 @@ from tiny import (
     MakeConfig,
     assert_close_tensors,
     assert_same_tensors,
-    catch_learners,
+    capture_learners,
     choices,
+    inject_non_finite,
     last_tensors,
     make_learner,
     make_model,
-    poison,
     records,
     run_evals,
     run_losses,
@@ -32,7 +32,7 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.schedule import learning_rate
 from glassgpt.training.learner import Learner
-from glassgpt.training.loader import Stream
+from glassgpt.training.loader import BatchLoader
 from glassgpt.training.session import train
 
 # --- against a plain loop ---
@@ -102,7 +102,7 @@ def test_accumulation_is_a_larger_batch(tiny: MakeConfig) -> None:
 
 def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
     config = tiny(gradient_accumulation_steps=4)
-    stream = make_learner(config)._stream
+    stream = make_learner(config)._loader
     rows = torch.cat([stream.micro_batch(5 * 16 + first, 0)[0] for first in (0, 4, 8, 12)])
     assert rows.tolist() == whole_batch(config, 5)[0].tolist()
     assert len({tuple(row) for row in rows.tolist()}) == 16
@@ -113,7 +113,7 @@ def test_dropout_is_a_function_of_update_and_micro_step(
 ) -> None:
     config = tiny(dropout=0.5, learning_rate=1e-30, gradient_accumulation_steps=2)
     batch = whole_batch(config, 0)  # always the same, so that only the masks differ
-    monkeypatch.setattr(Stream, "micro_batch", lambda *_: batch)
+    monkeypatch.setattr(BatchLoader, "micro_batch", lambda *_: batch)
 
     def losses(numbers: list[int]) -> list[float]:
         learner = make_learner(config)
@@ -139,14 +139,14 @@ def test_dropout_is_a_function_of_update_and_micro_step(
 def test_from_the_first_bad_update_on_nothing_is_applied(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    before = poison(monkeypatch, 3, what)
+    before = inject_non_finite(monkeypatch, 3, what)
     learner = make_learner(tiny())
     for number in range(3):
         learner.update(number, 4 * number)
     state = {name: tensor.clone() for name, tensor in optimizer_state(learner).items()}
     for number in range(3, 7):
         learner.update(number, 4 * number)
-    assert learner.finite.first_bad_update() == 3
+    assert learner.finite_check.first_bad_update() == 3
     assert_same_tensors({"model": weights(learner)}, {"model": before})
     assert_same_tensors({"optimizer": optimizer_state(learner)}, {"optimizer": state})
     losses, norms = learner.take_results()
@@ -167,7 +167,7 @@ def optimizer_state(learner: Learner) -> dict[str, Tensor]:
 def test_float16_takes_an_infinite_gradient_as_routine(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = poison(monkeypatch, 1, "gradient")
+    before = inject_non_finite(monkeypatch, 1, "gradient")
     learner = make_learner(tiny(), dtype="float16")
     learner.update(0, 4 * 0)
     scale = learner.scaler.get_scale()
@@ -175,7 +175,7 @@ def test_float16_takes_an_infinite_gradient_as_routine(
     assert_same_tensors({"model": weights(learner)}, {"model": before})
     assert learner.scaler.get_scale() == scale / 2
     learner.update(2, 4 * 2)
-    assert learner.finite.first_bad_update() is None
+    assert learner.finite_check.first_bad_update() is None
     assert any(not torch.equal(value, before[name]) for name, value in weights(learner).items())
 
 
@@ -183,11 +183,11 @@ def test_float16_too_applies_nothing_after_a_bad_loss(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The scaler by itself would skip update 2 only, and apply 3 and 4 all the same.
-    before = poison(monkeypatch, 2, "loss")
+    before = inject_non_finite(monkeypatch, 2, "loss")
     learner = make_learner(tiny(), dtype="float16")
     for number in range(5):
         learner.update(number, 4 * number)
-    assert learner.finite.first_bad_update() == 2
+    assert learner.finite_check.first_bad_update() == 2
     assert_same_tensors({"model": weights(learner)}, {"model": before})
 
 
@@ -314,13 +314,13 @@ def test_an_error_later_on_is_an_error(tiny: MakeConfig, monkeypatch: pytest.Mon
 def test_float16_on_a_cpu_becomes_bfloat16_and_says_so(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learners = catch_learners(monkeypatch)
+    learners = capture_learners(monkeypatch)
     config = tiny(dtype="float16", max_iters=3)
     train(config)
     value, reason = choices(config.out_dir)["dtype"]
     assert value == "bfloat16"
     assert "float16 was asked for" in reason
-    assert learners[0].placement.dtype == "bfloat16"
+    assert learners[0].execution.dtype == "bfloat16"
     assert not learners[0].scaler.is_enabled()
     assert all(p.dtype == torch.float32 for p in learners[0].model.parameters())
     train(tiny("same", dtype="bfloat16", max_iters=3))

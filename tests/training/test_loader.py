@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from glassgpt.data.document_windows import Passages, passage_batch
-from glassgpt.training.loader import Ahead, Resident
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.training.loader import BatchPrefetcher, ResidentTokens
 
 
 @pytest.mark.parametrize(("dtype", "top"), [(np.uint8, 255), (np.uint16, 65_535), (np.uint32, 2**32 - 1)])
@@ -20,7 +20,7 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
     tokens.setflags(write=False)  # as a dataset's are
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resident = Resident(tokens, 16, torch.device("cpu"))
+        resident = ResidentTokens(tokens, 16, torch.device("cpu"))
     starts = torch.tensor([0, 7, 483])
     x, y = resident.rows(starts)
     for row, start in enumerate(starts.tolist()):
@@ -34,11 +34,13 @@ def test_a_resident_text_gives_the_same_passages(dtype: type) -> None:
     """Of one token, of a whole window, and of the text's end, which a window reaches beyond."""
     tokens: np.ndarray = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
     tokens[[0, 5, 6, 40, 290, 299]] = 255
-    passages = Passages(tokens, 255, 16)
-    starts, counts = passages.drawn(3, 0, 2 * len(passages))
+    passages = DocumentWindows(tokens, 255, 16)
+    starts, counts = passages.draw(3, 0, 2 * len(passages))
     assert set(counts.tolist()) >= {1, 9, 16}
-    found = Resident(tokens, 16, torch.device("cpu")).passages(*map(torch.from_numpy, (starts, counts)))
-    for mine, other in zip(found, passage_batch(tokens, starts, counts, 16), strict=True):
+    found = ResidentTokens(tokens, 16, torch.device("cpu")).document_windows(
+        *map(torch.from_numpy, (starts, counts))
+    )
+    for mine, other in zip(found, document_window_batch(tokens, starts, counts, 16), strict=True):
         assert mine.tolist() == other.tolist()
 
 
@@ -52,7 +54,7 @@ def made(first: int, calls: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_what_is_made_ahead_is_what_is_asked_for() -> None:
     """Whoever asks for another than the expected one gets it all the same: a resumed run, an evaluation."""
     calls: list[int] = []
-    ahead = Ahead(lambda first: made(first, calls))
+    ahead = BatchPrefetcher(lambda first: made(first, calls))
     for first in (0, 3, 6, 30, 33):
         assert ahead.take(first, following=first + 3)[0] == first
     assert sorted(calls)[:5] == [0, 3, 6, 9, 30]
@@ -60,7 +62,7 @@ def test_what_is_made_ahead_is_what_is_asked_for() -> None:
 
 
 def test_what_goes_wrong_ahead_is_told_when_it_is_asked_for() -> None:
-    ahead = Ahead(lambda first: made(first, []))
+    ahead = BatchPrefetcher(lambda first: made(first, []))
     ahead.take(6, following=9)
     with pytest.raises(OSError, match="the disk is gone"):
         ahead.take(9, following=12)

@@ -13,11 +13,11 @@ import pytest
 from tiny import (
     MakeConfig,
     assert_same_tensors,
-    catch_learners,
+    capture_learners,
     choices,
     files_under,
+    inject_non_finite,
     last_tensors,
-    poison,
     records,
     resume,
     run_evals,
@@ -25,18 +25,24 @@ from tiny import (
     weights,
 )
 
-from glassgpt.config import first_save
+from glassgpt.config import first_checkpoint_iter
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
-from glassgpt.record.journal import NAME
+from glassgpt.record.journal import FILE_NAME
 from glassgpt.training import loop
-from glassgpt.training.checkpoint.checkpoints import FOLDER, best, committed, describe, load_last
-from glassgpt.training.evaluate import Evaluation
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    load_latest_intact,
+    read_checkpoint,
+)
+from glassgpt.training.evaluate import EvalResult
 from glassgpt.training.session import train
 
 
 def kept(run_dir: str) -> list[int]:
-    return [describe(path).iter for path in committed(Path(run_dir))]
+    return [read_checkpoint(path).iter for path in committed_paths(Path(run_dir))]
 
 
 def saved(run_dir: str) -> list[int]:
@@ -59,7 +65,7 @@ def test_max_iters_is_the_number_of_updates(tiny: MakeConfig, max_iters: int, ev
     assert [record["iter"] for record in found if record["split"] == "val"] == evaluations
     end = records(run.out_dir, "end")[-1]
     assert (end["iter"], end["reason"]) == (max_iters, "finished")
-    assert load_last(run.out_dir)[0].iter == max_iters
+    assert load_latest_intact(run.out_dir)[0].iter == max_iters
 
 
 def test_a_log_line_every_interval_and_one_for_the_rest(tiny: MakeConfig) -> None:
@@ -114,21 +120,23 @@ def test_eval_only_evaluates_and_writes_no_checkpoint(tiny: MakeConfig) -> None:
     assert (run.reason, run.exit_code, run.iter) == ("evaluated", 0, 0)
     assert set(run_evals(config.out_dir)) == {(0, "train"), (0, "val")}
     assert records(config.out_dir, "step") == []
-    assert committed(Path(config.out_dir)) == []
+    assert committed_paths(Path(config.out_dir)) == []
 
 
 def test_eval_only_of_a_run_evaluates_its_last_checkpoint(tiny: MakeConfig) -> None:
     config = tiny(max_iters=7)
     train(config)
     before = run_evals(config.out_dir)
-    checkpoints = {path: path.read_bytes() for path in files_under(Path(config.out_dir) / FOLDER)}
+    checkpoints = {path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_FOLDER)}
     run = resume(config, eval_only=True)
     assert (run.reason, run.iter) == ("evaluated", 7)
     again = [record for record in records(config.out_dir, "eval") if record["process"] == 1]
     assert {(record["iter"], record["split"]): record["loss"] for record in again} == {
         key: loss for key, loss in before.items() if key[0] == 7
     }
-    assert {path: path.read_bytes() for path in files_under(Path(config.out_dir) / FOLDER)} == checkpoints
+    assert {
+        path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_FOLDER)
+    } == checkpoints
 
 
 def test_sampled_evaluations_are_closed_by_the_whole_split(tiny: MakeConfig, tiny_data: Path) -> None:
@@ -170,9 +178,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
     def install(script: Sequence[Sequence[float]]) -> None:
         answers = iter([losses for losses in script for _ in ("train", "val")])
 
-        def evaluate(*_: Any, **__: Any) -> Evaluation:
+        def evaluate(*_: Any, **__: Any) -> EvalResult:
             losses = np.array(next(answers))
-            return Evaluation(float(losses.mean()), 8 * len(losses), losses, np.full(len(losses), 8))
+            return EvalResult(float(losses.mean()), 8 * len(losses), losses, np.full(len(losses), 8))
 
         monkeypatch.setattr(loop, "evaluate", evaluate)
 
@@ -206,7 +214,7 @@ def test_gains_within_noise_do_not_count(tiny: MakeConfig, scripted: Script) -> 
     run = train(tiny(max_iters=80, patience=4))
     assert (run.reason, run.iter) == ("stopped early", 40)
     assert run.best_iter == 40  # the best is the best all the same
-    assert best(run.out_dir) == describe(committed(run.out_dir)[-1])
+    assert best_checkpoint(run.out_dir) == read_checkpoint(committed_paths(run.out_dir)[-1])
 
 
 def test_small_steps_add_up_to_a_gain(tiny: MakeConfig, scripted: Script) -> None:
@@ -240,7 +248,7 @@ def test_a_real_run_that_overfits_stops(tiny: MakeConfig) -> None:
     assert run.iter < 1000
     val = {at: loss for (at, split), loss in run_evals(config.out_dir).items() if split == "val"}
     assert run.best_val_loss == min(val.values())
-    top = best(run.out_dir)
+    top = best_checkpoint(run.out_dir)
     assert top is not None
     assert top.iter == run.best_iter == min(val, key=lambda at: val[at])
 
@@ -280,7 +288,7 @@ def test_the_first_checkpoint_comes_when_it_is_said_to(
     scripted([around(loss) for loss in (3.0, 2.0, 1.0)])
     config = tiny(max_iters=20, eval_interval=10, checkpoint_interval=interval)
     train(config)
-    assert saved(config.out_dir)[0] == first_save(config)
+    assert saved(config.out_dir)[0] == first_checkpoint_iter(config)
 
 
 def test_only_the_best_and_the_last_without_always_save(tiny: MakeConfig, scripted: Script) -> None:
@@ -300,13 +308,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_harm_is_done(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, what: str, log_interval: int
 ) -> None:
     config = tiny(max_iters=40, log_interval=log_interval, checkpoint_interval=4, keep_checkpoints=2)
-    learners = catch_learners(monkeypatch)
-    before = poison(monkeypatch, 17, what)
+    learners = capture_learners(monkeypatch)
+    before = inject_non_finite(monkeypatch, 17, what)
     run = train(config)
     assert (run.reason, run.exit_code, run.iter) == ("not finite", 3, 17)
     end = records(config.out_dir, "end")[-1]
     assert (end["iter"], end["exit_code"], end["bad_iter"]) == (17, 3, 18)
-    assert end["last_checkpoint"] == str(Path(config.out_dir) / FOLDER / "00000016")
+    assert end["last_checkpoint"] == str(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000016")
     norms = end["recent_grad_norms"]
     assert 1 < len(norms) <= 20
     assert sum(not math.isfinite(norm) for norm in norms) == 1
@@ -316,7 +324,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_harm_is_done(
     assert max(saved(config.out_dir)) == 16
     assert not any(tensor.isnan().any() for tensor in last_tensors(config.out_dir)["model"].values())
 
-    lines = (Path(config.out_dir) / NAME).read_text().splitlines()
+    lines = (Path(config.out_dir) / FILE_NAME).read_text().splitlines()
     steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]  # as text: no revival
     assert "NaN" not in "".join(lines)
     if what == "loss":
@@ -332,7 +340,7 @@ def test_after_that_it_can_go_on_from_before(tiny: MakeConfig) -> None:
     config, plain = tiny(max_iters=20), tiny("plain", max_iters=20)
     train(plain)
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch, 17, "loss")
+        inject_non_finite(patch, 17, "loss")
         assert train(config).exit_code == 3
     assert resume(config).exit_code == 0
     assert run_losses(config.out_dir) == run_losses(plain.out_dir)
@@ -342,7 +350,7 @@ def test_after_that_it_can_go_on_from_before(tiny: MakeConfig) -> None:
 def test_bad_at_once_there_is_no_checkpoint_to_name(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, 0, "loss")
+    inject_non_finite(monkeypatch, 0, "loss")
     run = train(tiny())
     assert (run.exit_code, run.iter) == (3, 0)
     assert records(run.out_dir, "end")[-1]["last_checkpoint"] is None
@@ -352,7 +360,7 @@ def test_bad_at_once_there_is_no_checkpoint_to_name(
 def test_bad_at_the_very_end_is_noticed_too(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, max_iters: int
 ) -> None:
-    poison(monkeypatch, 17, "loss")
+    inject_non_finite(monkeypatch, 17, "loss")
     run = train(tiny(max_iters=max_iters, log_interval=100))
     assert (run.reason, run.exit_code, run.iter) == ("not finite", 3, 17)
     assert kept(str(run.out_dir)) == [10]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import MakeConfig, assert_same_tensors, contents, last_tensors, records, resume, run_losses
+from tiny import MakeConfig, assert_same_tensors, file_contents, last_tensors, records, resume, run_losses
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
-from glassgpt.record.journal import TakenOver
-from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.record.journal import RunSuperseded
+from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
@@ -28,7 +28,7 @@ def before_update_13(patch: pytest.MonkeyPatch, run_dir: str, act: Callable[[], 
     def update(learner: Learner, at: int, first_sequence: int) -> None:
         if at == 13:
             patch.setattr(Learner, "update", original)
-            while not committed(Path(run_dir)):
+            while not committed_paths(Path(run_dir)):
                 time.sleep(0.01)
             time.sleep(0.02)  # while it is read back
             act()
@@ -46,8 +46,8 @@ def test_a_folder_that_is_lost_is_noticed_and_the_run_rescued(tiny: MakeConfig, 
     for name, change in (
         ("moved", lambda run: run.rename(tmp_path / "elsewhere")),
         ("removed", shutil.rmtree),
-        ("without_journal", lambda run: (run / journal.NAME).unlink()),
-        ("emptied", lambda run: (run / journal.NAME).write_bytes(b"")),
+        ("without_journal", lambda run: (run / journal.FILE_NAME).unlink()),
+        ("emptied", lambda run: (run / journal.FILE_NAME).write_bytes(b"")),
     ):
         config = tiny(name, **SETTINGS)
         with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def test_a_folder_that_is_lost_is_noticed_and_the_run_rescued(tiny: MakeConfig, 
         end = records(run.out_dir)[-1]
         assert (end["kind"], end["out_dir"], end["exit_code"]) == ("end", str(run.out_dir), 2)
         assert "folder-lost" in [record["id"] for record in records(run.out_dir, "finding")]
-        assert [path.name for path in committed(run.out_dir)] == ["00000016"]
+        assert [path.name for path in committed_paths(run.out_dir)] == ["00000016"]
         if name not in ("removed", "emptied"):
             continue
         done = resume(tiny(f"{name}-rescued", **SETTINGS))
@@ -67,7 +67,7 @@ def test_a_folder_that_is_lost_is_noticed_and_the_run_rescued(tiny: MakeConfig, 
         told = run_losses(run.out_dir)
         assert told == {at: losses[at] for at in told}
         assert name == "emptied" or told == losses, name
-    assert [path.name for path in committed(tmp_path / "elsewhere")] == ["00000010"]
+    assert [path.name for path in committed_paths(tmp_path / "elsewhere")] == ["00000010"]
     assert sorted(path.name for path in (tmp_path / "without_journal").iterdir()) == [
         "checkpoints", "config.toml", "lock", "tokenizer",
     ]  # fmt: skip
@@ -80,15 +80,17 @@ def test_another_run_in_its_place_is_left_alone(tiny: MakeConfig, tmp_path: Path
     def replace() -> None:
         Path(config.out_dir).rename(tmp_path / "moved")
         train(tiny(max_iters=3, track="csv"))
-        seen.append(contents(config.out_dir))
+        seen.append(file_contents(config.out_dir))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("glassgpt.training.session._alone", nullcontext)  # the other run is another process's
+        patch.setattr(
+            "glassgpt.training.session._one_run_at_a_time", nullcontext
+        )  # the other run is another process's
         before_update_13(patch, config.out_dir, replace)
         run = train(tiny(**SETTINGS, track="csv"))
     assert (run.exit_code, run.out_dir) == (2, tmp_path / "run-rescued")
-    assert contents(config.out_dir) == seen[0]
-    assert [path.name for path in committed(run.out_dir)] == ["00000016"]
+    assert file_contents(config.out_dir) == seen[0]
+    assert [path.name for path in committed_paths(run.out_dir)] == ["00000016"]
 
 
 def test_lost_while_saving_and_at_the_end(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_lost_while_saving_and_at_the_end(tiny: MakeConfig, tmp_path: Path) -> N
             run = train(config)
         assert (run.exit_code, run.out_dir) == (2, tmp_path / f"{name}-rescued")
         assert run.iter in iteration
-        assert [int(path.name) for path in committed(run.out_dir)] == [run.iter]
+        assert [int(path.name) for path in committed_paths(run.out_dir)] == [run.iter]
         assert not (tmp_path / name).exists()
 
 
@@ -121,13 +123,15 @@ def test_without_locks_the_first_of_two_ends(tiny: MakeConfig, monkeypatch: pyte
 
     def second() -> None:
         assert resume(config).iter == 20
-        seen.append(contents(config.out_dir))
+        seen.append(file_contents(config.out_dir))
 
-    monkeypatch.setattr("glassgpt.training.session._alone", nullcontext)  # the second is another process
+    monkeypatch.setattr(
+        "glassgpt.training.session._one_run_at_a_time", nullcontext
+    )  # the second is another process
     before_update_13(monkeypatch, config.out_dir, second)
-    with pytest.raises(TakenOver):
+    with pytest.raises(RunSuperseded):
         train(config)
-    assert contents(config.out_dir) == seen[0]
+    assert file_contents(config.out_dir) == seen[0]
     assert run_losses(config.out_dir).keys() == {4, 8, 12, 16, 20}
 
 

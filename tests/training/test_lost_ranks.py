@@ -18,7 +18,7 @@ import rank_processes
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, run_losses
 
 from glassgpt.config import TrainConfig
-from glassgpt.training.checkpoint.checkpoints import committed
+from glassgpt.training.checkpoint.checkpoints import committed_paths
 
 SHARED: dict[str, Any] = {
     "batch_size": 2,
@@ -29,12 +29,12 @@ SHARED: dict[str, Any] = {
 }
 
 
-def start(config: TrainConfig, tmp_path: Path, **more: Any) -> list[rank_processes.Member]:
-    return rank_processes.start(2, tmp_path, rank_processes.command(config), **more)
+def start(config: TrainConfig, tmp_path: Path, **more: Any) -> list[rank_processes.RankProcess]:
+    return rank_processes.start_ranks(2, tmp_path, rank_processes.train_command(config), **more)
 
 
 def go_on_and_compare(config: TrainConfig, whole: TrainConfig, tmp_path: Path) -> None:
-    rank_processes.together(2, tmp_path, rank_processes.resume_command(config.out_dir))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.resume_command(config.out_dir))
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
 
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
     """In the middle of an update, and in the middle of a save: by kill -9."""
     settings = SHARED | {"shard": shard}
     whole = tiny("whole", **settings)
-    rank_processes.together(2, tmp_path, rank_processes.command(whole))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
     saves = 1 if shard else 0  # who writes a part, or all
     for how, lost, done in (("die_in_update_7", 1, 5), ("die_in_second_save", saves, 5)):
         config = tiny(how, **settings)
@@ -55,10 +55,10 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
         assert codes[lost] == -signal.SIGKILL
         assert codes[1 - lost] == 1
         survivor = members[1 - lost]
-        (said,) = re.findall("^error: (.*)$", survivor.said, re.M)
+        (said,) = re.findall("^error: (.*)$", survivor.output_text, re.M)
         assert said.startswith(f"rank {lost} has died (pid {members[lost].process.pid} on ")
         assert "last heard of in phase `" in said
-        assert [path.name for path in committed(Path(config.out_dir))] == [f"{done:08d}"]
+        assert [path.name for path in committed_paths(Path(config.out_dir))] == [f"{done:08d}"]
         if lost == 1:
             end = records(config.out_dir)[-1]
             assert (end["kind"], end["reason"], end["exit_code"]) == ("end", "crashed", 1)
@@ -69,14 +69,14 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp_path: Path) -> None:
     """Of three: the first survivor that ends must not be named by the other."""
     config = tiny(**SHARED | {"gradient_accumulation_steps": 6}, rank_timeout=2)
-    first, second, third = rank_processes.start(
-        3, tmp_path, rank_processes.command(config), sabotage={1: "hang_in_data"}
+    first, second, third = rank_processes.start_ranks(
+        3, tmp_path, rank_processes.train_command(config), sabotage={1: "hang_in_data"}
     )
     began = time.monotonic()
     assert (first.wait(), third.wait()) == (1, 1)
     assert time.monotonic() - began < 30
-    assert third.said == ""
-    (said,) = re.findall("^error: (.*)$", first.said, re.M)
+    assert third.output_text == ""
+    (said,) = re.findall("^error: (.*)$", first.output_text, re.M)
     assert said.startswith("rank 1 is stuck (pid ")
     assert "in phase `data` after 4 updates); the others have waited " in said
     assert said.endswith("s for it (--rank_timeout=2)")
@@ -91,7 +91,7 @@ def test_before_and_after_training_a_rank_may_take_its_time(
 ) -> None:
     """Reading text and writing the last checkpoint take what they take; rank_timeout is for updates."""
     config = tiny(**SHARED | {"max_iters": 2, "checkpoint_interval": None}, rank_timeout=2)
-    rank_processes.together(2, tmp_path, rank_processes.command(config), sabotage={rank: how})
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), sabotage={rank: how})
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
 
@@ -99,17 +99,17 @@ def test_a_rank_that_crashes_says_why_and_the_others_say_who(tiny: MakeConfig, t
     config = tiny(**SHARED)
     first, second = start(config, tmp_path, sabotage={1: "crash_in_update_5"})
     assert (first.wait(), second.wait()) == (1, 1)
-    assert "ZeroDivisionError: a bug" in second.said
-    assert "error: rank 1 has ended: ZeroDivisionError: a bug (pid " in first.said
+    assert "ZeroDivisionError: a bug" in second.output_text
+    assert "error: rank 1 has ended: ZeroDivisionError: a bug (pid " in first.output_text
 
 
 def test_a_disk_that_fails_one_rank_fails_the_save_of_all(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED, shard=True)
     first, second = start(config, tmp_path, sabotage={1: "fail_to_write"})
     assert {first.wait(), second.wait()} <= {1, 2}  # whoever notices first
-    assert "the checkpoint could not be written (" in first.said
-    assert "[Errno 28] No space left on device" in first.said
-    assert committed(Path(config.out_dir)) == []
+    assert "the checkpoint could not be written (" in first.output_text
+    assert "[Errno 28] No space left on device" in first.output_text
+    assert committed_paths(Path(config.out_dir)) == []
     assert not list((Path(config.out_dir) / "checkpoints").iterdir())
 
 
@@ -128,7 +128,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
 ) -> None:
     whole = tiny("whole", **SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
     config = tiny(**SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
-    rank_processes.together(2, tmp_path, rank_processes.command(whole))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
     members = start(config, tmp_path, sabotage={0: "be_slow"})
     while not Path(config.out_dir, "journal.jsonl").exists() or not run_losses(config.out_dir):
         time.sleep(0.01)
@@ -138,25 +138,27 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
     assert (end["reason"], end["exit_code"]) == ("interrupted", 128 + number)
     assert 0 < end["iter"] < 40
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
-    assert members[1].said == ""
-    assert ("stopping after this piece" in members[0].said) == (rank == 0)
+    assert members[1].output_text == ""
+    assert ("stopping after this piece" in members[0].output_text) == (rank == 0)
     go_on_and_compare(config, whole, tmp_path)
 
 
 def test_a_launcher_that_starts_a_team_anew_goes_on_with_its_run(tiny: MakeConfig, tmp_path: Path) -> None:
     """The same command, again, by `torchrun --max-restarts`: not another run, and not a complaint."""
     whole, config = tiny("whole", **SHARED), tiny("again", **SHARED)
-    rank_processes.together(2, tmp_path, rank_processes.command(whole))
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
     launch = {"TORCHELASTIC_RUN_ID": "a-launch"}
     members = start(config, tmp_path, sabotage={1: "die_in_update_7"}, environment=launch)
     assert [member.wait() for member in members] == [1, -signal.SIGKILL]
     again = launch | {"TORCHELASTIC_RESTART_COUNT": "1"}
-    rank_processes.together(2, tmp_path, rank_processes.command(config), environment=again)
+    rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), environment=again)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
     assert records(config.out_dir, "run")[-1]["team"]["attempt"] == 1
     shutil.rmtree(config.out_dir)  # one that came to nothing begins
-    rank_processes.together(2, tmp_path, rank_processes.command(config, max_iters=3), environment=again)
+    rank_processes.run_ranks(
+        2, tmp_path, rank_processes.train_command(config, max_iters=3), environment=again
+    )
     assert records(config.out_dir, "run")[-1]["iter"] == 0
 
 
@@ -211,10 +213,10 @@ def test_a_launcher_that_is_gone_is_named_before_and_after_training_too(when: st
 def test_a_folder_that_the_first_rank_loses_is_rescued_by_all(tiny: MakeConfig, tmp_path: Path) -> None:
     """Each has a part of the weights to save."""
     members = start(tiny(**SHARED, shard=True), tmp_path, sabotage={0: "move_the_folder"})
-    assert [member.wait() for member in members] == [2, 2], members[0].said
-    assert [path.name for path in committed(tmp_path / "elsewhere")] == ["00000005"]
+    assert [member.wait() for member in members] == [2, 2], members[0].output_text
+    assert [path.name for path in committed_paths(tmp_path / "elsewhere")] == ["00000005"]
     rescued = tmp_path / "run-rescued"
-    assert str(rescued) in members[0].said
-    (last,) = committed(rescued)
+    assert str(rescued) in members[0].output_text
+    (last,) = committed_paths(rescued)
     assert 7 < int(last.name) < 12
     assert last_tensors(rescued)["model"]

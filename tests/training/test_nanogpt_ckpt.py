@@ -13,16 +13,16 @@ import nanogpt_files as ckpt
 import numpy as np
 import pytest
 import torch
-from tiny import MakeConfig, catch_learners, choices, records, run_evals, weights
+from tiny import MakeConfig, capture_learners, choices, records, run_evals, weights
 
-from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_windows
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ImportOptions
 from glassgpt.exchange.import_nanogpt import import_run
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import load_weights
-from glassgpt.training.checkpoint.nanogpt_ckpt import read_ckpt
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 from glassgpt.training.session import resume, train
 
 
@@ -33,9 +33,9 @@ def vocabulary(tiny_data: Path) -> int:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
 def test_weights_come_back_under_our_names(tmp_path: Path, prefix: str, bias: bool) -> None:
-    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21, prefix, bias=bias))
-    model, _ = ckpt.trained(21, bias=bias)
-    assert found.shape == model.config
+    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, prefix, bias=bias))
+    model, _ = ckpt.make_trained_model(21, bias=bias)
+    assert found.model_config == model.config
     assert found.weights.keys() == model.state_dict().keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in model.state_dict().items())
     assert (found.iter, found.best_val_loss) == (3, 2.5)
@@ -43,8 +43,8 @@ def test_weights_come_back_under_our_names(tmp_path: Path, prefix: str, bias: bo
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_optimizers_state_goes_to_its_parameter(tmp_path: Path, bias: bool) -> None:
-    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21, bias=bias))
-    model, optimizer = ckpt.trained(21, bias=bias)
+    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, bias=bias))
+    model, optimizer = ckpt.make_trained_model(21, bias=bias)
     expected = {
         f"{name}:{key}": value
         for name, parameter in model.named_parameters()
@@ -55,7 +55,7 @@ def test_the_optimizers_state_goes_to_its_parameter(tmp_path: Path, bias: bool) 
 
 
 def test_its_settings_are_taken_over_but_for_those_of_its_machine(tmp_path: Path) -> None:
-    found = read_ckpt(ckpt.write(tmp_path / "ckpt.pt", 21)).settings
+    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)).settings
     assert found["dataset"] == "tiny"
     assert found["learning_rate"] == 1e-2
     assert found["gradient_accumulation_steps"] == 2
@@ -63,18 +63,18 @@ def test_its_settings_are_taken_over_but_for_those_of_its_machine(tmp_path: Path
 
 
 def test_old_checkpoints_carry_masks_and_lack_things(tmp_path: Path) -> None:
-    content = ckpt.content(21, bias=True)
+    content = ckpt.make_nanogpt_ckpt(21, bias=True)
     content["model"]["transformer.h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
     del content["model_args"]["bias"], content["optimizer"], content["config"], content["best_val_loss"]
     torch.save(content, tmp_path / "ckpt.pt")
-    found = read_ckpt(tmp_path / "ckpt.pt")
-    assert found.shape.bias
+    found = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
+    assert found.model_config.bias
     assert (found.optimizer, found.settings, found.best_val_loss) == ({}, {}, None)
-    load_weights(GPT(found.shape), found.weights, "it")
+    load_weights(GPT(found.model_config), found.weights, "it")
 
 
 def broken(change: Any, tmp_path: Path) -> str:
-    content = ckpt.content(21)
+    content = ckpt.make_nanogpt_ckpt(21)
     change(content)
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError) as caught:
@@ -83,8 +83,8 @@ def broken(change: Any, tmp_path: Path) -> str:
 
 
 def load(path: Path) -> None:
-    found = read_ckpt(path)
-    load_weights(GPT(found.shape), found.weights, "ckpt.pt")
+    found = read_nanogpt_ckpt(path)
+    load_weights(GPT(found.model_config), found.weights, "ckpt.pt")
 
 
 @pytest.mark.parametrize(
@@ -119,20 +119,20 @@ class Harm:
 
 @pytest.mark.parametrize("how", ["torch", "pickle"])
 def test_nothing_in_it_is_executed(tmp_path: Path, how: str) -> None:
-    content = ckpt.content(21) | {"extra": Harm(f"touch {tmp_path / 'harm'}")}
+    content = ckpt.make_nanogpt_ckpt(21) | {"extra": Harm(f"touch {tmp_path / 'harm'}")}
     path = tmp_path / "ckpt.pt"
     torch.save(content, path) if how == "torch" else path.write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=r"would execute what is in it|is not a checkpoint"):
-        read_ckpt(path)
+        read_nanogpt_ckpt(path)
     assert not (tmp_path / "harm").exists()
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 5000])
 def test_cut_off_it_is_an_error(tmp_path: Path, size: int) -> None:
-    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(UserError, match=r"ckpt\.pt"):
-        read_ckpt(path)
+        read_nanogpt_ckpt(path)
 
 
 # --- going on with it ---
@@ -142,7 +142,7 @@ def whole_split_loss(model: GPT, tiny_data: Path) -> float:
     """The validation loss, the plain way: all windows at once."""
     tokens = open_dataset(tiny_data).tokens("val")
     T = model.config.block_size
-    x, y = evaluation_batch(tokens, evaluation_windows(len(tokens), T, None), T)
+    x, y = evaluation_batch(tokens, evaluation_window_starts(len(tokens), T, None), T)
     targets = torch.from_numpy(y)
     with torch.no_grad():
         losses = model.eval()(torch.from_numpy(x), targets, "none")
@@ -154,12 +154,12 @@ def test_a_run_of_nanogpt_goes_on_in_its_folder(
     tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = ckpt.write(tmp_path / "out-tiny/ckpt.pt", vocabulary(tiny_data), "_orig_mod.")
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "out-tiny/ckpt.pt", vocabulary(tiny_data), "_orig_mod.")
     before = path.read_bytes()
-    learners = catch_learners(monkeypatch)
+    learners = capture_learners(monkeypatch)
     run = resume("out-tiny", data_dir=str(tiny_data), max_iters=5, probe_seconds=0, eval_iters=None)
     assert (run.iter, run.reason, run.out_dir) == (5, "finished", Path("out-tiny"))
-    model, _ = ckpt.trained(vocabulary(tiny_data))
+    model, _ = ckpt.make_trained_model(vocabulary(tiny_data))
     first = run_evals("out-tiny")[3, "val"]
     assert first == pytest.approx(whole_split_loss(model, tiny_data), abs=1e-6)
     assert records("out-tiny", "resume")[0]["from_iter"] == 3
@@ -175,11 +175,11 @@ def test_a_run_of_nanogpt_goes_on_in_its_folder(
 def test_a_new_run_can_begin_from_its_weights(
     tiny: MakeConfig, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = ckpt.write(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))
     config = tiny(init_from=str(path), init_state="weights", max_iters=1, learning_rate=1e-12, n_layer=5)
-    learners = catch_learners(monkeypatch)
+    learners = capture_learners(monkeypatch)
     train(config)
-    model, _ = ckpt.trained(vocabulary(tiny_data))
+    model, _ = ckpt.make_trained_model(vocabulary(tiny_data))
     now = weights(learners[-1])
     for name, parameter in model.named_parameters():
         assert torch.allclose(now[name], parameter, atol=1e-6), name
@@ -191,7 +191,9 @@ def test_a_new_run_can_begin_from_its_weights(
 def test_it_goes_on_with_its_data_by_name_or_by_path(
     tiny: MakeConfig, tiny_data: Path, tmp_path: Path
 ) -> None:
-    path = ckpt.write(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))  # which says: trained on `tiny`
+    path = ckpt.write_nanogpt_ckpt(
+        tmp_path / "out/ckpt.pt", vocabulary(tiny_data)
+    )  # which says: trained on `tiny`
     theirs = shutil.copytree(tiny_data, tmp_path / "theirs/tiny")
     for number, where in enumerate(({"dataset": str(theirs), "data_dir": ""}, {"data_dir": str(theirs)})):
         config = tiny(init_from=str(path), max_iters=4, out_dir=str(tmp_path / f"run-{number}"), **where)
@@ -200,7 +202,7 @@ def test_it_goes_on_with_its_data_by_name_or_by_path(
 
 
 def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
-    path = ckpt.write(tmp_path / "out/ckpt.pt", 7)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "out/ckpt.pt", 7)
     with pytest.raises(UserError, match="vocabulary"):
         train(tiny(init_from=str(path)))
     assert not Path(tiny().out_dir).exists()
@@ -208,30 +210,30 @@ def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("whole", ["the first half", "the last half"])
 def test_half_a_file_is_called_damaged(tmp_path: Path, whole: str) -> None:
-    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     content = path.read_bytes()
     half = len(content) // 2
     path.write_bytes(content[:half] if whole == "the first half" else b"PK" + content[half:])
     with pytest.raises(UserError, match="is damaged: "):
-        read_ckpt(path)
+        read_nanogpt_ckpt(path)
 
 
 def test_what_would_unpack_to_far_more_than_the_file_is_refused_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/99", bytes(10 * path.stat().st_size))
     with monkeypatch.context() as patch:
         patch.setattr(zipfile.ZipFile, "testzip", lambda archive: pytest.fail("it was unpacked"))
         with pytest.raises(UserError, match="is refused: it unpacks to"):
-            read_ckpt(path)
-    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+            read_nanogpt_ckpt(path)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     monkeypatch.setattr(
         "glassgpt.training.checkpoint.nanogpt_ckpt.available_memory", lambda: path.stat().st_size // 2
     )
     with pytest.raises(UserError, match="is refused: it unpacks to"):
-        read_ckpt(path)
+        read_nanogpt_ckpt(path)
 
 
 def test_a_bytearray_as_large_as_the_file_says_is_refused(tmp_path: Path) -> None:
@@ -244,18 +246,18 @@ def test_a_bytearray_as_large_as_the_file_says_is_refused(tmp_path: Path) -> Non
     for content in (path.read_bytes(), asks):  # as newer and as older versions of torch write files
         path.write_bytes(content)
         with pytest.raises(UserError, match="more than tensors and plain values"):
-            read_ckpt(path)
+            read_nanogpt_ckpt(path)
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    path = ckpt.write(tmp_path / "ckpt.pt", 21)
+    path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         largest = max(archive.infolist(), key=lambda part: part.file_size)
     content[largest.header_offset + 200] ^= 4
     path.write_bytes(content)
     with pytest.raises(UserError, match="is damaged: the checksum of"):
-        read_ckpt(path)
+        read_nanogpt_ckpt(path)
 
 
 @pytest.mark.parametrize("changes", [{"n_head": 0}, {"n_head": 5}, {"n_layer": 10**7}, {"vocab_size": -3}])
@@ -291,12 +293,12 @@ def test_what_is_no_weight_is_refused(tmp_path: Path, weight: Any, said: str) ->
 )
 def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any, said: str) -> None:
     """A small file that says it is large must not fill the memory."""
-    content = ckpt.content(21)
+    content = ckpt.make_nanogpt_ckpt(21)
     content["model_args"].update(changes)
     del content["optimizer"]
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError) as caught:
-        read_ckpt(tmp_path / "ckpt.pt")
+        read_nanogpt_ckpt(tmp_path / "ckpt.pt")
     assert said in str(caught.value)
 
 
@@ -317,23 +319,23 @@ def test_what_cannot_be_a_number_is_refused(tmp_path: Path) -> None:
 
 def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
     for kind in (np.float64, np.float32, np.float16, np.dtype(">f8").type):
-        content = ckpt.content(21) | {"best_val_loss": kind(2.5), "iter_num": np.int64(7)}
+        content = ckpt.make_nanogpt_ckpt(21) | {"best_val_loss": kind(2.5), "iter_num": np.int64(7)}
         content["config"]["learning_rate"] = kind(0.5)
         torch.save(content, tmp_path / "ckpt.pt")
-        found = read_ckpt(tmp_path / "ckpt.pt")
+        found = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
         assert (found.iter, found.best_val_loss, found.settings["learning_rate"]) == (7, 2.5, 0.5)
     for other in (np.array([1.0]), np.datetime64("2020-01-01"), np.str_("text"), np.complex64(1)):
-        torch.save(ckpt.content(21) | {"best_val_loss": other}, tmp_path / "ckpt.pt")
+        torch.save(ckpt.make_nanogpt_ckpt(21) | {"best_val_loss": other}, tmp_path / "ckpt.pt")
         with pytest.raises(UserError, match=r"ckpt\.pt"):
-            read_ckpt(tmp_path / "ckpt.pt")
+            read_nanogpt_ckpt(tmp_path / "ckpt.pt")
 
 
 def test_a_tensor_that_the_model_lacks_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
-    content = ckpt.content(21)
+    content = ckpt.make_nanogpt_ckpt(21)
     content["model"]["transformer.h.0.extra"] = torch.ones(2)
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match="extra"):
-        read_ckpt(tmp_path / "ckpt.pt")
+        read_nanogpt_ckpt(tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match="extra"):
         import_run(str(tmp_path), ImportOptions(out=str(tmp_path / "imported")))
     assert not (tmp_path / "imported").exists()

@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import bits
+from tiny import tensor_bytes
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.training.optimizers import Muon, load_optimizers, make_optimizers, optimizer_tensors, orthogonal
+from glassgpt.training.optimizers import (
+    Muon,
+    load_optimizer_state,
+    make_optimizers,
+    optimizer_tensors,
+    orthogonalize,
+)
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.9)
 
@@ -78,18 +84,18 @@ def test_state_is_named_after_parameters_and_comes_back_whole() -> None:
     twin = make_model()
     twin.load_state_dict(model.state_dict())
     (restored,) = make_optimizers(twin, CONFIG, torch.float32)
-    load_optimizers(twin, [restored], saved)
+    load_optimizer_state(twin, [restored], saved)
     for model_, its in ((model, optimizer), (twin, restored)):
         give_gradients(model_, 9)
         its.step()
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert bits(mine) == bits(other)
+        assert tensor_bytes(mine) == tensor_bytes(other)
 
 
 def test_state_without_a_home_is_an_error() -> None:
     model = make_model("modern")
     with pytest.raises(UserError, match=r"state for transformer\.wpe\.weight, which this model does not"):
-        load_optimizers(
+        load_optimizer_state(
             model,
             make_optimizers(model, CONFIG, torch.float32),
             {"transformer.wpe.weight:exp_avg": torch.zeros(1)},
@@ -135,11 +141,11 @@ def muon_of(model: GPT, config: TrainConfig = MUON) -> Muon:
 def test_orthogonal_keeps_directions_and_evens_out_lengths(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = orthogonal(matrix, 5, torch.float32)
+    found = orthogonalize(matrix, 5, torch.float32)
     assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.35
     along = (found * (u @ v)).sum((-2, -1)) / (found.norm(dim=(-2, -1)) * (u @ v).norm(dim=(-2, -1)))
     assert along.min() > 0.99
-    assert orthogonal(torch.zeros(1, 4, 4), 5, torch.float32).abs().max() == 0
+    assert orthogonalize(torch.zeros(1, 4, 4), 5, torch.float32).abs().max() == 0
 
 
 def test_muon_has_the_blocks_matrices_and_adamw_the_rest() -> None:
@@ -185,7 +191,7 @@ def test_muons_steps_are_the_papers() -> None:
         muon.step()
         for part in range(3):
             rows = slice(16 * part, 16 * part + 16)
-            wanted = before[rows] - 0.05 * orthogonal(ahead[None, rows], 5, torch.float32)[0]
+            wanted = before[rows] - 0.05 * orthogonalize(ahead[None, rows], 5, torch.float32)[0]
             torch.testing.assert_close(weight.detach()[rows], wanted, atol=1e-5, rtol=1e-5)
     tall = parameters["transformer.h.1.mlp.c_fc.weight"]  # 64 x 16: a step twice as long
     start = tall.detach().clone()
@@ -203,16 +209,16 @@ def test_a_skipped_step_changes_nothing(optimizer: Any) -> None:
         one.set_learning_rate(config.learning_rate)
         one.found_inf = torch.zeros(())
         one.step()
-    weights = {name: bits(parameter) for name, parameter in model.named_parameters()}
-    state = {name: bits(tensor) for name, tensor in optimizer_tensors(model, both).items()}
+    weights = {name: tensor_bytes(parameter) for name, parameter in model.named_parameters()}
+    state = {name: tensor_bytes(tensor) for name, tensor in optimizer_tensors(model, both).items()}
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float("nan"))
     for one in both:
         assert one.found_inf is not None
         one.found_inf.fill_(1.0)
         one.step()
-    assert {name: bits(parameter) for name, parameter in model.named_parameters()} == weights
-    assert {name: bits(tensor) for name, tensor in optimizer_tensors(model, both).items()} == state
+    assert {name: tensor_bytes(parameter) for name, parameter in model.named_parameters()} == weights
+    assert {name: tensor_bytes(tensor) for name, tensor in optimizer_tensors(model, both).items()} == state
 
 
 @pytest.mark.gpu
@@ -247,7 +253,7 @@ def test_another_optimizer_begins_without_the_memory_of_the_one_before(before: A
     for one in theirs:
         one.step()
     ours = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
-    complaints = load_optimizers(model, ours, optimizer_tensors(model, theirs))
+    complaints = load_optimizer_state(model, ours, optimizer_tensors(model, theirs))
     assert complaints == ["the optimizer is another now: it begins without a memory of 8 parameters"]
     for one in ours:
         one.step()

@@ -15,9 +15,9 @@ from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
-from glassgpt.estimate.memory import Work, needed
+from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.training import out_of_memory
-from glassgpt.training.out_of_memory import in_less
+from glassgpt.training.out_of_memory import less_memory_advice
 from glassgpt.training.session import train
 
 CARDS_WORDS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.99 GiB"
@@ -112,11 +112,13 @@ def test_what_cannot_fit_is_refused_before_work(
     assert not Path(config.out_dir).exists()
     proposed = {name: int(value) for name, value in (flag[2:].split("=") for flag in _flags(raised.value))}
     assert proposed["batch_size"] * proposed["gradient_accumulation_steps"] == 2**25
-    work = Work(config=config, vocab_size=64, batch_size=proposed["batch_size"], micro_steps=2,
-                device_type="cpu", dtype="float32", kernels=False, saves_beside=True)  # fmt: skip
-    assert 5 * 2**30 < needed(work).total < 24 * 2**30  # it fits, and is not far too small
+    work = TrainingWorkload(config=config, vocab_size=64, batch_size=proposed["batch_size"], micro_steps=2,
+                device_type="cpu", dtype="float32", kernels=False, has_checkpoint_copy=True)  # fmt: skip
+    assert 5 * 2**30 < estimate_memory(work).total_bytes < 24 * 2**30  # it fits, and is not far too small
     # A card is as strict, with what is free on it.
-    monkeypatch.setattr("glassgpt.training.device.memory_bytes", lambda device: (12 * 2**30, 16 * 2**30))
+    monkeypatch.setattr(
+        "glassgpt.training.device.free_and_total_bytes", lambda device: (12 * 2**30, 16 * 2**30)
+    )
     with pytest.raises(UserError, match=r"there are 12\.\d GiB free on the card"):
         train(config)
 
@@ -157,7 +159,7 @@ def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
 def test_the_same_run_in_less(settings: dict[str, Any], said: str) -> None:
     config = replace(TrainConfig(block_size=64), **settings)
     plan, _ = plan_batch(config, "cpu", None)
-    assert in_less(config, plan).startswith(said)
+    assert less_memory_advice(config, plan).startswith(said)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -165,7 +167,7 @@ def test_the_same_run_has_the_same_tokens(ranks: int) -> None:
     """What is proposed, when it is done."""
     config = TrainConfig(block_size=64, batch_size=12, gradient_accumulation_steps=2 * ranks)
     plan, _ = plan_batch(config, "cpu", None, ranks)
-    words = in_less(config, plan).partition(",")[0].split()
+    words = less_memory_advice(config, plan).partition(",")[0].split()
     proposed: Any = {name: int(value) for name, value in (word[2:].split("=") for word in words)}
     changed, _ = plan_batch(replace(config, **proposed), "cpu", None, ranks)
     assert changed.batch_size < plan.batch_size

@@ -56,7 +56,7 @@ def here(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def records(run: str, kind: str) -> list[Record]:
-    return [record for record in journal.read(Path(run) / journal.NAME) if record["kind"] == kind]
+    return [record for record in journal.read(Path(run) / journal.FILE_NAME) if record["kind"] == kind]
 
 
 @pytest.mark.parametrize("preset", ["eval_gpt2", "eval_gpt2_medium", "eval_gpt2_large", "eval_gpt2_xl"])

@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from glassgpt.estimate.peak import Peak, Run, best_rate, mfu_note, mfu_percent, rate
+from glassgpt.estimate.peak import (
+    PeakFlops,
+    RepeatOperation,
+    measure_best_rate,
+    measure_rate,
+    mfu_note,
+    mfu_percent,
+)
 from glassgpt.training import probe
 from glassgpt.training.probe import find_peak, measure_peak
 
@@ -27,7 +34,7 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def prepare(self, size: int) -> Run:
+    def prepare(self, size: int) -> RepeatOperation:
         self.sizes.append(size)
 
         def run(count: int) -> None:
@@ -40,26 +47,26 @@ class Machine:
 
 def test_the_rate_is_flops_over_time() -> None:
     machine = Machine(lambda size: 5e12)
-    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+    assert measure_rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
     assert machine.now - 100 <= 0.51
 
 
 def test_one_slow_batch_does_not_change_the_rate() -> None:
     machine = Machine(lambda size: 5e12, jitter=(1, 1, 1, 9, 1, 1, 1))
-    assert rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
+    assert measure_rate(machine.prepare(1024), 2 * 1024**3, 0.5, machine.clock) == pytest.approx(5e12)
 
 
 def test_waiting_for_the_device_is_shared_by_many_matmuls() -> None:
     machine = Machine(lambda size: 500e12, wait_s=20e-6)
     one_by_one = 2 * 2048**3 / (2 * 2048**3 / 500e12 + 20e-6)
-    found = rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
+    found = measure_rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
     assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < found <= 500e12
 
 
 def test_the_best_size_wins_and_growing_stops_past_it() -> None:
     speeds = {256: 1e11, 512: 4e11, 1024: 2e11, 2048: 1e11}
     machine = Machine(speeds.__getitem__)
-    assert best_rate(machine.prepare, list(speeds), 1.0, machine.clock) == pytest.approx(4e11)
+    assert measure_best_rate(machine.prepare, list(speeds), 1.0, machine.clock) == pytest.approx(4e11)
     assert 2048 not in machine.sizes
 
 
@@ -121,7 +128,7 @@ def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.Mon
 
 def test_no_table_entry_for_a_dtype_the_card_lacks() -> None:
     peak = find_peak("cuda", "Tesla T4", "bfloat16", probe_seconds=0)
-    assert peak == Peak()
+    assert peak == PeakFlops()
     assert peak.value is None
     assert peak.source.startswith("unknown")
 
@@ -150,18 +157,18 @@ def test_float32_follows_torchs_matmul_precision(setting: str, tflops: float) ->
 
 
 def test_mfu_is_achieved_over_peak() -> None:
-    assert mfu_percent(48e12, Peak(table=80.2e12)) == pytest.approx(59.85, abs=0.01)
-    assert mfu_percent(35e12, Peak(measured=70e12)) == pytest.approx(50)
+    assert mfu_percent(48e12, PeakFlops(table=80.2e12)) == pytest.approx(59.85, abs=0.01)
+    assert mfu_percent(35e12, PeakFlops(measured=70e12)) == pytest.approx(50)
 
 
 @pytest.mark.parametrize("flops_per_s", [0.0, -1.0, math.inf, math.nan])
 def test_mfu_is_never_zero_infinite_or_negative(flops_per_s: float) -> None:
-    assert mfu_percent(flops_per_s, Peak(table=1e12)) is None
-    assert mfu_percent(1e12, Peak()) is None
+    assert mfu_percent(flops_per_s, PeakFlops(table=1e12)) is None
+    assert mfu_percent(1e12, PeakFlops()) is None
 
 
 def test_mfu_above_100_is_explained() -> None:
-    table, measured = Peak(table=1e12), Peak(measured=1e12)
+    table, measured = PeakFlops(table=1e12), PeakFlops(measured=1e12)
     assert mfu_note(None) is None
     assert mfu_note(100.0, table) is None
     assert "boost clock" in str(mfu_note(107.0, table))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Crash, MakeConfig, crash_before, poison, records, resume, run_losses
+from tiny import Crash, MakeConfig, crash_before, inject_non_finite, records, resume, run_losses
 
-from glassgpt.config import LONGEST_PROFILE, TrainConfig, profile_window
-from glassgpt.estimate.meter import Interval
+from glassgpt.config import MAX_PROFILE_UPDATES, TrainConfig, profile_window
+from glassgpt.estimate.meter import LogInterval
 from glassgpt.record.clock import Ledger
-from glassgpt.training.profiler import Piece, covered, is_in, table_of
+from glassgpt.training.profiler import ProfileRow, build_table, covered_time, is_in_any_span
 from glassgpt.training.session import train
-from glassgpt.validate import find_problems
+from glassgpt.validate import find_config_problems
 
 MATMULS = 2 * 4 + 1  # of a model of two blocks, forward: four each, and the head
 
@@ -90,23 +90,23 @@ class Clock:
 def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
     clock = Clock()
     ledger = Ledger(clock)
-    interval = Interval(ledger)
+    interval = LogInterval(ledger)
 
     def update(train_s: float, data_s: float) -> None:
         with ledger.phase("train"):
             clock.now += train_s
             with ledger.phase("data"):
                 clock.now += data_s
-        interval.update_done()
+        interval.count_update()
 
     update(1.0, 0.5)
     before = ledger.seconds()
     with ledger.phase("log"):
         clock.now += 4.0  # the profiler begins
         update(7.0, 2.0)
-    interval.leave_out(before)
+    interval.exclude_last_update(before)
     update(2.0, 0.5)
-    interval.split_data_from_train(1.5)  # by the card's account it waited half a second more
+    interval.correct_data_wait(1.5)  # by the card's account it waited half a second more
     assert interval.updates == 2
     seconds, phases = interval.close()
     assert seconds == pytest.approx(1.0 + 0.5 + 2.0 + 0.5)
@@ -130,21 +130,23 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
     ],
 )
 def test_a_window_that_makes_no_sense(said: str, problem: str) -> None:
-    (found,) = find_problems(TrainConfig(max_iters=100, profile=said))
+    (found,) = find_config_problems(TrainConfig(max_iters=100, profile=said))
     assert found.startswith(f"--profile={said} {problem}")
 
 
 @pytest.mark.parametrize("said", ["0:1", "0:40", "20:10", "5:5"])
 def test_what_is_proposed_instead_makes_sense(said: str) -> None:
-    (problem,) = find_problems(TrainConfig(max_iters=40, profile=said))
-    assert find_problems(TrainConfig(max_iters=40, profile=problem.partition("try --profile=")[2])) == []
+    (problem,) = find_config_problems(TrainConfig(max_iters=40, profile=said))
+    assert (
+        find_config_problems(TrainConfig(max_iters=40, profile=problem.partition("try --profile=")[2])) == []
+    )
 
 
 def test_windows_that_do() -> None:
     assert profile_window(TrainConfig(profile=" 10:20 ")) == (10, 20)
     assert profile_window(TrainConfig()) is None
-    assert find_problems(TrainConfig(profile=f"1:{LONGEST_PROFILE + 1}")) == []
-    (problem,) = find_problems(TrainConfig(profile=f"1:{LONGEST_PROFILE + 2}"))
+    assert find_config_problems(TrainConfig(profile=f"1:{MAX_PROFILE_UPDATES + 1}")) == []
+    (problem,) = find_config_problems(TrainConfig(profile=f"1:{MAX_PROFILE_UPDATES + 2}"))
     assert "is too large" in problem
 
 
@@ -178,7 +180,7 @@ def test_a_resumed_run_looks_into_what_is_left_but_not_into_its_first(
 def test_a_bad_loss_under_the_profiler_ends_the_run_as_ever(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, 4, "loss")
+    inject_non_finite(monkeypatch, 4, "loss")
     run = train(tiny(max_iters=9, profile="2:7"))
     assert (run.reason, run.exit_code) == ("not finite", 3)
     monkeypatch.undo()
@@ -209,19 +211,19 @@ def test_a_profiler_that_fails_is_a_finding(
 
 
 def test_the_table() -> None:
-    assert table_of([("a", 1000.0), ("b", 5000.0), ("a", 2000.0)]) == [
-        Piece("b", 5.0, 5 / 8, 1),
-        Piece("a", 3.0, 3 / 8, 2),
+    assert build_table([("a", 1000.0), ("b", 5000.0), ("a", 2000.0)]) == [
+        ProfileRow("b", 5.0, 5 / 8, 1),
+        ProfileRow("a", 3.0, 3 / 8, 2),
     ]
-    assert table_of([]) == []
-    assert len(table_of([("x" * 9999, 1.0)])[0].name) == 300
+    assert build_table([]) == []
+    assert len(build_table([("x" * 9999, 1.0)])[0].name) == 300
 
 
 def test_time_that_is_covered_counts_once() -> None:
-    assert covered([]) == 0
-    assert covered([(5.0, 9.0), (0.0, 2.0), (1.0, 3.0), (6.0, 7.0)]) == 3 + 4
-    assert is_in([(0.0, 2.0), (5.0, 9.0)], 1.0)
-    assert is_in([(0.0, 2.0), (5.0, 9.0)], 5.0)
-    assert not is_in([(0.0, 2.0), (5.0, 9.0)], 3.0)
-    assert not is_in([(1.0, 2.0)], 0.5)
-    assert not is_in([], 0.5)
+    assert covered_time([]) == 0
+    assert covered_time([(5.0, 9.0), (0.0, 2.0), (1.0, 3.0), (6.0, 7.0)]) == 3 + 4
+    assert is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 1.0)
+    assert is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 5.0)
+    assert not is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 3.0)
+    assert not is_in_any_span([(1.0, 2.0)], 0.5)
+    assert not is_in_any_span([], 0.5)

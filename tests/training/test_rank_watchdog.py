@@ -11,18 +11,26 @@ from dataclasses import replace
 
 import pytest
 
-from glassgpt.record.rank_time import Sharing
-from glassgpt.training.distributed.rank_watchdog import NOBODY, Beat, Seen, Watch, is_alive, judge, numbering
+from glassgpt.record.rank_time import RankTimes
+from glassgpt.training.distributed.rank_watchdog import (
+    NO_RANK,
+    Heartbeat,
+    LastHeartbeat,
+    RankWatchdog,
+    find_lost_rank,
+    is_alive,
+    pid_namespace,
+)
 
-ME = Beat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
+ME = Heartbeat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
 OTHER = replace(ME, pid=2)
 
 
 def judged(waiting_s: float = 0.0, said: float = 100.0, alive: bool = True, **changes: object) -> str | None:
     """Of one other process, which said something `said` seconds after the start, at 100 s."""
-    others = {1: Seen(replace(OTHER, **changes), said)}  # type: ignore[arg-type]
-    found = judge(others, ME, waiting_s, 100.0, 10.0, lambda pid: alive)
-    assert found is None or found[0] == (NOBODY if "each other" in found[1] else 1)
+    others = {1: LastHeartbeat(replace(OTHER, **changes), said)}  # type: ignore[arg-type]
+    found = find_lost_rank(others, ME, waiting_s, 100.0, 10.0, lambda pid: alive)
+    assert found is None or found[0] == (NO_RANK if "each other" in found[1] else 1)
     return found and found[1]
 
 
@@ -54,11 +62,11 @@ def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
     said = "from glassgpt.training.distributed.rank_watchdog import numbering; print(numbering())"
     program = [sys.executable, "-c", said]
-    assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == numbering()
+    assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == pid_namespace()
     apart = subprocess.run([*unshare, *program], capture_output=True, text=True)
     if apart.returncode:
         pytest.skip(f"no process can be put into a container here: {apart.stderr.strip()}")
-    assert apart.stdout.strip() not in ("", numbering())
+    assert apart.stdout.strip() not in ("", pid_namespace())
 
 
 def test_the_stuck_are_those_who_have_not_come() -> None:
@@ -75,8 +83,11 @@ def test_where_all_wait_it_is_the_network() -> None:
 
 
 def test_a_process_that_said_why_it_ended_is_named_before_one_that_is_only_gone() -> None:
-    others = {1: Seen(OTHER, 100.0), 2: Seen(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0)}
-    found = judge(others, ME, 0.0, 100.0, 10.0, lambda pid: False)
+    others = {
+        1: LastHeartbeat(OTHER, 100.0),
+        2: LastHeartbeat(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0),
+    }
+    found = find_lost_rank(others, ME, 0.0, 100.0, 10.0, lambda pid: False)
     assert found is not None
     assert found[0] == 2
 
@@ -111,37 +122,37 @@ class Board(dict[str, bytes]):
 
 def test_a_watch_sees_the_other_end() -> None:
     board = Board()
-    one, other = (Watch(board, rank, 2, 60.0) for rank in range(2))
-    other.follow(lambda: ("eval", 3), lambda text: None)
+    one, other = (RankWatchdog(board, rank, 2, 60.0) for rank in range(2))
+    other.set_callbacks(lambda: ("eval", 3), lambda text: None)
     other.close("OSError: gone")
     assert one.wait_for_loss(10.0) is not None
-    assert "rank 1 has ended: OSError: gone" in str(one.lost)
-    assert "in phase `eval` after 3 updates" in str(one.lost)
-    assert one.say_lost()
-    assert not one.say_lost()  # once
+    assert "rank 1 has ended: OSError: gone" in str(one.lost_message)
+    assert "in phase `eval` after 3 updates" in str(one.lost_message)
+    assert one.claim_report()
+    assert not one.claim_report()  # once
     one.close("")
 
 
 def test_the_first_verdict_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 hangs. Rank 1 finds that and ends; rank 0, which looks later, must not name rank 1."""
-    monkeypatch.setattr(Watch, "_keep", lambda watch: None)  # no thread: the test looks
+    monkeypatch.setattr(RankWatchdog, "_run", lambda watch: None)  # no thread: the test looks
     board = Board()
-    zero, one, two = watches = [Watch(board, rank, 3, 10.0) for rank in range(3)]
+    zero, one, two = watches = [RankWatchdog(board, rank, 3, 10.0) for rank in range(3)]
     for watch in watches:
         watch._waits_since = None if watch is two else time.monotonic() - 11.0
-        watch._say()
-    verdict = one._look()
+        watch._send_heartbeat()
+    verdict = one._check_ranks()
     assert verdict is not None
-    speaker, one.lost = verdict
-    assert one.lost.startswith("rank 2 is stuck")
+    speaker, one.lost_message = verdict
+    assert one.lost_message.startswith("rank 2 is stuck")
     assert speaker == 0  # the lowest rank that was heard of
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     one._end_process(one._say_goodbye)
     assert codes == [1]
-    assert Beat.read(board["beat/1"]).goodbye == ""  # it left in order
+    assert Heartbeat.read(board["beat/1"]).goodbye == ""  # it left in order
     monkeypatch.setattr("glassgpt.training.distributed.rank_watchdog.is_alive", lambda pid: False)
-    assert zero._look() == verdict
+    assert zero._check_ranks() == verdict
 
 
 def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
@@ -149,7 +160,7 @@ def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
         def set(self, key: str, value: str) -> None:
             raise RuntimeError
 
-    watch = Watch(Gone(), 0, 2, 60.0)
+    watch = RankWatchdog(Gone(), 0, 2, 60.0)
     assert watch.wait_for_loss(10.0) == "the launcher is gone: its store does not answer (RuntimeError)"
     watch.close("")
 
@@ -159,12 +170,19 @@ def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
 
 def test_exchanging_and_waiting_are_told_apart() -> None:
     """Two equals that exchange for 1 s of 10; and one that is 3 s late, for which the other waits."""
-    equal = Sharing((9.0, 9.0), (1.0, 1.0))
-    assert (equal.efficiency, equal.exchanging, equal.waiting) == pytest.approx((0.9, 0.1, 0.0))
-    late = Sharing((6.0, 9.0), (4.0, 1.0))
-    assert late.slowest == 1
-    assert (late.efficiency, late.exchanging, late.waiting) == pytest.approx((0.75, 0.1, 0.15))
+    equal = RankTimes((9.0, 9.0), (1.0, 1.0))
+    assert (equal.scaling_efficiency, equal.communication_share, equal.waiting_share) == pytest.approx(
+        (0.9, 0.1, 0.0)
+    )
+    late = RankTimes((6.0, 9.0), (4.0, 1.0))
+    assert late.slowest_rank == 1
+    assert (late.scaling_efficiency, late.communication_share, late.waiting_share) == pytest.approx(
+        (0.75, 0.1, 0.15)
+    )
     both = equal + late
-    assert both == Sharing((15.0, 18.0), (5.0, 2.0))
+    assert both == RankTimes((15.0, 18.0), (5.0, 2.0))
     for sharing in (equal, late, both):
-        assert sharing.efficiency + sharing.exchanging + sharing.waiting == pytest.approx(1.0)
+        assert (
+            sharing.scaling_efficiency + sharing.communication_share + sharing.waiting_share
+            == pytest.approx(1.0)
+        )

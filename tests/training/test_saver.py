@@ -13,37 +13,43 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import save, tensors, with_checkpoints
+from checkpoints import make_tensors, save_and_wait, write_checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import MakeConfig, files_under, records, resume
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document
+from glassgpt.paths import read_small_file
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint import saver as saving
-from glassgpt.training.checkpoint.checkpoints import FOLDER, best, committed, describe, load_last
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    load_latest_intact,
+    read_checkpoint,
+)
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.checkpoint.tensor_file import write_packed
-from glassgpt.training.distributed.process_group import Team
+from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.session import train
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A folder with checkpoints 10, 20 and 30."""
-    return with_checkpoints(tmp_path)
+    return write_checkpoints(tmp_path)
 
 
 # --- what is kept ---
 
 
 def test_the_record_says_what_it_cost(tmp_path: Path) -> None:
-    record = save(Saver(tmp_path, keep=1), 7, 1.5)
+    record = save_and_wait(Saver(tmp_path, keep=1), 7, 1.5)
     assert record["kind"] == "checkpoint"
     assert record["iter"] == 7
     assert record["best"] is True
-    assert record["bytes"] == sum(path.stat().st_size for path in files_under(tmp_path / FOLDER))
+    assert record["bytes"] == sum(path.stat().st_size for path in files_under(tmp_path / CHECKPOINTS_FOLDER))
     assert record["blocking_ms"] > 0
     assert record["background_ms"] > 0
 
@@ -54,7 +60,7 @@ def test_later_changes_of_the_weights_do_not_reach_the_file(tmp_path: Path) -> N
     saver.save({"model": {"weight": weight}}, {"iter": 1, "val_loss": None})
     weight += 1  # the next update, while the file is being written
     saver.poll(wait=True)
-    assert not load_last(tmp_path)[1]["model"]["weight"].any()
+    assert not load_latest_intact(tmp_path)[1]["model"]["weight"].any()
 
 
 @settings(max_examples=30, deadline=None)
@@ -77,18 +83,18 @@ def test_the_best_and_the_last_are_kept_whatever_comes(
         iteration, done = 0, []
         for step, val_loss in saves:
             iteration += step
-            record = save(saver, iteration, val_loss)
+            record = save_and_wait(saver, iteration, val_loss)
             done.append((iteration, val_loss))
             evaluated = [pair for pair in done if pair[1] is not None and math.isfinite(pair[1])]
             top = min(evaluated, key=lambda pair: pair[1] or 0.0, default=None)
-            found = [describe(path) for path in committed(folder)]
+            found = [read_checkpoint(path) for path in committed_paths(folder)]
             kept = [(point.iter, point.val_loss) for point in found]
             assert kept[-keep:] == done[-keep:]
             assert top is None or top in kept
             assert len(kept) <= keep + 1
             assert record["best"] == (done[-1] is top)
-            assert load_last(folder)[0].iter == iteration
-            winner = best(folder)
+            assert load_latest_intact(folder)[0].iter == iteration
+            winner = best_checkpoint(folder)
             assert (winner and (winner.iter, winner.val_loss)) == top
         saver.close()
 
@@ -98,8 +104,8 @@ def test_saved_again_at_the_same_iteration_the_newest_is_the_last(tmp_path: Path
     # A pruned one's name is not taken again: it would sort before newer ones.
     saver = Saver(tmp_path, keep=1)
     for number in range(times):
-        save(saver, 10, None if number == 0 else 5.0 + number)
-    last = load_last(tmp_path)[0]
+        save_and_wait(saver, 10, None if number == 0 else 5.0 + number)
+    last = load_latest_intact(tmp_path)[0]
     assert (last.iter, last.val_loss) == (10, 4.0 + times)
 
 
@@ -114,16 +120,20 @@ def test_a_failing_write_is_an_error_that_leaves_the_others_whole(
 
     saver = Saver(saved, keep=1)
     monkeypatch.setattr(saving, "write_packed", fail)
-    saver.save(tensors(40), {"iter": 40, "val_loss": None})
+    saver.save(make_tensors(40), {"iter": 40, "val_loss": None})
     with pytest.raises(UserError, match=r"could not be written \(.*\); the last whole one is .*/00000030$"):
         saver.poll(wait=True)
     assert saver.poll(wait=True) is None
-    point, _, damaged, _ = load_last(saved)
+    point, _, damaged, _ = load_latest_intact(saved)
     assert (point.iter, damaged) == (30, [])
-    assert [path.name for path in sorted((saved / FOLDER).iterdir())] == ["00000010", "00000020", "00000030"]
+    assert [path.name for path in sorted((saved / CHECKPOINTS_FOLDER).iterdir())] == [
+        "00000010",
+        "00000020",
+        "00000030",
+    ]
     monkeypatch.undo()
-    save(saver, 50)  # there is room again
-    assert load_last(saved)[0].iter == 50
+    save_and_wait(saver, 50)  # there is room again
+    assert load_latest_intact(saved)[0].iter == 50
 
 
 def test_a_full_disk_ends_a_run_with_what_was_saved(
@@ -143,8 +153,8 @@ def test_a_full_disk_ends_a_run_with_what_was_saved(
     with pytest.raises(UserError, match="No space left on device"):
         train(config)
     assert records(config.out_dir)[-1]["kind"] == "end"
-    assert load_last(Path(config.out_dir))[0].iter == 10
-    assert [path.name for path in committed(Path(config.out_dir))] == ["00000010"]
+    assert load_latest_intact(Path(config.out_dir))[0].iter == 10
+    assert [path.name for path in committed_paths(Path(config.out_dir))] == ["00000010"]
     monkeypatch.undo()
     assert resume(config).iter == 30
 
@@ -176,7 +186,7 @@ def die_at(count: int) -> None:
             patch.setattr(where, name, dying(getattr(where, name)))
         folder = Path.cwd()
         saver = Saver(folder, keep=1)
-        save(saver, 40, 1.0)
+        save_and_wait(saver, 40, 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -186,7 +196,7 @@ def test_a_crash_at_any_instant_leaves_a_whole_checkpoint(
     seen = set()
     for count in range(1, 60):
         folder = tmp_path_factory.mktemp("crash")
-        shutil.copytree(saved / FOLDER, folder / FOLDER)
+        shutil.copytree(saved / CHECKPOINTS_FOLDER, folder / CHECKPOINTS_FOLDER)
         monkeypatch.chdir(folder)
         child = os.fork()
         if child == 0:
@@ -195,13 +205,15 @@ def test_a_crash_at_any_instant_leaves_a_whole_checkpoint(
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        point, found, damaged, _ = load_last(folder)
+        point, found, damaged, _ = load_latest_intact(folder)
         seen.add(point.iter)
         assert damaged == []
         assert set(found["model"]["weight"].flatten().tolist()) == {float(point.iter)}
-        save(Saver(folder, keep=1), 50, 9.0)  # and the next process goes on as if nothing was
-        assert load_last(folder)[0].iter == 50
-        assert sorted((folder / FOLDER).iterdir()) == sorted(committed(folder))  # nothing half-done is left
+        save_and_wait(Saver(folder, keep=1), 50, 9.0)  # and the next process goes on as if nothing was
+        assert load_latest_intact(folder)[0].iter == 50
+        assert sorted((folder / CHECKPOINTS_FOLDER).iterdir()) == sorted(
+            committed_paths(folder)
+        )  # nothing half-done is left
         if status == 0:
             break
     assert status == 0, "the save was never reached to its end"
@@ -217,23 +229,23 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
 
     saver = Saver(saved, keep=1)
     monkeypatch.setattr(shutil, "rmtree", busy)
-    record = save(saver, 40)
+    record = save_and_wait(saver, 40)
     assert "busy" in record["not_removed"]
-    assert load_last(saved)[0].iter == 40
+    assert load_latest_intact(saved)[0].iter == 40
 
 
-class OneOfTwo(Team):
+class OneOfTwo(ProcessGroup):
     """`where`: the folder that rank 0 made, empty if it could not make one."""
 
-    size = 2
+    world_size = 2
 
     def __init__(self, rank: int, where: str = "") -> None:
         self.rank, self.where, self.posted = rank, where, dict[str, Any]()
 
-    def post(self, name: str, value: Any) -> None:
+    def store_set(self, name: str, value: Any) -> None:
         self.posted[name] = value
 
-    def collect(self, name: str) -> Any:
+    def store_get(self, name: str) -> Any:
         return self.where
 
 
@@ -242,7 +254,7 @@ def test_a_rank_that_cannot_save_leaves_it_to_rank_0_to_end_the_run(tmp_path: Pa
     for where in ("", str(tmp_path / ".tmp-gone")):
         team = OneOfTwo(1, where)
         saver = Saver(tmp_path, 2, team)
-        saver.save(tensors(1), {"iter": 1}, rows={})
+        saver.save(make_tensors(1), {"iter": 1}, rows={})
         assert saver.poll(wait=True) is not None
         saver.close()
         assert "error" in team.posted["save/1/1"]
@@ -251,7 +263,7 @@ def test_a_rank_that_cannot_save_leaves_it_to_rank_0_to_end_the_run(tmp_path: Pa
 def test_rank_0_without_a_folder_lets_nobody_wait(tmp_path: Path) -> None:
     team = OneOfTwo(0)
     saver = Saver(tmp_path / "gone", 2, team)
-    saver.save(tensors(1), {"iter": 1, "val_loss": None}, rows={})
+    saver.save(make_tensors(1), {"iter": 1, "val_loss": None}, rows={})
     with pytest.raises(UserError):
         saver.poll(wait=True)
     saver.close()
@@ -262,12 +274,12 @@ def test_rank_0_without_a_folder_lets_nobody_wait(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:
-    leftover = saved / FOLDER / ".tmp-00000040-12345"
+    leftover = saved / CHECKPOINTS_FOLDER / ".tmp-00000040-12345"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half a file")
-    foreign = saved / FOLDER / "notes"
+    foreign = saved / CHECKPOINTS_FOLDER / "notes"
     foreign.mkdir()
-    assert load_last(saved)[0].iter == 30
+    assert load_latest_intact(saved)[0].iter == 30
     Saver(saved, keep=3)
     assert not leftover.exists()
     assert foreign.exists()
@@ -275,9 +287,9 @@ def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:
 
 def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
     for name in ("00000040.bak", "00000040.old", "damaged-00000030.old", "notes"):
-        (saved / FOLDER / name).mkdir()
-    assert save(Saver(saved, keep=1), 40)["iter"] == 40
-    point, _, damaged, _ = load_last(saved)
+        (saved / CHECKPOINTS_FOLDER / name).mkdir()
+    assert save_and_wait(Saver(saved, keep=1), 40)["iter"] == 40
+    point, _, damaged, _ = load_latest_intact(saved)
     assert (point.path.name, damaged) == ("00000040", [])
 
 
@@ -287,28 +299,30 @@ def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
 def test_a_dated_copy_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     """By its name it would be the newest for ever, and everything after it would be pruned."""
     saver = Saver(tmp_path, keep=1)
-    save(saver, 16, 2.0)
-    shutil.copytree(tmp_path / FOLDER / "00000016", tmp_path / FOLDER / "20261116")
-    shutil.copytree(tmp_path / FOLDER / "00000016", tmp_path / FOLDER / "0000000016")
+    save_and_wait(saver, 16, 2.0)
+    shutil.copytree(tmp_path / CHECKPOINTS_FOLDER / "00000016", tmp_path / CHECKPOINTS_FOLDER / "20261116")
+    shutil.copytree(tmp_path / CHECKPOINTS_FOLDER / "00000016", tmp_path / CHECKPOINTS_FOLDER / "0000000016")
     for iteration in (20, 24, 28):
-        record = save(saver, iteration, 3.0)
+        record = save_and_wait(saver, iteration, 3.0)
         assert record["ignored"] == ["0000000016", "20261116"]
-        assert [path.name for path in committed(tmp_path)] == ["00000016", f"{iteration:08d}"]
-        point, _, damaged, complaints = load_last(tmp_path)
+        assert [path.name for path in committed_paths(tmp_path)] == ["00000016", f"{iteration:08d}"]
+        point, _, damaged, complaints = load_latest_intact(tmp_path)
         assert (point.iter, damaged, len(complaints)) == (iteration, [], 2)
-    assert (tmp_path / FOLDER / "20261116" / "state.json").exists()
+    assert (tmp_path / CHECKPOINTS_FOLDER / "20261116" / "state.json").exists()
 
 
 def test_what_cannot_be_identified_does_not_make_others_go(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     for name in ("99999999", "00000001"):  # a folder of somebody's own, without a state.json
-        (tmp_path / FOLDER / name).mkdir(parents=True)
+        (tmp_path / CHECKPOINTS_FOLDER / name).mkdir(parents=True)
     (tmp_path / "other").mkdir()
-    with_checkpoints(tmp_path / "other")
-    (tmp_path / "other" / FOLDER / "00000030").rename(tmp_path / FOLDER / "00000030")
+    write_checkpoints(tmp_path / "other")
+    (tmp_path / "other" / CHECKPOINTS_FOLDER / "00000030").rename(tmp_path / CHECKPOINTS_FOLDER / "00000030")
     for iteration in (4, 8):
-        assert save(saver, iteration, 9.0)["ignored"] == ["00000030"], "it was not this run that got there"
-    names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
+        assert save_and_wait(saver, iteration, 9.0)["ignored"] == ["00000030"], (
+            "it was not this run that got there"
+        )
+    names = sorted(path.name for path in (tmp_path / CHECKPOINTS_FOLDER).iterdir())
     assert names == ["00000001", "00000004", "00000008", "00000030", "99999999"], "4 is this run's best"
 
 
@@ -322,32 +336,32 @@ def test_nothing_is_removed_before_the_new_one_was_read_back(
 
     saver = Saver(saved, keep=1)
     monkeypatch.setattr(saving, "write_packed", damage)
-    saver.save(tensors(40), {"iter": 40, "val_loss": 1.0})
+    saver.save(make_tensors(40), {"iter": 40, "val_loss": 1.0})
     with pytest.raises(UserError, match=r"SHA-256.*the last whole one is .*/00000030$"):
         saver.poll(wait=True)
-    assert [path.name for path in committed(saved)] == ["00000010", "00000020", "00000030"]
-    assert (saved / FOLDER / "damaged-00000040").is_dir()
+    assert [path.name for path in committed_paths(saved)] == ["00000010", "00000020", "00000030"]
+    assert (saved / CHECKPOINTS_FOLDER / "damaged-00000040").is_dir()
     monkeypatch.undo()
-    save(saver, 50, 1.0)
-    assert [path.name for path in committed(saved)] == ["00000050"]
+    save_and_wait(saver, 50, 1.0)
+    assert [path.name for path in committed_paths(saved)] == ["00000050"]
 
 
 def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the best: here it is."""
-    original = read_document
+    original = read_small_file
     for number in (errno.EIO, errno.EMFILE):
 
         def read(path: Path, *most: int, number: int = number) -> bytes:
-            if path == saved / FOLDER / "00000030" / "state.json":
+            if path == saved / CHECKPOINTS_FOLDER / "00000030" / "state.json":
                 raise OSError(number, os.strerror(number))
             return original(path, *most)
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "read_document", read)
+            patch.setattr(checkpoints, "read_small_file", read)
             saver = Saver(saved, keep=1)
-            save(saver, 40 + number, 9.0)
+            save_and_wait(saver, 40 + number, 9.0)
             saver.close()
-        top = best(saved)
+        top = best_checkpoint(saved)
         assert top is not None
         assert top.iter == 30
 
@@ -356,10 +370,10 @@ def test_a_link_or_file_named_as_a_leftover_is_removed_and_what_it_leads_to_is_n
     theirs = saved / "theirs"
     theirs.mkdir()
     (theirs / "file").touch()
-    (saved / FOLDER / ".tmp-link").symlink_to(theirs)
-    (saved / FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
-    (saved / FOLDER / ".tmp-file").touch()
-    (saved / FOLDER / ".tmp-folder").mkdir()
+    (saved / CHECKPOINTS_FOLDER / ".tmp-link").symlink_to(theirs)
+    (saved / CHECKPOINTS_FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
+    (saved / CHECKPOINTS_FOLDER / ".tmp-file").touch()
+    (saved / CHECKPOINTS_FOLDER / ".tmp-folder").mkdir()
     Saver(saved, keep=3).close()
-    assert sorted((saved / FOLDER).iterdir()) == sorted(committed(saved))
+    assert sorted((saved / CHECKPOINTS_FOLDER).iterdir()) == sorted(committed_paths(saved))
     assert (theirs / "file").exists()

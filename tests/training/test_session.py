@@ -19,13 +19,13 @@ import pytest
 import torch
 from rank_processes import config_file
 from tiny import (
-    DECIDED,
+    CPU_CHOICES,
     MakeConfig,
     assert_same_tensors,
     choices,
-    contents,
+    file_contents,
+    inject_non_finite,
     last_tensors,
-    poison,
     records,
     resume,
     run_evals,
@@ -37,12 +37,12 @@ from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
-from glassgpt.recipe import combine, read_recipe
-from glassgpt.record.journal import NAME, Record
+from glassgpt.recipe import build_config, read_recipe
+from glassgpt.record.journal import FILE_NAME, Record
 from glassgpt.training import loop, session
 from glassgpt.training.checkpoint import checkpoints, saver
-from glassgpt.training.checkpoint.checkpoints import load_last
-from glassgpt.training.evaluate import Evaluation, Windows
+from glassgpt.training.checkpoint.checkpoints import load_latest_intact
+from glassgpt.training.evaluate import EvalResult, EvalWindows
 from glassgpt.training.job import Job
 from glassgpt.training.session import train
 
@@ -107,7 +107,7 @@ def wait_for(process: subprocess.Popen[str], happened: Callable[[], Any]) -> Non
 
 
 def has(config: TrainConfig, kind: str, iteration: int) -> bool:
-    if not (Path(config.out_dir) / NAME).exists():
+    if not (Path(config.out_dir) / FILE_NAME).exists():
         return False
     return any(record["iter"] >= iteration for record in records(config.out_dir, kind))
 
@@ -178,7 +178,7 @@ def test_a_signal_leaves_a_run_that_goes_on(
     end = records(config.out_dir)[-1]
     assert (end["kind"], end["reason"], end["exit_code"]) == ("end", "interrupted", code)
     stopped_at = end["iter"]
-    assert load_last(Path(config.out_dir))[0].iter == stopped_at >= 20
+    assert load_latest_intact(Path(config.out_dir))[0].iter == stopped_at >= 20
     # From the creation of the process: importing torch alone takes longer than these steps.
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"], rel=1e-9)
     run_record = records(config.out_dir, "run")[0]
@@ -264,8 +264,10 @@ def test_the_same_settings_give_the_same_run(tiny: MakeConfig) -> None:
 def test_the_written_config_asks_for_the_same_run(tiny: MakeConfig) -> None:
     config = tiny(dropout=0.1)
     train(config)
-    again = combine(read_recipe(Path(config.out_dir) / "config.toml"), {"out_dir": config.out_dir + "-again"})
-    assert again == dataclasses.replace(config, out_dir=again.out_dir, **DECIDED)
+    again = build_config(
+        read_recipe(Path(config.out_dir) / "config.toml"), {"out_dir": config.out_dir + "-again"}
+    )
+    assert again == dataclasses.replace(config, out_dir=again.out_dir, **CPU_CHOICES)
     train(again)
     assert run_losses(again.out_dir) == run_losses(config.out_dir)
 
@@ -288,7 +290,7 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
     config = tiny(max_iters=4, eval_tokens=32)
     original = loop.evaluate_split
 
-    def stopping(job: Job, split: str, windows: Windows, closing: bool = False) -> Evaluation | None:
+    def stopping(job: Job, split: str, windows: EvalWindows, closing: bool = False) -> EvalResult | None:
         if closing:
             job.stop.signal = signal.SIGINT
         return original(job, split, windows, closing)
@@ -308,7 +310,7 @@ def test_a_finished_run_that_is_resumed_unchanged_is_left_alone(
     """`until glass train --init_from=resume …` ends, whenever the run was killed."""
     config = tiny(max_iters=8, eval_interval=4)
     first = train(config)
-    before = contents(config.out_dir)
+    before = file_contents(config.out_dir)
     for changes in ({}, {"max_iters": 8}, {"max_iters": 3}, {"compile": "auto"}, {"learning_rate": 1e-2}):
         assert session.resume(config.out_dir, **changes) == dataclasses.replace(first, was_over=True)
     assert resume(config) == dataclasses.replace(first, was_over=True)
@@ -319,13 +321,13 @@ def test_a_finished_run_that_is_resumed_unchanged_is_left_alone(
         assert "--max_iters=16" in line
     with pytest.raises(UserError, match="--max_iters=16"):
         session.resume(config.out_dir, learning_rate=0.5)
-    assert contents(config.out_dir) == before
+    assert file_contents(config.out_dir) == before
     assert session.resume(config.out_dir, eval_only=True).reason == "evaluated"
-    before = contents(config.out_dir)
+    before = file_contents(config.out_dir)
     assert session.resume(config.out_dir).was_over
     with pytest.raises(UserError, match="--max_iters=16"):
         session.resume(config.out_dir, learning_rate=0.5)
-    assert contents(config.out_dir) == before
+    assert file_contents(config.out_dir) == before
     longer = session.resume(config.out_dir, max_iters=10)
     assert (longer.reason, longer.iter, longer.was_over) == ("finished", 10, False)
 
@@ -334,9 +336,9 @@ def test_a_run_that_stopped_early_and_is_resumed_unchanged_is_left_alone(tiny: M
     config = tiny(max_iters=50, eval_interval=1, patience=1, learning_rate=1e-9, min_lr=0.0)
     first = train(config)
     assert first.reason == "stopped early"
-    before = contents(config.out_dir)
+    before = file_contents(config.out_dir)
     assert session.resume(config.out_dir) == dataclasses.replace(first, was_over=True)
-    assert contents(config.out_dir) == before
+    assert file_contents(config.out_dir) == before
     longer = session.resume(config.out_dir, patience=0, max_iters=first.iter + 1)
     assert (longer.reason, longer.iter) == ("finished", first.iter + 1)
 
@@ -344,7 +346,7 @@ def test_a_run_that_stopped_early_and_is_resumed_unchanged_is_left_alone(tiny: M
 def test_a_finished_run_that_lost_its_end_or_its_last_checkpoint_is_finished_again(tiny: MakeConfig) -> None:
     config = tiny(max_iters=8, eval_interval=4, keep_checkpoints=2)
     train(config)
-    path = Path(config.out_dir) / NAME
+    path = Path(config.out_dir) / FILE_NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     run = session.resume(config.out_dir)
     assert (run.reason, run.iter, run.was_over) == ("finished", 8, False)
@@ -363,7 +365,9 @@ def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:
     assert "does not compare" in said
     assert run.best_iter is not None
     assert run.best_iter > 6
-    kept = {checkpoints.describe(path).iter for path in checkpoints.committed(Path(config.out_dir))}
+    kept = {
+        checkpoints.read_checkpoint(path).iter for path in checkpoints.committed_paths(Path(config.out_dir))
+    }
     assert kept == {first.best_iter, run.best_iter, 8}
 
 
@@ -377,7 +381,7 @@ def test_a_look_at_a_run_does_not_change_its_settings(tiny: MakeConfig) -> None:
 
 def test_what_led_up_to_a_bad_update_is_on_record(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(max_iters=80, log_interval=60, eval_interval=100)
-    poison(monkeypatch, 7, "loss")
+    inject_non_finite(monkeypatch, 7, "loss")
     run = train(config)
     assert (run.exit_code, run.iter) == (3, 7)
     end = records(config.out_dir, "end")[-1]

@@ -11,16 +11,16 @@ import nanogpt_files as ckpt
 import pytest
 import torch
 from tiny import (
-    DECIDED,
+    CPU_CHOICES,
     MakeConfig,
     assert_same_tensors,
-    catch_learners,
+    capture_learners,
     choices,
-    do,
     files_under,
     last_tensors,
     records,
     run_losses,
+    run_task,
     run_until_crash,
 )
 
@@ -30,11 +30,11 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, find_recipe, read_recipe, to_toml
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG
+from glassgpt.record.run_dir import CONFIG_FILE
 from glassgpt.schedule import learning_rate
-from glassgpt.training.checkpoint.checkpoints import FOLDER
+from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
 from glassgpt.training.session import resume, train
-from glassgpt.training.task import resolve
+from glassgpt.training.task import resolve_request
 
 SETTINGS: dict[str, Any] = {"eval_interval": 4, "max_iters": 12, "keep_checkpoints": 9, "dropout": 0.1}
 
@@ -50,7 +50,7 @@ def mine(here: Path, tiny: MakeConfig) -> TrainConfig:
 def refused(recipe: Recipe | None, **flags: Any) -> list[str]:
     before = list(files_under(Path()))
     with pytest.raises(UserError) as caught:
-        do(resolve(recipe, flags))
+        run_task(resolve_request(recipe, flags))
     assert list(files_under(Path())) == before
     return caught.value.problems
 
@@ -59,14 +59,14 @@ def refused(recipe: Recipe | None, **flags: Any) -> list[str]:
 
 
 def test_without_a_recipe_a_fork_has_the_settings_of_its_run(mine: TrainConfig) -> None:
-    task = resolve(None, {"init_from": "runs/mine@8", "max_iters": "16"})
+    task = resolve_request(None, {"init_from": "runs/mine@8", "max_iters": "16"})
     asked = {"init_from": "runs/mine@8", "max_iters": 16, "out_dir": ""}
-    decided = {"activation": "gelu", **DECIDED}
+    decided = {"activation": "gelu", **CPU_CHOICES}
     assert asdict(task.config) == asdict(mine) | asked | decided
-    assert (task.run_dir, task.name) == (None, "mine")
-    assert do(task).out_dir == Path("runs/mine-2")
+    assert (task.resume_dir, task.name) == (None, "mine")
+    assert run_task(task).out_dir == Path("runs/mine-2")
     # And so it is from the fork, which is one of the same family.
-    again = resolve(None, {"init_from": "mine-2"})
+    again = resolve_request(None, {"init_from": "mine-2"})
     assert (again.name, again.config.max_iters) == ("mine", 16)
 
 
@@ -75,7 +75,7 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
         TrainConfig(learning_rate=0.5, max_iters=9, data_dir=str(tiny_data), n_layer=7, seed=3)
     )
     Path("other.toml").write_text(settings)
-    task = resolve(find_recipe("other.toml"), {"init_from": "mine"})
+    task = resolve_request(find_recipe("other.toml"), {"init_from": "mine"})
     config = task.config
     assert (config.learning_rate, config.max_iters, config.seed, config.dropout) == (0.5, 9, 3, 0.0)
     assert task.name == "other"
@@ -83,7 +83,7 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size) == (2, 2, 16, 8)
     notes = {note.name: (note.value, note.reason) for note in task.notes}
     assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000012 has it, not 7")
-    preset = resolve(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
+    preset = resolve_request(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
     assert (preset.config.sample_tokens, preset.config.arch) == (400, "gpt2")
 
 
@@ -96,7 +96,7 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
         "arch": "modern",
         "block_size": "9",
     }
-    what = f"runs/mine/{FOLDER}/00000012"
+    what = f"runs/mine/{CHECKPOINTS_FOLDER}/00000012"
     assert refused(None, init_from="mine", **flags) == [
         f"--n_layer=3 does not fit {what}, which has n_layer=2: leave it out",
         f"--n_head=4 does not fit {what}, which has n_head=2: leave it out",
@@ -106,24 +106,24 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
         f"--block_size=9 is more context than {what} has: at most 8",
     ]
     fitting = {"n_layer": "2", "n_head": "2", "bias": "False", "arch": "gpt2", "block_size": "8"}
-    assert resolve(None, {"init_from": "mine", **fitting}).config.n_layer == 2
+    assert resolve_request(None, {"init_from": "mine", **fitting}).config.n_layer == 2
 
 
 def test_the_name_of_a_dataset_goes_before_the_folder_that_the_run_had(mine: TrainConfig) -> None:
-    task = resolve(None, {"init_from": "mine", "dataset": "other"})
+    task = resolve_request(None, {"init_from": "mine", "dataset": "other"})
     assert (task.config.dataset, task.config.data_dir) == ("other", "")
-    resumed = resolve(None, {"init_from": "resume", "out_dir": "runs/mine", "dataset": "other"})
+    resumed = resolve_request(None, {"init_from": "resume", "out_dir": "runs/mine", "dataset": "other"})
     assert (resumed.config.dataset, resumed.config.data_dir) == ("other", "")
-    both = resolve(None, {"init_from": "mine", "dataset": "other", "data_dir": "elsewhere"})
+    both = resolve_request(None, {"init_from": "mine", "dataset": "other", "data_dir": "elsewhere"})
     assert (both.config.dataset, both.config.data_dir) == ("other", "elsewhere")
 
 
 def test_a_folder_that_a_file_names_begins_a_row_and_one_from_a_flag_must_be_new(mine: TrainConfig) -> None:
     Path("mine.toml").write_text(to_toml(replace(mine, max_iters=1)))
     for number in (2, 3):
-        task = resolve(find_recipe("mine.toml"), {})
+        task = resolve_request(find_recipe("mine.toml"), {})
         assert [note.value for note in task.notes] == [f"runs/mine-{number}"]
-        assert do(task).out_dir == Path(f"runs/mine-{number}")
+        assert run_task(task).out_dir == Path(f"runs/mine-{number}")
     (problem,) = refused(find_recipe("mine.toml"), out_dir="runs/mine")
     assert "--out_dir=runs/mine holds a run already" in problem
 
@@ -147,13 +147,15 @@ def test_larger_max_iters_are_a_jump_of_the_rate_and_it_is_told_before_the_first
     rates = {step["iter"]: step["lr"] for step in records("runs/mine", "step")}
     assert (rates[12], rates[13]) == (last, following)
     kinds = [
-        record["kind"] for record in journal.read(Path("runs/mine", journal.NAME)) if record["process"] == 1
+        record["kind"]
+        for record in journal.read(Path("runs/mine", journal.FILE_NAME))
+        if record["process"] == 1
     ]
     assert kinds.index("finding") < kinds.index("step")
 
 
 def test_a_fork_is_told_of_a_jump_too(mine: TrainConfig) -> None:
-    run = do(resolve(None, {"init_from": "mine@8", "learning_rate": "0.001"}))
+    run = run_task(resolve_request(None, {"init_from": "mine@8", "learning_rate": "0.001"}))
     (finding,) = records(run.out_dir, "finding")
     numbers = learning_rate(mine, 7), learning_rate(replace(mine, learning_rate=0.001), 8)
     title = "the learning rate jumps from {:.3g} to {:.3g} at update 9".format(*numbers)
@@ -183,9 +185,13 @@ def test_where_a_named_file_differs_from_the_run_that_is_noted(mine: TrainConfig
     differs = {"learning_rate": 0.5, "n_layer": 3, "max_iters": 99, "beta1": mine.beta1}
     lines = [f"{name} = {value}" for name, value in differs.items()]
     Path("mine.toml").write_text("\n".join(['out_dir = "runs/mine"', *lines]))
-    task = resolve(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
-    assert (task.run_dir, task.config.learning_rate, task.config.max_iters) == (Path("runs/mine"), 0.01, 16)
-    do(task)
+    task = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
+    assert (task.resume_dir, task.config.learning_rate, task.config.max_iters) == (
+        Path("runs/mine"),
+        0.01,
+        16,
+    )
+    run_task(task)
     said = choices("runs/mine")
     reason = "as the run has it, not 0.5 as mine says; --learning_rate=0.5 would change it"
     assert said["learning_rate"] == (0.01, reason)
@@ -200,7 +206,7 @@ def test_eval_iters_of_a_named_file_are_held_against_the_tokens_that_the_run_has
     config = replace(tiny(**SETTINGS), out_dir="runs/mine", batch_size=4, eval_iters=2, eval_tokens=None)
     train(config)
     Path("mine.toml").write_text(f'out_dir = "runs/mine"\neval_iters = {asked}')
-    task = resolve(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
+    task = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
     told = [(note.name, note.value, note.reason) for note in task.notes]
     tokens = 2 * 4 * config.block_size
     reason = "as the run has it, not eval_iters=5 as mine says; --eval_iters=5 would change it"
@@ -208,20 +214,22 @@ def test_eval_iters_of_a_named_file_are_held_against_the_tokens_that_the_run_has
 
 
 def test_a_file_that_agrees_needs_no_words(mine: TrainConfig) -> None:
-    task = resolve(find_recipe("runs/mine/config.toml"), {"init_from": "resume", "out_dir": "runs/mine"})
+    task = resolve_request(
+        find_recipe("runs/mine/config.toml"), {"init_from": "resume", "out_dir": "runs/mine"}
+    )
     assert task.notes == ()
 
 
 def test_another_dtype_and_back_again(mine: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = replace(mine, out_dir="runs/plain", max_iters=24, lr_decay_iters=12)
     train(plain)
-    learners = catch_learners(monkeypatch)
+    learners = capture_learners(monkeypatch)
     for dtype, end in (("bfloat16", 18), ("float32", 24)):
         # At lr_decay_iters the rate is at its floor, and stays there.
         assert resume("runs/mine", dtype=dtype, max_iters=end, lr_decay_iters=12).iter == end
         assert choices("runs/mine")["dtype"] == (dtype, "asked for")
-        assert learners[-1].placement.dtype == dtype
-        assert read_recipe(Path("runs/mine", CONFIG)).settings["dtype"] == dtype
+        assert learners[-1].execution.dtype == dtype
+        assert read_recipe(Path("runs/mine", CONFIG_FILE)).settings["dtype"] == dtype
     ours, theirs = run_losses("runs/mine"), run_losses("runs/plain")
     assert list(ours) == list(range(1, 25))
     for at in range(1, 13):
@@ -232,12 +240,14 @@ def test_another_dtype_and_back_again(mine: TrainConfig, monkeypatch: pytest.Mon
 
 
 def test_another_device_opens_what_was_decided_for_the_old_one(mine: TrainConfig) -> None:
-    same = resolve(None, {"init_from": "resume", "out_dir": "runs/mine", "device": "cpu"}).config
+    same = resolve_request(None, {"init_from": "resume", "out_dir": "runs/mine", "device": "cpu"}).config
     assert (same.dtype, same.compile) == ("float32", "off")
     for other in ("auto", "cuda", "mps"):
-        config = resolve(None, {"init_from": "resume", "out_dir": "runs/mine", "device": other}).config
+        config = resolve_request(
+            None, {"init_from": "resume", "out_dir": "runs/mine", "device": other}
+        ).config
         assert (config.device, config.dtype, config.compile) == (other, "auto", "auto")
-        fork = resolve(None, {"init_from": "mine", "device": other}).config
+        fork = resolve_request(None, {"init_from": "mine", "device": other}).config
         assert (fork.device, fork.dtype, fork.compile) == (other, "auto", "auto")
 
 
@@ -256,9 +266,9 @@ def test_settings_that_cannot_be_read_come_from_the_checkpoint(
     whole = tiny("whole", **changes | {"max_iters": 16})
     train(whole)
     train(replace(tiny(**changes), out_dir="runs/mine"))
-    path = Path("runs/mine", CONFIG)
+    path = Path("runs/mine", CONFIG_FILE)
     path.write_bytes(content) if content is not None else path.unlink()
-    fork = do(resolve(None, {"init_from": "mine@8", "max_iters": "16"}))
+    fork = run_task(resolve_request(None, {"init_from": "mine@8", "max_iters": "16"}))
     resumed = resume("runs/mine", max_iters=16)
     assert (resumed.iter, fork.iter) == (16, 16)
     for run in (resumed, fork):
@@ -303,7 +313,7 @@ def test_a_fork_without_a_checkpoint_begins_again_from_where_it_began(
     whole, fork = (replace(broken_off, out_dir=f"runs/{name}", **changes) for name in ("whole", "fork"))
     train(whole)
     run_until_crash(fork, 15 if same_data else 3)
-    assert not list(Path("runs/fork", FOLDER).glob("*"))
+    assert not list(Path("runs/fork", CHECKPOINTS_FOLDER).glob("*"))
     if meanwhile:
         assert resume("runs/mine").iter == 12
     assert resume("runs/fork").iter == 20
@@ -321,17 +331,17 @@ def test_a_fork_whose_origin_is_gone_says_so(broken_off: TrainConfig) -> None:
     )
     run_until_crash(fork, 11)
     Path("runs/mine").rename("runs/elsewhere")
-    before = Path("runs/fork", journal.NAME).read_bytes()
+    before = Path("runs/fork", journal.FILE_NAME).read_bytes()
     with pytest.raises(UserError, match="runs/mine@10 is neither a run"):
         resume("runs/fork")
-    assert Path("runs/fork", journal.NAME).read_bytes() == before
+    assert Path("runs/fork", journal.FILE_NAME).read_bytes() == before
 
 
 def test_a_run_that_began_from_nanogpts_weights_begins_again_from_them(
     here: Path, tiny: MakeConfig, tiny_data: Path
 ) -> None:
     size = open_dataset(tiny_data).manifest.vocab_size
-    path = ckpt.write(here / "out-theirs/ckpt.pt", size)
+    path = ckpt.write_nanogpt_ckpt(here / "out-theirs/ckpt.pt", size)
     changes = {"init_from": str(path), "init_state": "weights", "max_iters": 6}
     whole, stopped = tiny("whole", **changes), tiny("stopped", **changes)
     train(whole)
@@ -344,7 +354,7 @@ def test_a_run_that_began_from_nanogpts_weights_begins_again_from_them(
 def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
     here: Path, tiny: MakeConfig, tiny_data: Path
 ) -> None:
-    content = ckpt.content(open_dataset(tiny_data).manifest.vocab_size)
+    content = ckpt.make_nanogpt_ckpt(open_dataset(tiny_data).manifest.vocab_size)
     del content["optimizer"]
     (here / "out").mkdir()
     torch.save(content, "out/ckpt.pt")
@@ -356,14 +366,14 @@ def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
 
 
 def test_a_preset_that_stands_in_for_a_file_says_so(here: Path) -> None:
-    task = resolve(find_recipe("my/own/train_shakespeare_char.py"), {})
+    task = resolve_request(find_recipe("my/own/train_shakespeare_char.py"), {})
     (note,) = task.notes
     assert (note.name, note.value) == ("preset", "shakespeare_char")
     assert note.reason == "my/own/train_shakespeare_char.py is not on disk"
 
 
 def test_settings_that_are_cut_off_and_no_checkpoint_are_refused(mine: TrainConfig) -> None:
-    shutil.rmtree(Path("runs/mine", FOLDER))
-    Path("runs/mine", CONFIG).write_text("n_layer = 2\n")
+    shutil.rmtree(Path("runs/mine", CHECKPOINTS_FOLDER))
+    Path("runs/mine", CONFIG_FILE).write_text("n_layer = 2\n")
     with pytest.raises(UserError, match="no checkpoint"):
         resume("runs/mine")

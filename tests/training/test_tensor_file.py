@@ -18,7 +18,13 @@ from torch import Tensor
 from glassgpt.data import digests
 from glassgpt.data.digests import sha256_in_pieces
 from glassgpt.training.checkpoint import tensor_file
-from glassgpt.training.checkpoint.tensor_file import Packed, Staging, digest, pack, write_packed
+from glassgpt.training.checkpoint.tensor_file import (
+    PackedTensors,
+    PinnedBuffer,
+    content_digest,
+    pack_tensors,
+    write_packed,
+)
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
@@ -36,7 +42,7 @@ def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
 
 
 def write(path: Path, found: dict[str, Tensor]) -> str:
-    return write_packed(path, pack(found, torch.device("cpu")))
+    return write_packed(path, pack_tensors(found, torch.device("cpu")))
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -49,7 +55,7 @@ def test_the_library_reads_what_was_written(found: dict[str, Tensor]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file.safetensors"
         written = write(path, found)
-        assert written == digest(path.read_bytes())
+        assert written == content_digest(path.read_bytes())
         back = read(path)
     assert back.keys() == found.keys()
     for name, tensor in found.items():
@@ -78,15 +84,15 @@ def test_a_file_is_hashed_piece_by_piece_as_its_content_is(
 ) -> None:
     """Also one whose header is cut off, or claims to be longer than the file."""
     monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(digests, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     path, read = tmp_path / "file", list[int]()
     for header, rest in ((0, 0), (56, 0), (56, 1), (56, 999), (56, 1000), (56, 1001), (56, 5000), (2**60, 9)):
         path.write_bytes(header.to_bytes(8, "little") + b"x" * (min(header, 99) + rest))
-        assert sha256_in_pieces(path, read.append) == digest(path.read_bytes())
+        assert sha256_in_pieces(path, read.append) == content_digest(path.read_bytes())
         assert sum(read) == path.stat().st_size
         read.clear()
     path.write_bytes(b"")
-    assert sha256_in_pieces(path, read.append) == digest(b"")
+    assert sha256_in_pieces(path, read.append) == content_digest(b"")
 
 
 def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,29 +104,31 @@ def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pyt
     pieces += [content[header:][2000:3000], content[header:][3000:]]
     assert b"".join(pieces) == content
     of_pieces = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
-    assert written == digest(content) == hashlib.sha256(of_pieces).hexdigest()
+    assert written == content_digest(content) == hashlib.sha256(of_pieces).hexdigest()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=200), st.integers(0), st.integers(1, 255))
 def test_no_changed_byte_has_the_same_digest(content: bytes, place: int, change: int) -> None:
-    digest(content)  # whatever it claims its header to be
+    content_digest(content)  # whatever it claims its header to be
     if content:
         place %= len(content)
         changed = content[:place] + bytes([content[place] ^ change]) + content[place + 1 :]
-        assert digest(changed) != digest(content)
-    assert digest(content + b"x") != digest(content)
+        assert content_digest(changed) != content_digest(content)
+    assert content_digest(content + b"x") != content_digest(content)
 
 
-class FewBuffers(Staging):
+class FewBuffers(PinnedBuffer):
     """As from a card: its pieces are overwritten as soon as it may."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(tensor_file._AT_ONCE, tensor_file._PIECE_BYTES, dtype=torch.uint8)
+        self._memory = torch.empty(
+            tensor_file._MAX_PIECES_IN_FLIGHT, tensor_file._PIECE_BYTES, dtype=torch.uint8
+        )
 
     def pieces(self, content: Tensor) -> Iterator[memoryview]:
-        for number, piece in enumerate(tensor_file._cut(content.numpy().data)):
-            room = self._memory[number % tensor_file._AT_ONCE, : len(piece)]
+        for number, piece in enumerate(tensor_file._split_pieces(content.numpy().data)):
+            room = self._memory[number % tensor_file._MAX_PIECES_IN_FLIGHT, : len(piece)]
             room.copy_(torch.frombuffer(piece, dtype=torch.uint8))
             yield room.numpy().data
 
@@ -130,7 +138,7 @@ def test_pieces_are_hashed_before_they_are_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(tensor_file, "_FLUSHED_BYTES", 5000)
+    monkeypatch.setattr(tensor_file, "_FLUSH_INTERVAL_BYTES", 5000)
     hashed = tensor_file._sha256
 
     def slowly(piece: memoryview) -> bytes:
@@ -138,24 +146,24 @@ def test_pieces_are_hashed_before_they_are_overwritten(
         return hashed(piece)
 
     monkeypatch.setattr(tensor_file, "_sha256", slowly)
-    packed = Packed(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
+    packed = PackedTensors(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
     written = write_packed(tmp_path / "file", packed, FewBuffers())
     content = (tmp_path / "file").read_bytes()
     assert content == packed.header + packed.content.numpy().tobytes()
-    assert written == digest(content)
+    assert written == content_digest(content)
 
 
 @pytest.mark.gpu
 def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
     device = torch.device("cuda")
-    staging = tensor_file.Staging(device)
+    staging = tensor_file.PinnedBuffer(device)
     found = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
     before = {name: tensor.cpu() for name, tensor in found.items()}
-    packed = pack(found, device)
-    staging.mark()
+    packed = pack_tensors(found, device)
+    staging.record_pack_event()
     found["a"].zero_()  # training goes on
     written = write_packed(tmp_path / "file", packed, staging)
-    assert written == digest((tmp_path / "file").read_bytes())
+    assert written == content_digest((tmp_path / "file").read_bytes())
     back = load_file(tmp_path / "file")
     assert all(torch.equal(back[name], tensor) for name, tensor in before.items())

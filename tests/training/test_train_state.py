@@ -13,8 +13,7 @@ import torch
 from tiny import (
     MakeConfig,
     assert_same_tensors,
-    bits,
-    catch_learners,
+    capture_learners,
     choices,
     last_tensors,
     records,
@@ -22,15 +21,16 @@ from tiny import (
     run_evals,
     run_losses,
     run_until_crash,
+    tensor_bytes,
     weights,
 )
 from torch import Tensor
 
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.errors import UserError
-from glassgpt.record.journal import NAME, read
-from glassgpt.training.checkpoint.checkpoints import FOLDER, describe, load_last
-from glassgpt.training.loader import Stream
+from glassgpt.record.journal import FILE_NAME, read
+from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, load_latest_intact, read_checkpoint
+from glassgpt.training.loader import BatchLoader
 from glassgpt.training.session import train
 
 # Everything that could differ: dropout, several micro-batches, clipping, a schedule, both kinds of interval.
@@ -144,13 +144,13 @@ def test_another_batch_size_reads_on_where_the_first_one_stopped(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    original = Stream.micro_batch
+    original = BatchLoader.micro_batch
 
-    def note(stream: Stream, first: int, following: int) -> tuple[Tensor, Tensor]:
+    def note(stream: BatchLoader, first: int, following: int) -> tuple[Tensor, Tensor]:
         asked.append(first)
         return original(stream, first, following)
 
-    monkeypatch.setattr(Stream, "micro_batch", note)
+    monkeypatch.setattr(BatchLoader, "micro_batch", note)
     config = tiny(max_iters=3, gradient_accumulation_steps=2)
     train(config)
     resume(config, batch_size=3, gradient_accumulation_steps=1, max_iters=5)
@@ -165,7 +165,7 @@ def test_the_journal_tells_what_was_taken_back(tiny: MakeConfig) -> None:
     assert end["reason"] == "crashed"
     assert end["error"].startswith("Crash")
     resume(config)
-    everything = list(read(Path(config.out_dir) / NAME))
+    everything = list(read(Path(config.out_dir) / FILE_NAME))
     done_twice = [r["iter"] for r in everything if r["kind"] == "step" and r["process"] == 0]
     assert done_twice[-1] == 23
     steps = records(config.out_dir, "step")
@@ -177,7 +177,7 @@ def test_the_journal_tells_what_was_taken_back(tiny: MakeConfig) -> None:
 def test_best_and_counters_come_back(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(max_iters=20)
     first = train(config)
-    state = load_last(first.out_dir)[0].state
+    state = load_latest_intact(first.out_dir)[0].state
     run = resume(config, eval_only=True)
     assert (run.best_val_loss, run.best_iter) == (first.best_val_loss, first.best_iter)
     assert state["progress"]["best_val_loss"] == first.best_val_loss
@@ -187,21 +187,21 @@ def test_best_and_counters_come_back(tiny: MakeConfig, monkeypatch: pytest.Monke
 def test_a_state_is_plain_json(tiny: MakeConfig) -> None:
     config = tiny(max_iters=20, checkpoint_interval=5, eval_interval=100, keep_checkpoints=9)
     train(config)
-    for path in sorted((Path(config.out_dir) / FOLDER).iterdir()):
+    for path in sorted((Path(config.out_dir) / CHECKPOINTS_FOLDER).iterdir()):
         text = (path / "state.json").read_text()
 
         def refuse(constant: str) -> float:
             raise AssertionError(f"{constant} is not JSON")
 
         state = json.loads(text, parse_constant=refuse)["state"]
-        assert state["iter"] == describe(path).iter
+        assert state["iter"] == read_checkpoint(path).iter
         assert state["config"]["seed"] == 1337
         assert len(state["data_hash"]) == 64
 
 
 def test_what_was_loaded_is_what_was_saved(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(max_iters=11)
-    learners = catch_learners(monkeypatch)
+    learners = capture_learners(monkeypatch)
     train(config)
     resume(config, eval_only=True)
     before, after = learners
@@ -211,7 +211,7 @@ def test_what_was_loaded_is_what_was_saved(tiny: MakeConfig, monkeypatch: pytest
     assert names.keys() == last_tensors(config.out_dir)["model"].keys()
     for (name, one), other in zip(names.items(), after.model.parameters(), strict=True):
         for key, value in before.optimizers[0].state[one].items():
-            assert bits(value) == bits(after.optimizers[0].state[other][key]), f"{name}:{key}"
+            assert tensor_bytes(value) == tensor_bytes(after.optimizers[0].state[other][key]), f"{name}:{key}"
 
 
 def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None:
@@ -219,7 +219,7 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
     config = tiny(max_iters=5)
     train(config)
     with pytest.MonkeyPatch.context() as patch:
-        learners = catch_learners(patch)
+        learners = capture_learners(patch)
         resume(config, eval_only=True)
     mapped = Path("/proc/self/maps")
     if not mapped.exists():
@@ -246,12 +246,12 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
 def test_another_model_is_refused(tiny: MakeConfig, changes: dict[str, Any], said: str) -> None:
     config = tiny(max_iters=3)
     train(config)
-    before = (Path(config.out_dir) / NAME).read_bytes()
+    before = (Path(config.out_dir) / FILE_NAME).read_bytes()
     with pytest.raises(UserError) as caught:
         resume(config, **changes)
     assert said in str(caught.value)
     assert len(caught.value.problems) >= len(changes)
-    assert (Path(config.out_dir) / NAME).read_bytes() == before
+    assert (Path(config.out_dir) / FILE_NAME).read_bytes() == before
 
 
 def test_other_dropout_is_allowed(tiny: MakeConfig) -> None:

@@ -14,11 +14,11 @@ from tiny import (
     Crash,
     MakeConfig,
     assert_same_tensors,
-    at_its_beginning,
     choices,
-    contents,
     crash_before,
+    file_contents,
     last_tensors,
+    learner_before_first_update,
     records,
     run_evals,
     run_losses,
@@ -33,16 +33,16 @@ from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.training import weight_source as origins
 from glassgpt.training.checkpoint.checkpoints import (
-    FOLDER,
+    CHECKPOINTS_FOLDER,
     Checkpoint,
-    Tensors,
-    best,
-    committed,
-    describe,
+    TensorsByFile,
+    best_checkpoint,
+    committed_paths,
     load_tensors,
+    read_checkpoint,
 )
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import open_origin
+from glassgpt.training.weight_source import load_init_from
 
 # Everything that could differ, and a checkpoint every five updates; the last one is of the 30th.
 HARD: dict[str, Any] = {
@@ -77,9 +77,9 @@ def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         **HARD,
     )
     train(config)
-    before = contents(config.out_dir)
+    before = file_contents(config.out_dir)
     yield config
-    assert contents(config.out_dir) == before
+    assert file_contents(config.out_dir) == before
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
     return make
 
 
-def tensors_at(run_dir: str, update: int) -> Tensors:
-    return load_tensors(describe(Path(run_dir) / FOLDER / f"{update:08d}"))
+def tensors_at(run_dir: str, update: int) -> TensorsByFile:
+    return load_tensors(read_checkpoint(Path(run_dir) / CHECKPOINTS_FOLDER / f"{update:08d}"))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
     evals = {key: loss for key, loss in run_evals(whole.out_dir).items() if key[0] > update}
     assert run_evals(fork.out_dir) == evals
     value, reason = choices(fork.out_dir)["init_from"]
-    assert value == str(Path(whole.out_dir) / FOLDER / f"{update:08d}")
+    assert value == str(Path(whole.out_dir) / CHECKPOINTS_FOLDER / f"{update:08d}")
     assert reason == f"goes on at update {update} with its optimizer"
 
 
@@ -147,7 +147,7 @@ def test_so_does_one_of_another_kind(tiny: MakeConfig, changes: dict[str, Any]) 
 
 def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fork) -> None:
     config = fork(max_iters=31)
-    learner = at_its_beginning(config)
+    learner = learner_before_first_update(config)
     assert_same_tensors({"model": weights(learner)}, {"model": last_tensors(whole.out_dir)["model"]})
     assert records(config.out_dir, "resume")[0]["from_iter"] == 30
     with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would train it on"):
@@ -160,26 +160,31 @@ def test_a_run_is_found_by_path_and_by_its_name_in_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train(tiny("runs/mine", max_iters=12, eval_interval=4, keep_checkpoints=9))
-    points = [describe(path) for path in committed(Path("runs/mine"))]
+    points = [read_checkpoint(path) for path in committed_paths(Path("runs/mine"))]
     assert [point.iter for point in points] == [4, 8, 12]
-    lowest = best(Path("runs/mine"))
+    lowest = best_checkpoint(Path("runs/mine"))
     assert lowest is not None
     for name in ("mine", "runs/mine", str(tmp_path / "runs/mine")):
         for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
-            origin = open_origin(name + suffix)
+            origin = load_init_from(name + suffix)
             assert (origin.iter, origin.kind) == (number, "run")
-            saved = load_tensors(describe(Path("runs/mine") / FOLDER / f"{number:08d}"))["model"]
+            saved = load_tensors(read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}"))[
+                "model"
+            ]
             assert_same_tensors({"model": saved}, {"model": {name: origin.weights[name] for name in saved}})
-            assert origin.val_loss == describe(Path("runs/mine") / FOLDER / f"{number:08d}").val_loss
-    assert open_origin("mine", which="best").iter == lowest.iter
+            assert (
+                origin.val_loss
+                == read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}").val_loss
+            )
+    assert load_init_from("mine", which="best").iter == lowest.iter
 
 
 def test_a_name_with_an_at_sign_is_a_name_first(tiny: MakeConfig, tmp_path: Path) -> None:
     train(tiny("me@home", max_iters=3))
-    assert open_origin(str(tmp_path / "me@home")).iter == 3
-    assert open_origin(str(tmp_path / "me@home@3")).iter == 3
+    assert load_init_from(str(tmp_path / "me@home")).iter == 3
+    assert load_init_from(str(tmp_path / "me@home@3")).iter == 3
     with pytest.raises(UserError, match="me@home has no checkpoint @4"):
-        open_origin(str(tmp_path / "me@home@4"))
+        load_init_from(str(tmp_path / "me@home@4"))
 
 
 @pytest.mark.parametrize("number", ["7", "31", "first", "-5", ""])
@@ -188,7 +193,7 @@ def test_of_a_checkpoint_that_is_not_there_those_that_are_get_listed(
 ) -> None:
     with pytest.raises(UserError) as caught:
         train(fork(f"@{number}"))
-    listed = ", ".join(f"@{int(path.name)}" for path in committed(Path(whole.out_dir)))
+    listed = ", ".join(f"@{int(path.name)}" for path in committed_paths(Path(whole.out_dir)))
     assert listed.startswith("@5, @8, ")
     assert f"has no checkpoint @{number}: it has @last, @best, {listed}; " in str(caught.value)
     assert not Path(fork().out_dir).exists()
@@ -209,7 +214,7 @@ def test_a_run_without_a_checkpoint_is_said_to_be_one(tiny: MakeConfig) -> None:
             train(config)
     for suffix in ("", "@best", "@3"):
         with pytest.raises(UserError, match="young has no checkpoint yet"):
-            open_origin(config.out_dir + suffix)
+            load_init_from(config.out_dir + suffix)
 
 
 @pytest.fixture
@@ -219,28 +224,28 @@ def damaged(whole: TrainConfig, tmp_path: Path) -> Path:
 
 
 def test_a_damaged_last_checkpoint_is_passed_over_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
-    path = damaged / FOLDER / "00000030" / "model.safetensors"
+    path = damaged / CHECKPOINTS_FOLDER / "00000030" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    before = contents(str(damaged))
+    before = file_contents(str(damaged))
     config = fork(init_from=str(damaged))
     train(config)
     record = records(config.out_dir, "resume")[0]
     assert record["from_iter"] == 25
     assert [str(path) in complaint for complaint in record["complaints"]] == [True]
-    assert contents(str(damaged)) == before
+    assert file_contents(str(damaged)) == before
     # Asked for by its number it must be whole.
     with pytest.raises(UserError, match="is damaged"):
-        open_origin(f"{damaged}@30")
+        load_init_from(f"{damaged}@30")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path, file: str) -> None:
-    lowest = best(damaged)
+    lowest = best_checkpoint(damaged)
     assert lowest is not None
     path = lowest.path / file
     path.write_bytes(path.read_bytes()[:-20])
-    origin = open_origin(str(damaged), which="best")
-    others = [describe(other) for other in committed(damaged) if other != lowest.path]
+    origin = load_init_from(str(damaged), which="best")
+    others = [read_checkpoint(other) for other in committed_paths(damaged) if other != lowest.path]
     measured = [point for point in others if point.val_loss is not None]
     second = min(measured, key=lambda point: point.val_loss or 0.0)
     # If it says itself that it was the best, no other is, and the last one is taken.
@@ -251,11 +256,11 @@ def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path,
 
 
 def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> None:
-    paths = committed(damaged)
+    paths = committed_paths(damaged)
     for path in paths:
         (path / "model.safetensors").unlink()
     with pytest.raises(UserError) as caught:
-        open_origin(str(damaged), which="best")
+        load_init_from(str(damaged), which="best")
     assert len(caught.value.problems) == len(paths) + 1
     assert "has no checkpoint to resume from" in caught.value.problems[-1]
 
@@ -285,7 +290,7 @@ def test_the_data_decides_what_is_taken_over_unless_it_is_said(
 ) -> None:
     data_dir = whole.data_dir if same_data else str(other_data)
     config = fork("@10", init_state=init_state, data_dir=data_dir)
-    learner, saved = at_its_beginning(config), tensors_at(whole.out_dir, 10)
+    learner, saved = learner_before_first_update(config), tensors_at(whole.out_dir, 10)
     assert choices(config.out_dir)["init_from"][1] == reason
     assert_same_tensors({"model": weights(learner)}, {"model": saved["model"]})
     state = {
@@ -314,11 +319,11 @@ def test_a_smaller_context_crops_positions_and_begins_anew(tiny: MakeConfig, arc
     whole = tiny("whole", arch=arch, max_iters=5)
     train(whole)
     fork = tiny("fork", arch=arch, block_size=3, init_from=whole.out_dir)
-    learner = at_its_beginning(fork)
-    origin = open_origin(whole.out_dir)
-    shape, cropped = crop_block_size(origin.shape, origin.weights, 3)
+    learner = learner_before_first_update(fork)
+    origin = load_init_from(whole.out_dir)
+    shape, cropped = crop_block_size(origin.model_config, origin.weights, 3)
     assert learner.model.config == shape
-    model, original = GPT(shape).eval(), GPT(origin.shape).eval()
+    model, original = GPT(shape).eval(), GPT(origin.model_config).eval()
     load_weights(model, cropped, "cropped")
     load_weights(original, origin.weights, "whole")
     assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
@@ -347,7 +352,7 @@ def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
     original = load_tensors
     taken: list[Path] = []
 
-    def take_away(point: Checkpoint) -> Tensors:
+    def take_away(point: Checkpoint) -> TensorsByFile:
         if not taken:
             taken.append(point.path)
             shutil.rmtree(point.path)
@@ -358,7 +363,7 @@ def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
     for which in ("best", "last"):
         taken.clear()
         shutil.copytree(run_dir, run_dir.with_name(which))
-        found = open_origin(str(run_dir.with_name(which)), which)
+        found = load_init_from(str(run_dir.with_name(which)), which)
         assert taken
-        assert found.what != str(taken[0])
+        assert found.description != str(taken[0])
         assert found.complaints == ()

@@ -13,23 +13,23 @@ import torch
 from little_gpt2 import transformers_loss, write_gpt2
 from tiny import (
     MakeConfig,
-    at_its_beginning,
-    bits,
     choices,
-    contents,
+    file_contents,
+    learner_before_first_update,
     records,
     run_evals,
+    tensor_bytes,
     weights,
 )
 
-from glassgpt.data.bpe_table import characters_of_bytes
+from glassgpt.data.bpe_table import bytes_to_unicode
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer, train_bpe
 from glassgpt.errors import UserError
 from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import open_origin
+from glassgpt.training.weight_source import load_init_from
 
 TEXT = "Glass houses have thin walls; whoever lives in one learns to sweep. कांच का घर, بيت من زجاج 🦊\n" * 60
 VOCABULARY, CONTEXT = 290, 16
@@ -55,7 +55,7 @@ def gpt2_data(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     tiny: MakeConfig, gpt2: Path, gpt2_data: Path
 ) -> None:
-    before = contents(str(gpt2))
+    before = file_contents(str(gpt2))
     # The weights decide, but for the last.
     shape = {"n_layer": 7, "n_head": 7, "n_embd": 7, "block_size": CONTEXT}
     config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), max_iters=12, eval_interval=12, **shape)
@@ -69,14 +69,14 @@ def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     assert (model["vocab_size"], model["n_layer"], model["n_head"], model["n_embd"]) == (VOCABULARY, 2, 3, 24)
     assert (model["bias"], model["activation"]) == (True, "gelu_new")
     assert choices(config.out_dir)["init_from"] == (str(gpt2), "weights alone: begins at update 0")
-    assert contents(str(gpt2)) == before
+    assert file_contents(str(gpt2)) == before
 
 
 def test_pretrained_weights_in_a_smaller_context(tiny: MakeConfig, gpt2: Path, gpt2_data: Path) -> None:
     config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), block_size=8)
-    learner = at_its_beginning(config)
-    whole = open_origin(str(gpt2)).weights["transformer.wpe.weight"]
-    assert bits(weights(learner)["transformer.wpe.weight"]) == bits(whole[:8])
+    learner = learner_before_first_update(config)
+    whole = load_init_from(str(gpt2)).weights["transformer.wpe.weight"]
+    assert tensor_bytes(weights(learner)["transformer.wpe.weight"]) == tensor_bytes(whole[:8])
 
 
 def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
@@ -133,7 +133,7 @@ def test_pretrained_weights_take_the_dropout_that_is_asked_for(
 def new_from_iterator(folder: Path) -> Path:
     """What `train_new_from_iterator` makes of GPT-2's tokenizer: <|endoftext|> is id 0."""
     transformers = pytest.importorskip("transformers")
-    alphabet = {character: i for i, character in enumerate(characters_of_bytes())}
+    alphabet = {character: i for i, character in enumerate(bytes_to_unicode())}
     base = transformers.GPT2Tokenizer(vocab=alphabet | {"<|endoftext|>": 256}, merges=[])
     new = base.train_new_from_iterator([TEXT], VOCABULARY)
     assert new.convert_tokens_to_ids("<|endoftext|>") == 0
@@ -198,7 +198,9 @@ def test_any_numbering_of_a_bpe_has_the_loss_that_transformers_computes(
         train(settings)
         expected = transformers_loss(folder, torch.from_numpy(ids), CONTEXT)
         assert run_evals(settings.out_dir)[0, "val"] == pytest.approx(expected, abs=1e-5)
-        assert find_tokenizer(open_origin(settings.out_dir)).encode(TEXT).tolist() == theirs(TEXT).input_ids
+        assert (
+            find_tokenizer(load_init_from(settings.out_dir)).encode(TEXT).tolist() == theirs(TEXT).input_ids
+        )
 
 
 def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(

@@ -16,27 +16,27 @@ from torch import Tensor
 from glassgpt.config import TrainConfig, data_dir
 from glassgpt.data.dataset import open_dataset
 from glassgpt.estimate.batching import BatchPlan, plan_batch
-from glassgpt.model.gpt import GPT, shape_of
+from glassgpt.model.gpt import GPT, make_gpt_config
 from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
 from glassgpt.record.journal import Record
-from glassgpt.training.checkpoint.checkpoints import Tensors, load_last
-from glassgpt.training.device import Placement
-from glassgpt.training.interrupt import Stop
+from glassgpt.training.checkpoint.checkpoints import TensorsByFile, load_latest_intact
+from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
-from glassgpt.training.loader import Stream
-from glassgpt.training.session import Run, start, train
-from glassgpt.training.task import Task
+from glassgpt.training.loader import BatchLoader
+from glassgpt.training.session import Run, start_run, train
+from glassgpt.training.task import RunRequest
 
 MakeConfig = Callable[..., TrainConfig]
 
 # What a run on a CPU decides, besides its dtype; its config.toml says so.
-DECIDED: dict[str, Any] = {"attention": "sdpa", "kernels": "plain", "graph": "off"}
+CPU_CHOICES: dict[str, Any] = {"attention": "sdpa", "kernels": "plain", "graph": "off"}
 
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
     """The records that still count, of one kind."""
-    found = journal.current(journal.read(Path(run_dir) / journal.NAME))
+    found = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
     return [record for record in found if kind in (None, record["kind"])]
 
 
@@ -56,24 +56,26 @@ def choices(run_dir: Path | str) -> dict[str, tuple[Any, str]]:
     return {choice["name"]: (choice["value"], choice["reason"]) for choice in found}
 
 
-def last_tensors(run_dir: Path | str) -> Tensors:
+def last_tensors(run_dir: Path | str) -> TensorsByFile:
     """Everything in the last checkpoint, which has to be whole."""
-    _, tensors, damaged, _ = load_last(Path(run_dir))
+    _, tensors, damaged, _ = load_latest_intact(Path(run_dir))
     assert damaged == []
     # A copy: what load_last returns is mapped from the file, and some tests damage the file afterwards.
     return {file: {name: tensor.clone() for name, tensor in part.items()} for file, part in tensors.items()}
 
 
-def bits(tensor: Tensor) -> bytes:
+def tensor_bytes(tensor: Tensor) -> bytes:
     """What equality to the last bit compares: unlike ==, it tells 0 from -0, and NaN equals itself."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes()
 
 
-def assert_same_tensors(one: Tensors, other: Tensors) -> None:
+def assert_same_tensors(one: TensorsByFile, other: TensorsByFile) -> None:
     assert one.keys() == other.keys()
     for file in one:
         assert one[file].keys() == other[file].keys()
-        different = [name for name in one[file] if bits(one[file][name]) != bits(other[file][name])]
+        different = [
+            name for name in one[file] if tensor_bytes(one[file][name]) != tensor_bytes(other[file][name])
+        ]
         assert different == [], f"these differ in {file}"
 
 
@@ -84,9 +86,9 @@ def assert_close_tensors(one: dict[str, Tensor], other: dict[str, Tensor], toler
         assert difference <= tolerance, f"{name} differs by {difference}"
 
 
-def do(task: Task, process_age_s: float = 0.0) -> Run:
-    with Stop() as stop:
-        return start(task, [], stop, process_age_s)
+def run_task(task: RunRequest, process_age_s: float = 0.0) -> Run:
+    with StopSignals() as stop:
+        return start_run(task, [], stop, process_age_s)
 
 
 def resume(config: TrainConfig, **changes: Any) -> Run:
@@ -116,7 +118,7 @@ def run_until_crash(config: TrainConfig, number: int) -> None:
             train(config)
 
 
-def catch_learners(patch: pytest.MonkeyPatch) -> list[Learner]:
+def capture_learners(patch: pytest.MonkeyPatch) -> list[Learner]:
     """The learners that the next runs make, to look at their weights."""
     caught: list[Learner] = []
     original = Learner.__init__
@@ -141,8 +143,8 @@ def make_learner(config: TrainConfig, dtype: str = "float32") -> Learner:
     """A learner on the CPU without a run around it."""
     dataset = open_dataset(data_dir(config))
     plan, _ = plan_batch(config, "cpu", None)
-    placement = Placement(torch.device("cpu"), dtype, compile=False, attention="sdpa")
-    stream = Stream(dataset.tokens("train"), config.block_size, plan, config.seed, placement.device)
+    placement = ExecutionConfig(torch.device("cpu"), dtype, compile=False, attention="sdpa")
+    stream = BatchLoader(dataset.tokens("train"), config.block_size, plan, config.seed, placement.device)
     return Learner(make_model(config), config, placement, plan, stream, Ledger())
 
 
@@ -151,17 +153,17 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
     plan, _ = plan_batch(config, "cpu", None)
     uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
     tokens = open_dataset(data_dir(config)).tokens("train")
-    stream = Stream(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
+    stream = BatchLoader(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
     return stream.micro_batch(update * plan.sequences, (update + 1) * plan.sequences)
 
 
 def make_model(config: TrainConfig) -> GPT:
     """The model a run begins with."""
     torch.manual_seed(config.seed)
-    return GPT(shape_of(config, open_dataset(data_dir(config)).manifest.vocab_size))
+    return GPT(make_gpt_config(config, open_dataset(data_dir(config)).manifest.vocab_size))
 
 
-def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tensor]:
+def inject_non_finite(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tensor]:
     """Update `number` of the next run gets a loss of NaN, or a gradient that is infinite.
 
     Returns a dictionary that will hold the weights from right before.
@@ -174,7 +176,7 @@ def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tenso
             return original(learner, at, first_sequence)
         before.update(weights(learner))
         parameter = next(learner.model.parameters())
-        if learner.placement.graph:  # which calls no hooks; the gradients are still there, at zero
+        if learner.execution.graph:  # which calls no hooks; the gradients are still there, at zero
             assert what == "gradient"
             assert parameter.grad is not None
             parameter.grad.fill_(math.inf)
@@ -191,14 +193,14 @@ def poison(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tenso
     return before
 
 
-def contents(folder: str) -> dict[Path, tuple[bytes, int]]:
+def file_contents(folder: str) -> dict[Path, tuple[bytes, int]]:
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_under(Path(folder))}
 
 
-def at_its_beginning(config: TrainConfig) -> Learner:
+def learner_before_first_update(config: TrainConfig) -> Learner:
     """The learner of a new run, right before its first update."""
     with pytest.MonkeyPatch.context() as patch:
-        learners = catch_learners(patch)
+        learners = capture_learners(patch)
         patch.setattr(Learner, "update", lambda learner, at, first: (_ for _ in ()).throw(Crash))
         with pytest.raises(Crash):
             train(config)

@@ -6,62 +6,75 @@ import dataclasses
 import json
 
 import pytest
-from tune_machines import GIB, Machine, card, cpu, saturating
+from tune_machines import GIB, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from bench import tune as bench
-from glassgpt.tune.setting import Setting
-from glassgpt.tune.worker_process import Workshop
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.worker_process import TrialRunner
 
 
-class Shop(Workshop):
+class ScriptedTrialRunner(TrialRunner):
     """A workshop on a machine that is made up."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
 
-    def measure(self, setting: Setting, limit_s: float):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def measure(self, setting: SpeedSettings, limit_s: float):  # type: ignore[no-untyped-def]  # noqa: ANN201
         return self.machine.measure(setting, limit_s)
 
 
 def test_the_grid_has_every_combination() -> None:
-    ground = card()
-    assert [one.micro_batch for one in bench.grid(ground, ["micro_batch"], (4, 8, 7, 32))] == [4, 8, 32]
-    assert len(bench.grid(ground, ["micro_batch", "attention", "kernels", "graph"], ())) == 24 * 3 * 2 * 2
-    compiled = [one for one in bench.grid(ground, ["kernels", "graph", "compile"], ()) if one.compile]
+    ground = gpu_machine()
+    assert [one.micro_batch for one in bench.grid_settings(ground, ["micro_batch"], (4, 8, 7, 32))] == [
+        4,
+        8,
+        32,
+    ]
+    assert (
+        len(bench.grid_settings(ground, ["micro_batch", "attention", "kernels", "graph"], ()))
+        == 24 * 3 * 2 * 2
+    )
+    compiled = [
+        one for one in bench.grid_settings(ground, ["kernels", "graph", "compile"], ()) if one.compile
+    ]
     assert [(one.kernels, one.graph) for one in compiled] == [(False, False)]
-    threads = bench.grid(cpu(), ["threads", "attention", "graph"], ())
+    threads = bench.grid_settings(cpu_machine(), ["threads", "attention", "graph"], ())
     assert {(one.threads, one.attention, one.graph) for one in threads} == {
         (threads, how, False) for threads in (None, 1) for how in ("sdpa", "manual")
     }
 
 
 def test_what_is_without_headroom_is_no_best() -> None:
-    ground = card(free_bytes=50 * GIB)
-    machine = Machine(ground, saturating(), peak=lambda setting: setting.micro_batch * GIB)
-    found = bench.swept(Shop(machine), ground, bench.grid(ground, ["micro_batch"], (4, 32, 60)), 1000)
-    assert [point.speed > 0 for point in found] == [True, True, False]
+    ground = gpu_machine(free_bytes=50 * GIB)
+    machine = FakeMachine(ground, saturating_speed(), peak=lambda setting: setting.micro_batch * GIB)
+    found = bench.measure_grid(
+        ScriptedTrialRunner(machine), ground, bench.grid_settings(ground, ["micro_batch"], (4, 32, 60)), 1000
+    )
+    assert [point.tokens_per_s > 0 for point in found] == [True, True, False]
 
 
 def test_choice_and_best_meet_again_in_turns() -> None:
-    ground = card()
-    machine = Machine(ground, saturating(half=4.0))
-    one, other = ground.automatic_at(4), ground.automatic_at(12)
-    speeds = bench.in_turns(Shop(machine), ground, [one, other, one], 2)
+    ground = gpu_machine()
+    machine = FakeMachine(ground, saturating_speed(half=4.0))
+    one, other = ground.automatic_setting_at(4), ground.automatic_setting_at(12)
+    speeds = bench.measure_in_turns(ScriptedTrialRunner(machine), ground, [one, other, one], 2)
     assert speeds[one] / speeds[other] == pytest.approx(0.5 / 0.75)
-    assert machine.asked == [one, other, other, one]
+    assert machine.measured_settings == [one, other, other, one]
 
 
 def test_table_and_document() -> None:
-    ground = card()
-    machine = Machine(
+    ground = gpu_machine()
+    machine = FakeMachine(
         ground, lambda setting: 614_400.0, ends=lambda one: "crashed" if one.micro_batch == 8 else "ran"
     )
-    found = bench.swept(Shop(machine), ground, bench.grid(ground, ["micro_batch"], (4, 8)), 1000)
-    lines = bench.table(ground, found).splitlines()
+    found = bench.measure_grid(
+        ScriptedTrialRunner(machine), ground, bench.grid_settings(ground, ["micro_batch"], (4, 8)), 1000
+    )
+    lines = bench.grid_table(ground, found).splitlines()
     assert lines[2] == "| micro-batch 4 | 614k | 800.0 ms | 53.1% | 1.0 GiB |"
     assert lines[3] == "| micro-batch 8 | crashed | | | |"
     document = json.loads(
-        json.dumps(bench.document(ground, None, found, {found[0].setting: 614_400.0}, 0.99))
+        json.dumps(bench.grid_document(ground, None, found, {found[0].setting: 614_400.0}, 0.99))
     )
     assert (document["ratio"], document["settings"]) == (0.99, 2)
     assert document["points"][0]["tokens_per_s"] == pytest.approx(614_400)

@@ -15,19 +15,19 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal
 from glassgpt.training.session import train
-from glassgpt.tune.setting import Setting
-from glassgpt.tune.trial_run import clear, try_out
-from glassgpt.tune.trial_setup import look, set_stage
-from glassgpt.tune.tune_facts import Ground
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.trial_run import release_device_memory, run_trial
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
+from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.tuning import tune
-from glassgpt.tune.worker_process import Workshop
+from glassgpt.tune.worker_process import TrialRunner
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def on_gpu(tiny: MakeConfig) -> MakeConfig:
-    clear()  # other tests of this process may have left working memory
+    release_device_memory()  # other tests of this process may have left working memory
 
     def make(name: str = "gpu", **changes: Any) -> TrainConfig:
         settings: dict[str, Any] = {
@@ -40,11 +40,11 @@ def on_gpu(tiny: MakeConfig) -> MakeConfig:
 
 
 def test_the_ground_of_a_card(on_gpu: MakeConfig) -> None:
-    ground = look(set_stage(on_gpu(), None))
+    ground = inspect_machine(prepare_trial_setup(on_gpu(), None))
     assert (ground.device_type, ground.sequences, ground.automatic_batch) == ("cuda", 64, 16)
     assert ground.micro_batches == (1, 2, 4, 8, 16, 32, 64)
-    assert ground.automatic.data_on_card
-    assert ground.automatic.graph  # so small a model is all asking
+    assert ground.automatic_setting.data_on_card
+    assert ground.automatic_setting.graph  # so small a model is all asking
     assert 10**9 < ground.free_bytes <= torch.cuda.get_device_properties(0).total_memory
 
 
@@ -52,9 +52,9 @@ def test_the_ground_of_a_card(on_gpu: MakeConfig) -> None:
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("on_card", [False, True])
 def test_every_combination_runs(on_gpu: MakeConfig, graph: bool, kernels: bool, on_card: bool) -> None:
-    stage = set_stage(on_gpu(dropout=0.1), None)
-    setting = Setting(micro_batch=8, graph=graph, kernels=kernels, data_on_card=on_card)
-    trial = try_out(stage, setting, 64, 4, 0.2)
+    stage = prepare_trial_setup(on_gpu(dropout=0.1), None)
+    setting = SpeedSettings(micro_batch=8, graph=graph, kernels=kernels, data_on_card=on_card)
+    trial = run_trial(stage, setting, 64, 4, 0.2)
     assert trial.outcome == "ran", trial.why
     assert len(trial.update_s) >= 3
     assert all(seconds > 0 for seconds in trial.update_s)
@@ -64,15 +64,17 @@ def test_every_combination_runs(on_gpu: MakeConfig, graph: bool, kernels: bool, 
 
 @pytest.mark.parametrize("attention", ["flash", "efficient", "sdpa", "manual"])
 def test_every_attention_runs(on_gpu: MakeConfig, attention: str) -> None:
-    stage = set_stage(on_gpu(), None)
-    trial = try_out(stage, Setting(micro_batch=8, attention=attention), 64, 4, 0.1)
+    stage = prepare_trial_setup(on_gpu(), None)
+    trial = run_trial(stage, SpeedSettings(micro_batch=8, attention=attention), 64, 4, 0.1)
     assert trial.outcome == "ran", trial.why
 
 
 def test_checkpointing_takes_less_memory(on_gpu: MakeConfig) -> None:
-    stage = set_stage(on_gpu(n_layer=8, n_embd=256, batch_size=64, gradient_accumulation_steps=1), None)
+    stage = prepare_trial_setup(
+        on_gpu(n_layer=8, n_embd=256, batch_size=64, gradient_accumulation_steps=1), None
+    )
     usual, less = (
-        try_out(stage, Setting(micro_batch=64, checkpointing=on), 64, 1, 0.1).peak_bytes or 0
+        run_trial(stage, SpeedSettings(micro_batch=64, checkpointing=on), 64, 1, 0.1).peak_bytes or 0
         for on in (False, True)
     )
     assert less < 0.8 * usual, (less, usual)
@@ -80,21 +82,23 @@ def test_checkpointing_takes_less_memory(on_gpu: MakeConfig) -> None:
 
 def test_updates_by_the_cards_clock_are_those_of_the_wall(on_gpu: MakeConfig) -> None:
     """All updates of a trial, warm-up aside, fill the time that passed."""
-    stage = set_stage(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
-    setting = Setting(micro_batch=16)
-    try_out(stage, setting, 64, 4, 0.3)
+    stage = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
+    setting = SpeedSettings(micro_batch=16)
+    run_trial(stage, setting, 64, 4, 0.3)
     begin = time.perf_counter()
-    trial = try_out(stage, setting, 64, 4, 2.0)
+    trial = run_trial(stage, setting, 64, 4, 2.0)
     wall = time.perf_counter() - begin
     assert 1.9 < sum(trial.update_s) < wall
 
 
 def test_a_shortened_update_takes_as_long_as_a_whole_one(on_gpu: MakeConfig) -> None:
-    stage = set_stage(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
+    stage = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
     # Else Python sets the pace, now faster, now slower.
-    setting = Setting(micro_batch=16, graph=True, data_on_card=True)
+    setting = SpeedSettings(micro_batch=16, graph=True, data_on_card=True)
     steps = (32, 4)  # whole and short, in turns; the best of three, since others may use the card as well
-    rounds = [[median(try_out(stage, setting, 512, some, 1.0).update_s) for some in steps] for _ in range(3)]
+    rounds = [
+        [median(run_trial(stage, setting, 512, some, 1.0).update_s) for some in steps] for _ in range(3)
+    ]
     whole, short = (min(times) for times in zip(*rounds, strict=True))
     assert short == pytest.approx(whole, rel=0.08)
 
@@ -103,35 +107,35 @@ def test_out_of_memory_spoils_nothing(on_gpu: MakeConfig) -> None:
     config = on_gpu(
         n_layer=24, n_embd=2048, n_head=16, block_size=64, batch_size=16384, gradient_accumulation_steps=1
     )
-    with Workshop() as workshop:
-        workshop.seconds = 0.2
-        workshop.look(config, None, 120, 120)
-        too_much = workshop.measure(Setting(micro_batch=16384), 120)
-        after = workshop.measure(Setting(micro_batch=8), 120)
+    with TrialRunner() as workshop:
+        workshop.timed_s = 0.2
+        workshop.inspect_machine(config, None, 120, 120)
+        too_much = workshop.measure(SpeedSettings(micro_batch=16384), 120)
+        after = workshop.measure(SpeedSettings(micro_batch=8), 120)
     assert too_much.outcome == "out of memory", too_much
     assert after.outcome == "ran", after
 
 
 def test_compiled(on_gpu: MakeConfig) -> None:
-    with Workshop() as workshop:
-        workshop.seconds = 0.2
-        workshop.look(on_gpu(), None, 120, 120)
-        compiled = workshop.measure(Setting(micro_batch=16, compile=True), 120)
-        usual = workshop.measure(Setting(micro_batch=16), 60)
+    with TrialRunner() as workshop:
+        workshop.timed_s = 0.2
+        workshop.inspect_machine(on_gpu(), None, 120, 120)
+        compiled = workshop.measure(SpeedSettings(micro_batch=16, compile=True), 120)
+        usual = workshop.measure(SpeedSettings(micro_batch=16), 60)
     assert compiled.outcome == "ran", compiled
     assert compiled.first_s > 5 * median(compiled.update_s)
     assert usual.outcome == "ran"
 
 
 def test_tuning_on_a_card(on_gpu: MakeConfig) -> None:
-    with Workshop() as workshop:
+    with TrialRunner() as workshop:
         tuning = tune(on_gpu(n_layer=4, n_embd=256), 45.0, workshop, fixed=("compile",))
     assert tuning.took_s < 46
-    ran = [row for row in tuning.outcome.rows if row.figures]
+    ran = [row for row in tuning.result.rows if row.figures]
     assert len(ran) >= 5
     assert {row.setting.graph for row in ran} == {False, True}
     fastest = max(row.tokens_per_s or 0 for row in ran)
-    assert (tuning.outcome.chosen.tokens_per_s or 0) > 0.95 * fastest
+    assert (tuning.result.chosen.tokens_per_s or 0) > 0.95 * fastest
     assert tuning.tuned.graph in ("on", "off")
 
 
@@ -142,15 +146,15 @@ def test_a_tuned_run_is_the_same_run(
     original = torch.set_float32_matmul_precision
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: original("highest"))
     config = on_gpu("asked", dtype="float32", max_iters=10, graph="off", kernels="plain")
-    ground = look(set_stage(config, None))
+    ground = inspect_machine(prepare_trial_setup(config, None))
     expected = losses(config)
     for number, setting in enumerate(choices(ground)):
-        tuned = replace(ground.tuned(config, setting), out_dir=str(tmp_path / f"tuned{number}"))
+        tuned = replace(ground.config_with(config, setting), out_dir=str(tmp_path / f"tuned{number}"))
         assert losses(tuned) == pytest.approx(expected, abs=1e-3), setting
 
 
-def choices(ground: Ground) -> list[Setting]:
-    base = Setting(micro_batch=16, data_on_card=True)
+def choices(ground: TuneContext) -> list[SpeedSettings]:
+    base = SpeedSettings(micro_batch=16, data_on_card=True)
     return [
         *(replace(base, micro_batch=size) for size in (4, 64)),
         replace(base, graph=True),
@@ -162,4 +166,6 @@ def choices(ground: Ground) -> list[Setting]:
 
 def losses(config: TrainConfig) -> list[float]:
     run = train(config)
-    return [record["loss"] for record in journal.read(run.out_dir / journal.NAME) if record["kind"] == "step"]
+    return [
+        record["loss"] for record in journal.read(run.out_dir / journal.FILE_NAME) if record["kind"] == "step"
+    ]

@@ -9,27 +9,27 @@ from typing import Any
 
 import pytest
 from conftest import MakeConfig
-from tune_machines import GPT2, SMALL, Machine, card, cpu, saturating
+from tune_machines import GPT2, SMALL, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import combine, read_recipe
+from glassgpt.recipe import build_config, read_recipe
 from glassgpt.record import journal
 from glassgpt.training.session import train
 from glassgpt.tune import tuned_file
-from glassgpt.tune.ranking import outcome_of
-from glassgpt.tune.setting import Setting, in_words, settled_names, with_setting
-from glassgpt.tune.trial_setup import look, set_stage
+from glassgpt.tune.ranking import summarize_trials
+from glassgpt.tune.setting import SpeedSettings, apply_setting, describe_dimension, tuned_config_fields
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 from glassgpt.tune.tune_options import TuneOptions, budget_seconds
-from glassgpt.tune.tune_options import find_problems as option_problems
-from glassgpt.tune.tuning import Tuning, check, notes_of
-from glassgpt.validate import find_problems
+from glassgpt.tune.tune_options import check_tune_options as option_problems
+from glassgpt.tune.tuning import Tuning, check_tunable, tuned_file_notes
+from glassgpt.validate import find_config_problems
 
 
 def losses(config: TrainConfig) -> tuple[list[float], list[float]]:
     """Of every update and of every evaluation."""
     run = train(config)
-    records = list(journal.read(run.out_dir / journal.NAME))
+    records = list(journal.read(run.out_dir / journal.FILE_NAME))
     return (
         [record["loss"] for record in records if record["kind"] == "step"],
         [record["loss"] for record in records if record["kind"] == "eval"],
@@ -43,61 +43,61 @@ def test_the_losses_are_those_of_the_automatic_choice(
     """Twenty updates of twelve sequences, in float32 and without dropout."""
     steps = None if "batch_tokens" in batch else 2
     asked = tiny("asked", gradient_accumulation_steps=steps, eval_interval=10, eval_iters=3, **batch)
-    ground = look(set_stage(asked, None))
+    ground = inspect_machine(prepare_trial_setup(asked, None))
     updates, evaluations = losses(asked)
     assert len(updates) == 20
     settings = [
-        *(Setting(micro_batch=size) for size in ground.micro_batches),
-        Setting(micro_batch=4, attention="manual"),
-        Setting(micro_batch=12, checkpointing=True),
+        *(SpeedSettings(micro_batch=size) for size in ground.micro_batches),
+        SpeedSettings(micro_batch=4, attention="manual"),
+        SpeedSettings(micro_batch=12, checkpointing=True),
     ]
     for number, setting in enumerate(settings):
-        tuned = replace(ground.tuned(asked, setting), out_dir=str(tmp_path / f"tuned{number}"))
-        assert find_problems(tuned) == []
+        tuned = replace(ground.config_with(asked, setting), out_dir=str(tmp_path / f"tuned{number}"))
+        assert find_config_problems(tuned) == []
         found, evaluated = losses(tuned)
         assert found == pytest.approx(updates, abs=1e-5), setting
         assert evaluated == pytest.approx(evaluations, abs=1e-5), setting
 
 
 def test_a_setting_says_everything_there_is_to_choose() -> None:
-    setting = Setting(micro_batch=24, attention="flash", kernels=True, graph=False, checkpointing=True)
-    tuned = with_setting(GPT2, setting, 480, 12, "cuda")
+    setting = SpeedSettings(micro_batch=24, attention="flash", kernels=True, graph=False, checkpointing=True)
+    tuned = apply_setting(GPT2, setting, 480, 12, "cuda")
     assert (tuned.batch_size, tuned.gradient_accumulation_steps) == (24, 20)
     assert (tuned.attention, tuned.kernels, tuned.graph, tuned.compile) == ("flash", "triton", "off", "off")
     assert tuned.activation_checkpointing
-    on_cpu = with_setting(SMALL, Setting(micro_batch=6, compile=True), 12, 12, "cpu")
+    on_cpu = apply_setting(SMALL, SpeedSettings(micro_batch=6, compile=True), 12, 12, "cpu")
     assert (on_cpu.kernels, on_cpu.graph, on_cpu.compile) == ("auto", "auto", "on")
 
 
 def test_nothing_else_of_the_run_changes() -> None:
-    tuned = with_setting(GPT2, Setting(micro_batch=24), 480, 12, "cuda")
+    tuned = apply_setting(GPT2, SpeedSettings(micro_batch=24), 480, 12, "cuda")
     changed = {name for name, value in dataclasses.asdict(tuned).items() if value != getattr(GPT2, name)}
-    assert changed <= set(settled_names("cuda"))
+    assert changed <= set(tuned_config_fields("cuda"))
     assert tuned.block_size * (tuned.batch_size or 0) * (tuned.gradient_accumulation_steps or 0) == 491_520
 
 
 def test_batch_tokens_stay_said() -> None:
-    tuned = with_setting(TrainConfig(batch_tokens=32_768), Setting(micro_batch=16), 32, 32, "cuda")
+    tuned = apply_setting(TrainConfig(batch_tokens=32_768), SpeedSettings(micro_batch=16), 32, 32, "cuda")
     assert (tuned.batch_tokens, tuned.batch_size, tuned.gradient_accumulation_steps) == (32_768, 16, None)
-    assert find_problems(tuned) == []
+    assert find_config_problems(tuned) == []
 
 
 def test_as_much_is_evaluated_as_before() -> None:
     """nanoGPT's eval_iters counts micro-batches: 20 x 12 x 64 tokens."""
-    tuned = with_setting(replace(SMALL, eval_iters=20), Setting(micro_batch=4), 12, 12, "cpu")
+    tuned = apply_setting(replace(SMALL, eval_iters=20), SpeedSettings(micro_batch=4), 12, 12, "cpu")
     assert (tuned.eval_iters, tuned.eval_tokens) == (None, 15_360)
 
 
 def test_every_part_has_words() -> None:
-    one = Setting(micro_batch=1)
-    other = Setting(
+    one = SpeedSettings(micro_batch=1)
+    other = SpeedSettings(
         micro_batch=1, attention="flash", kernels=True, graph=True, data_on_card=True, checkpointing=True,
         compile=True, threads=2,
     )  # fmt: skip
     names = list(one.differences(other))
-    assert len(names) == len(dataclasses.fields(Setting)) - 1
+    assert len(names) == len(dataclasses.fields(SpeedSettings)) - 1
     for name in names:
-        assert in_words(one, name) != in_words(other, name)
+        assert describe_dimension(one, name) != describe_dimension(other, name)
 
 
 # --- the file ---
@@ -105,38 +105,40 @@ def test_every_part_has_words() -> None:
 
 def tuning_of(config: TrainConfig = GPT2) -> Tuning:
     on_cpu = config is SMALL
-    ground = cpu() if on_cpu else card()
-    speed = (lambda setting: 2e4 if setting.threads == 1 else 1e4) if on_cpu else saturating()
-    machine = Machine(ground, speed)
-    return Tuning(config, ground, outcome_of(machine.searched(config)), 90.0, machine.now)
+    ground = cpu_machine() if on_cpu else gpu_machine()
+    speed = (lambda setting: 2e4 if setting.threads == 1 else 1e4) if on_cpu else saturating_speed()
+    machine = FakeMachine(ground, speed)
+    return Tuning(config, ground, summarize_trials(machine.run_search(config)), 90.0, machine.now)
 
 
 def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
     tuning = tuning_of()
-    text = tuned_file.text_of(tuning.tuned, GPT2, "gpt2_124m", settled_names("cuda"), notes_of(tuning))
+    text = tuned_file.tuned_file_text(
+        tuning.tuned, GPT2, "gpt2_124m", tuned_config_fields("cuda"), tuned_file_notes(tuning)
+    )
     path = tmp_path / "tuned.toml"
     path.write_text(text)
     recipe = read_recipe(path)
-    assert combine(recipe, {}) == tuning.tuned
+    assert build_config(recipe, {}) == tuning.tuned
     assert recipe.about == "gpt2_124m, tuned for this machine"
     measured = text.partition("# --- measured ---\n")[2].partition("\n\n")[0].splitlines()
     assert measured[0] == f"batch_size = {tuning.tuned.batch_size}  # was 12"
     assert 'attention = "cudnn"  # was auto' in measured
     assert "n_layer = 12" not in measured
-    assert tuning.outcome.sentence in text
+    assert tuning.result.summary in text
 
 
 def test_threads_are_a_setting_of_the_tuned_run() -> None:
     tuning = tuning_of(SMALL)
     assert tuning.tuned.threads == 1
-    assert "threads = 1  # was open" in tuned_file.text_of(
-        tuning.tuned, SMALL, "small", settled_names("cpu"), notes_of(tuning)
+    assert "threads = 1  # was open" in tuned_file.tuned_file_text(
+        tuning.tuned, SMALL, "small", tuned_config_fields("cpu"), tuned_file_notes(tuning)
     )
 
 
 def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:
     name = 'my "run"\\x'
-    text = tuned_file.text_of(SMALL, SMALL, name, (), ())
+    text = tuned_file.tuned_file_text(SMALL, SMALL, name, (), ())
     path = tmp_path / "t.toml"
     path.write_text(text)
     assert read_recipe(path).about == f"{name}, tuned for this machine"
@@ -144,15 +146,15 @@ def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:
 
 def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = [str(tuned_file.write(f"# {n}", "", False)) for n in range(3)]
+    written = [str(tuned_file.write_tuned_file(f"# {n}", "", False)) for n in range(3)]
     assert written == ["tuned.toml", "tuned-2.toml", "tuned-3.toml"]
     assert Path("tuned.toml").read_text() == "# 0"
-    assert str(tuned_file.write("# 9", "", True)) == "tuned.toml"
+    assert str(tuned_file.write_tuned_file("# 9", "", True)) == "tuned.toml"
     assert Path("tuned.toml").read_text() == "# 9"
-    assert str(tuned_file.write("# 1", "mine.toml", False)) == "mine.toml"
+    assert str(tuned_file.write_tuned_file("# 1", "mine.toml", False)) == "mine.toml"
     with pytest.raises(UserError, match="is there already"):
-        tuned_file.write("# 2", "mine.toml", False)
-    tuned_file.write("# 2", "mine.toml", True)
+        tuned_file.write_tuned_file("# 2", "mine.toml", False)
+    tuned_file.write_tuned_file("# 2", "mine.toml", True)
     assert Path("mine.toml").read_text() == "# 2"
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -160,10 +162,10 @@ def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder.toml").mkdir()
-    assert "is a folder" in tuned_file.check_place("folder.toml", True)[0]
-    assert "there is no folder" in tuned_file.check_place("missing/x.toml", False)[0]
-    assert "ends with .toml" in tuned_file.check_place("x.txt", False)[0]
-    assert tuned_file.check_place("x.toml", False) == []
+    assert "is a folder" in tuned_file.check_output_path("folder.toml", True)[0]
+    assert "there is no folder" in tuned_file.check_output_path("missing/x.toml", False)[0]
+    assert "ends with .toml" in tuned_file.check_output_path("x.txt", False)[0]
+    assert tuned_file.check_output_path("x.toml", False) == []
 
 
 # --- options ---
@@ -186,7 +188,7 @@ def test_bad_options_are_all_told() -> None:
 
 def test_what_cannot_be_tuned() -> None:
     with pytest.raises(UserError) as error:
-        check(TrainConfig(eval_only=True, init_from="resume", n_head=0))
+        check_tunable(TrainConfig(eval_only=True, init_from="resume", n_head=0))
     assert len(error.value.problems) == 3
 
 

@@ -15,15 +15,22 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
 from glassgpt.tune.peak_memory import PeakMemory
-from glassgpt.tune.setting import Setting
-from glassgpt.tune.trial import Marks, Trial, figures_of, micro_steps_to_do, quantile, update_seconds
-from glassgpt.tune.trial_run import Updates, timed, try_out, warm_up
-from glassgpt.tune.trial_setup import look, set_stage
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.trial import (
+    Trial,
+    UpdateMarks,
+    quantile,
+    summarize_updates,
+    trial_micro_steps,
+    update_seconds,
+)
+from glassgpt.tune.trial_run import TrialUpdates, run_trial, time_updates, warm_up
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 
 # --- from marks to updates ---
 
 
-def made_update(micro_steps: int, start: float = 0.0) -> Marks:
+def made_update(micro_steps: int, start: float = 0.0) -> UpdateMarks:
     """0.5 s before the first micro-batch, whose 2 s are less than the usual 3 s; the optimizer takes 1 s."""
     marks = [start, start + 0.5]
     for number in range(micro_steps - 1):
@@ -47,10 +54,10 @@ def test_of_two_micro_batches_the_first_has_to_do() -> None:
 
 
 def test_how_many_micro_batches_are_done() -> None:
-    assert [micro_steps_to_do(n, 0.01) for n in (1, 2, 3, 8, 9, 40)] == [1, 2, 3, 8, 4, 4]
-    assert [micro_steps_to_do(n, 0.1) for n in (1, 2, 3, 5, 6, 40)] == [1, 2, 3, 5, 4, 4]
-    assert [micro_steps_to_do(n, 5.0) for n in (1, 2, 3, 40)] == [1, 2, 2, 2]
-    assert micro_steps_to_do(8, None) == 8
+    assert [trial_micro_steps(n, 0.01) for n in (1, 2, 3, 8, 9, 40)] == [1, 2, 3, 8, 4, 4]
+    assert [trial_micro_steps(n, 0.1) for n in (1, 2, 3, 5, 6, 40)] == [1, 2, 3, 5, 4, 4]
+    assert [trial_micro_steps(n, 5.0) for n in (1, 2, 3, 40)] == [1, 2, 2, 2]
+    assert trial_micro_steps(8, None) == 8
 
 
 # --- figures ---
@@ -67,7 +74,7 @@ def test_quantiles_are_between_the_values() -> None:
 
 
 def test_figures_are_over_all_trials() -> None:
-    found = figures_of([ran(1.0, 1.0, 1.0, peak=5, first=9.0), ran(3.0, peak=7, first=2.0)])
+    found = summarize_updates([ran(1.0, 1.0, 1.0, peak=5, first=9.0), ran(3.0, peak=7, first=2.0)])
     assert found is not None
     assert (found.update_s, found.peak_bytes, found.first_s) == (2.0, 7, 2.0)
     assert found.error == pytest.approx(0.5)  # 1 and 3: their mean may be wrong by 1 of 2
@@ -75,7 +82,10 @@ def test_figures_are_over_all_trials() -> None:
 
 
 def test_many_equal_updates_are_certain_and_scattered_ones_less() -> None:
-    certain, scattered = figures_of([ran(*[1.0] * 50)]), figures_of([ran(0.8, 1.0, 1.2, 0.9, 1.1)])
+    certain, scattered = (
+        summarize_updates([ran(*[1.0] * 50)]),
+        summarize_updates([ran(0.8, 1.0, 1.2, 0.9, 1.1)]),
+    )
     assert certain is not None
     assert scattered is not None
     assert certain.error == 0.0
@@ -84,10 +94,10 @@ def test_many_equal_updates_are_certain_and_scattered_ones_less() -> None:
 
 def test_a_setting_that_failed_once_has_no_figures() -> None:
     failed = Trial(outcome="out of memory")
-    assert figures_of([]) is None
-    assert figures_of([ran(1.0), failed]) is None
-    assert figures_of([Trial(outcome="hung")]) is None
-    assert figures_of([ran(1.0), Trial(outcome="hung")]) == figures_of([ran(1.0)])
+    assert summarize_updates([]) is None
+    assert summarize_updates([ran(1.0), failed]) is None
+    assert summarize_updates([Trial(outcome="hung")]) is None
+    assert summarize_updates([ran(1.0), Trial(outcome="hung")]) == summarize_updates([ran(1.0)])
 
 
 # --- pace ---
@@ -103,8 +113,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def block(self, count: int) -> list[Marks]:
-        marks: list[Marks] = []
+    def block(self, count: int) -> list[UpdateMarks]:
+        marks: list[UpdateMarks] = []
         for number in range(count):
             seconds = self.first_s if not self.blocks and number == 0 else self.update_s
             marks.append([self.now, self.now, self.now + seconds])
@@ -133,13 +143,13 @@ def test_a_slow_device_is_not_warmed_up_for_minutes() -> None:
     clock = Clock(10.0, 12.0)
     assert warm_up(clock.block, 0.75, 0, clock) == (12.0, 12.0)
     assert clock.blocks == [1]
-    assert len(timed(clock.block, 1.5, 12.0, clock)) == 2
+    assert len(time_updates(clock.block, 1.5, 12.0, clock)) == 2
 
 
 @pytest.mark.parametrize(("update_s", "fewest"), [(0.001, 1000), (0.5, 3), (0.7, 3)])
 def test_updates_are_timed_for_a_while(update_s: float, fewest: int) -> None:
     clock = Clock(update_s, update_s)
-    marks = timed(clock.block, 1.5, update_s, clock)
+    marks = time_updates(clock.block, 1.5, update_s, clock)
     assert len(marks) >= fewest
     assert 1.5 <= clock.now <= 1.5 + max(update_s, 0.2)
 
@@ -147,16 +157,16 @@ def test_updates_are_timed_for_a_while(update_s: float, fewest: int) -> None:
 # --- real updates ---
 
 
-def updates_of(config: TrainConfig, setting: Setting, micro_steps: int) -> Updates:
+def updates_of(config: TrainConfig, setting: SpeedSettings, micro_steps: int) -> TrialUpdates:
     from glassgpt.tune.trial_run import _placement
 
-    stage = set_stage(config, None)
-    return Updates(stage, _placement(stage, setting, 4), setting, micro_steps)
+    stage = prepare_trial_setup(config, None)
+    return TrialUpdates(stage, _placement(stage, setting, 4), setting, micro_steps)
 
 
 def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six marks an update of four micro-batches, the last of one being the first of the next."""
-    updates = updates_of(tiny(batch_size=1, gradient_accumulation_steps=4), Setting(micro_batch=1), 4)
+    updates = updates_of(tiny(batch_size=1, gradient_accumulation_steps=4), SpeedSettings(micro_batch=1), 4)
     done: list[tuple[int, int]] = []
     usual = Learner.update
 
@@ -165,7 +175,7 @@ def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.Mo
         usual(learner, number, first)
 
     monkeypatch.setattr(Learner, "update", update)
-    marks = [*updates.block(2), *updates.block(1)]
+    marks = [*updates.run(2), *updates.run(1)]
     assert [len(one) for one in marks] == [6, 6, 6]
     assert marks[0][-1] == marks[1][0]
     assert all(list(one) == sorted(one) for one in marks)
@@ -183,8 +193,8 @@ def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.M
         return results
 
     monkeypatch.setattr(Learner, "take_results", take_results)
-    stage = set_stage(tiny(max_iters=200), None)
-    trial = try_out(stage, Setting(micro_batch=2), 4, 2, 0.3)
+    stage = prepare_trial_setup(tiny(max_iters=200), None)
+    trial = run_trial(stage, SpeedSettings(micro_batch=2), 4, 2, 0.3)
     assert trial.outcome == "ran"
     assert len(trial.update_s) >= 3
     assert trial.peak_bytes is not None
@@ -193,10 +203,10 @@ def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.M
 
 
 def test_what_a_run_would_not_do_is_not_possible(tiny: MakeConfig) -> None:
-    stage = set_stage(tiny(), None)
-    trial = try_out(stage, Setting(micro_batch=4, kernels=True), 4, 1, 0.1)
+    stage = prepare_trial_setup(tiny(), None)
+    trial = run_trial(stage, SpeedSettings(micro_batch=4, kernels=True), 4, 1, 0.1)
     assert trial.outcome == "impossible"
-    trial = try_out(stage, Setting(micro_batch=4, attention="cudnn"), 4, 1, 0.1)
+    trial = run_trial(stage, SpeedSettings(micro_batch=4, attention="cudnn"), 4, 1, 0.1)
     assert trial.outcome == "impossible"
     assert "--attention=cudnn cannot do heads of 8 channels" in trial.why
 
@@ -209,7 +219,9 @@ def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: 
         return call
 
     monkeypatch.setattr(torch, "compile", compile)
-    trial = try_out(set_stage(tiny(), None), Setting(micro_batch=4, compile=True), 4, 1, 0.1)
+    trial = run_trial(
+        prepare_trial_setup(tiny(), None), SpeedSettings(micro_batch=4, compile=True), 4, 1, 0.1
+    )
     assert (trial.outcome, trial.why) == ("impossible", "compile failed: RuntimeError: no compiler")
 
 
@@ -227,7 +239,9 @@ def test_what_compiles_is_compiled_for_evaluation_too(
         return call
 
     monkeypatch.setattr(torch, "compile", compile)
-    trial = try_out(set_stage(tiny(), None), Setting(micro_batch=4, compile=True), 4, 1, 0.1)
+    trial = run_trial(
+        prepare_trial_setup(tiny(), None), SpeedSettings(micro_batch=4, compile=True), 4, 1, 0.1
+    )
     assert trial.outcome == "ran"
     assert called.count(False) == 1
 
@@ -237,11 +251,11 @@ def test_what_compiles_is_compiled_for_evaluation_too(
 
 def test_the_ground_is_what_a_run_would_decide(tiny: MakeConfig) -> None:
     config = tiny(batch_size=6, gradient_accumulation_steps=2, attention="manual", max_iters=77)
-    ground = look(set_stage(config, None))
-    assert (ground.device_type, ground.sequences, ground.tokens) == ("cpu", 12, 96)
+    ground = inspect_machine(prepare_trial_setup(config, None))
+    assert (ground.device_type, ground.sequences, ground.tokens_per_update) == ("cpu", 12, 96)
     assert (ground.automatic_batch, ground.updates) == (6, 77)
     assert ground.micro_batches == (1, 2, 3, 4, 6, 12)
-    assert ground.automatic == Setting(micro_batch=6, attention="manual")
+    assert ground.automatic_setting == SpeedSettings(micro_batch=6, attention="manual")
     assert 10**8 < ground.free_bytes < 10**13
     assert "tiny" in ground.data
 
@@ -251,31 +265,31 @@ def test_the_ground_without_a_dataset(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = tiny(data_dir="", dataset="shakespeare_char")
-    stage = set_stage(config, None)
+    stage = prepare_trial_setup(config, None)
     assert stage.shape.vocab_size == 65
-    assert stage.data == "random tokens, of 65 kinds: shakespeare_char is not prepared"
+    assert stage.data_description == "random tokens, of 65 kinds: shakespeare_char is not prepared"
     assert int(stage.tokens.max()) == 64
-    assert set_stage(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
-    assert set_stage(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4
+    assert prepare_trial_setup(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
+    assert prepare_trial_setup(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4
     with pytest.raises(UserError, match="no dataset at nowhere"):
-        set_stage(tiny(data_dir="nowhere"), None)
+        prepare_trial_setup(tiny(data_dir="nowhere"), None)
 
 
 def test_a_text_that_is_too_short(tiny: MakeConfig) -> None:
     with pytest.raises(UserError, match="--block_size=100000"):
-        set_stage(tiny(block_size=100_000), None)
+        prepare_trial_setup(tiny(block_size=100_000), None)
 
 
 def test_memory_of_a_trial_is_its_own() -> None:
     peak = PeakMemory(torch.device("cpu"))
-    before = peak.found()
+    before = peak.peak_bytes()
     block = torch.ones(64 * 2**20 // 4)
-    assert peak.found() >= before + 60 * 2**20
+    assert peak.peak_bytes() >= before + 60 * 2**20
     del block
     fresh = PeakMemory(torch.device("cpu"))
-    assert fresh.found() < before + 30 * 2**20
+    assert fresh.peak_bytes() < before + 30 * 2**20
 
 
 def test_the_settings_and_their_documents_agree() -> None:
-    setting = Setting(micro_batch=3, threads=2)
-    assert Setting(**dataclasses.asdict(setting)) == setting
+    setting = SpeedSettings(micro_batch=3, threads=2)
+    assert SpeedSettings(**dataclasses.asdict(setting)) == setting

@@ -14,34 +14,34 @@ from typing import Any, ClassVar
 import psutil  # type: ignore[import-untyped]
 import pytest
 from conftest import MakeConfig
-from tune_machines import SMALL, cpu
+from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.setting import Setting
+from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.tune_facts import to_document
-from glassgpt.tune.worker import Work
-from glassgpt.tune.worker_process import Died, Hung, Worker, Workshop
+from glassgpt.tune.worker import TrialServer
+from glassgpt.tune.worker_process import TrialRunner, TrialWorker, WorkerDied, WorkerHung
 
-SETTING = Setting(micro_batch=4)
+SETTING = SpeedSettings(micro_batch=4)
 _FIRST = "import json, os, sys, time\nfor line in sys.stdin:\n    asked = json.loads(line)\n"
 
 
-def worker(body: str) -> type[Worker]:
+def worker(body: str) -> type[TrialWorker]:
     """A worker that does `body` at every request; `asked` is the request, `say` answers."""
     say = "    say = lambda answer: print(json.dumps(answer), flush=True)\n"
     lines = "".join(f"    {line}\n" for line in body.splitlines())
 
-    class Scripted(Worker):
+    class Scripted(TrialWorker):
         command = (sys.executable, "-c", _FIRST + say + lines)
 
     return Scripted
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[type[Worker]], Worker]]:
-    workers: list[Worker] = []
+def opened() -> Iterator[Callable[[type[TrialWorker]], TrialWorker]]:
+    workers: list[TrialWorker] = []
 
-    def open_worker(kind: type[Worker]) -> Worker:
+    def open_worker(kind: type[TrialWorker]) -> TrialWorker:
         workers.append(kind())
         return workers[-1]
 
@@ -50,7 +50,7 @@ def opened() -> Iterator[Callable[[type[Worker]], Worker]]:
         one.close()
 
 
-def pid_of(one: Worker) -> int:
+def pid_of(one: TrialWorker) -> int:
     return one._process.pid
 
 
@@ -66,38 +66,38 @@ def is_gone(pid: int, within_s: float = 10.0) -> bool:
 # --- a worker ---
 
 
-def test_it_answers_one_after_the_other(opened: Callable[[type[Worker]], Worker]) -> None:
+def test_it_answers_one_after_the_other(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("say({'twice': 2 * asked['n']})"))
-    assert [one.ask({"n": n}, 20)["twice"] for n in range(3)] == [0, 2, 4]
+    assert [one.send_request({"n": n}, 20)["twice"] for n in range(3)] == [0, 2, 4]
 
 
-def test_a_mistake_of_the_users_is_told(opened: Callable[[type[Worker]], Worker]) -> None:
+def test_a_mistake_of_the_users_is_told(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("say({'problems': ['--n_head is wrong', '--n_embd too']})"))
     with pytest.raises(UserError) as error:
-        one.ask({}, 20)
+        one.send_request({}, 20)
     assert error.value.problems == ["--n_head is wrong", "--n_embd too"]
 
 
-def test_one_that_hangs_is_given_up(opened: Callable[[type[Worker]], Worker]) -> None:
+def test_one_that_hangs_is_given_up(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("time.sleep(60)"))
-    with pytest.raises(Hung):
-        one.ask({}, 0.3)
+    with pytest.raises(WorkerHung):
+        one.send_request({}, 0.3)
     one.close()
     assert is_gone(pid_of(one))
 
 
-def test_one_that_dies_says_why(opened: Callable[[type[Worker]], Worker]) -> None:
+def test_one_that_dies_says_why(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("print('a line\\nSegmentation fault', file=sys.stderr)\nsys.exit(7)"))
-    with pytest.raises(Died, match=r"Segmentation fault \(exit code 7\)"):
-        one.ask({}, 20)
-    with pytest.raises(Died):
-        one.ask({}, 20)
+    with pytest.raises(WorkerDied, match=r"Segmentation fault \(exit code 7\)"):
+        one.send_request({}, 20)
+    with pytest.raises(WorkerDied):
+        one.send_request({}, 20)
     other = opened(worker("os.abort()"))
-    with pytest.raises(Died, match="signal 6"):
-        other.ask({}, 20)
+    with pytest.raises(WorkerDied, match="signal 6"):
+        other.send_request({}, 20)
 
 
-def test_its_children_end_with_it(opened: Callable[[type[Worker]], Worker]) -> None:
+def test_its_children_end_with_it(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     """The compiler starts processes of its own."""
     one = opened(
         worker(
@@ -106,7 +106,7 @@ def test_its_children_end_with_it(opened: Callable[[type[Worker]], Worker]) -> N
             "say({'child': child.pid})"
         )
     )
-    child = int(one.ask({}, 20)["child"])
+    child = int(one.send_request({}, 20)["child"])
     assert psutil.pid_exists(child)
     one.close()
     assert is_gone(child)
@@ -117,7 +117,7 @@ def test_threads_are_said_before_the_start() -> None:
     for threads in (1, 3):
         one = kind(threads)
         try:
-            assert one.ask({}, 20)["threads"] == str(threads)
+            assert one.send_request({}, 20)["threads"] == str(threads)
         finally:
             one.close()
 
@@ -125,7 +125,7 @@ def test_threads_are_said_before_the_start() -> None:
 # --- the workshop ---
 
 
-class Scripted(Worker):
+class Scripted(TrialWorker):
     """Answers from a list, in the test's own process; what is no dictionary is raised."""
 
     answers: ClassVar[list[Any]] = []
@@ -136,7 +136,7 @@ class Scripted(Worker):
         self.threads = threads
         Scripted.made.append(threads)
 
-    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def send_request(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         answer = Scripted.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -147,19 +147,19 @@ class Scripted(Worker):
 
 
 @pytest.fixture
-def workshop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
-    monkeypatch.setattr(Scripted, "answers", [to_document(cpu())])
+def workshop(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+    monkeypatch.setattr(Scripted, "answers", [to_document(cpu_machine())])
     monkeypatch.setattr(Scripted, "made", [])
     monkeypatch.setattr(Scripted, "closed", 0)
-    with Workshop(Scripted) as made:
-        made.look(SMALL, None, 10, 90)
+    with TrialRunner(Scripted) as made:
+        made.inspect_machine(SMALL, None, 10, 90)
         yield made
 
 
 RAN = {"outcome": "ran", "update_s": [0.1, 0.2], "micro_steps": 1, "first_s": 1.0, "peak_bytes": 5}
 
 
-def test_one_worker_does_many_trials(workshop: Workshop) -> None:
+def test_one_worker_does_many_trials(workshop: TrialRunner) -> None:
     Scripted.answers += [RAN, RAN, {"outcome": "impossible", "why": "no"}, RAN]
     outcomes = [workshop.measure(SETTING, 10).outcome for _ in range(4)]
     assert outcomes == ["ran", "ran", "impossible", "ran"]
@@ -171,12 +171,12 @@ def test_one_worker_does_many_trials(workshop: Workshop) -> None:
     [
         ({"outcome": "out of memory", "why": "CUDA out of memory"}, "out of memory", "CUDA out of memory"),
         ({"outcome": "crashed", "why": "RuntimeError: bad"}, "crashed", "RuntimeError: bad"),
-        (Hung(), "hung", "no end after 10 s"),
-        (Died("exit code 7"), "crashed", "exit code 7"),
-        (Died("killed"), "out of memory", "killed"),  # which the kernel does when there is none left
+        (WorkerHung(), "hung", "no end after 10 s"),
+        (WorkerDied("exit code 7"), "crashed", "exit code 7"),
+        (WorkerDied("killed"), "out of memory", "killed"),  # which the kernel does when there is none left
     ],
 )
-def test_one_that_failed_is_replaced(workshop: Workshop, answer: Any, outcome: str, why: str) -> None:
+def test_one_that_failed_is_replaced(workshop: TrialRunner, answer: Any, outcome: str, why: str) -> None:
     Scripted.answers += [answer, RAN]
     trial = workshop.measure(SETTING, 10)
     assert (trial.outcome, trial.why) == (outcome, why)
@@ -185,31 +185,31 @@ def test_one_that_failed_is_replaced(workshop: Workshop, answer: Any, outcome: s
     assert Scripted.made == [None, None]
 
 
-def test_the_compiler_does_not_stay(workshop: Workshop) -> None:
+def test_the_compiler_does_not_stay(workshop: TrialRunner) -> None:
     Scripted.answers += [RAN] * 2
-    workshop.measure(Setting(micro_batch=4, compile=True), 10)
+    workshop.measure(SpeedSettings(micro_batch=4, compile=True), 10)
     workshop.measure(SETTING, 10)
     assert Scripted.made == [None, None]
 
 
-def test_another_number_of_threads_is_another_process(workshop: Workshop) -> None:
+def test_another_number_of_threads_is_another_process(workshop: TrialRunner) -> None:
     Scripted.answers += [RAN] * 4
     for threads in (None, 1, 1, None):
-        workshop.measure(Setting(micro_batch=4, threads=threads), 10)
+        workshop.measure(SpeedSettings(micro_batch=4, threads=threads), 10)
     assert Scripted.made == [None, 1, None]
     assert Scripted.closed == 2
 
 
 def test_what_cannot_even_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, said in (
-        (Hung(), "--budget=5s is too short to compare anything here: try --budget=90s"),
-        (Died("no torch"), "cannot be started: no torch"),
+        (WorkerHung(), "--budget=5s is too short to compare anything here: try --budget=90s"),
+        (WorkerDied("no torch"), "cannot be started: no torch"),
         ({"outcome": "crashed", "why": "RuntimeError: no"}, "nothing can be measured: RuntimeError: no"),
         (UserError("--device=cuda is not available here"), "--device=cuda is not available here"),
     ):
         monkeypatch.setattr(Scripted, "answers", [answer])
-        with Workshop(Scripted) as made, pytest.raises(UserError, match=said):
-            made.look(SMALL, None, 5, 5)
+        with TrialRunner(Scripted) as made, pytest.raises(UserError, match=said):
+            made.inspect_machine(SMALL, None, 5, 5)
 
 
 # --- the work itself ---
@@ -225,7 +225,7 @@ def test_an_error_of_memory_is_known_by_its_name_or_words(monkeypatch: pytest.Mo
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out of memory"),
         (RuntimeError("mat1 and mat2"), "crashed"),
     ):
-        work = Work()
+        work = TrialServer()
 
         def fail(request: Any, error: Exception = error) -> Any:
             raise error
@@ -239,13 +239,13 @@ def test_an_error_of_memory_is_known_by_its_name_or_words(monkeypatch: pytest.Mo
 
 def test_a_real_worker(tiny: MakeConfig) -> None:
     """It survives what prints to its output, and does a trial after one that is not possible."""
-    with Workshop() as workshop:
-        workshop.seconds = 0.1
-        ground = workshop.look(tiny(batch_size=4), None, 60, 60)
+    with TrialRunner() as workshop:
+        workshop.timed_s = 0.1
+        ground = workshop.inspect_machine(tiny(batch_size=4), None, 60, 60)
         assert ground.sequences == 4
-        impossible = workshop.measure(Setting(micro_batch=4, attention="cudnn"), 30)
-        trial = workshop.measure(Setting(micro_batch=2, threads=1), 60)
-        pid = pid_of(workshop._ready(1))
+        impossible = workshop.measure(SpeedSettings(micro_batch=4, attention="cudnn"), 30)
+        trial = workshop.measure(SpeedSettings(micro_batch=2, threads=1), 60)
+        pid = pid_of(workshop._worker_with_threads(1))
     assert impossible.outcome == "impossible"
     assert (trial.outcome, trial.micro_steps) == ("ran", 2)
     assert trial.wall_s > 0.15

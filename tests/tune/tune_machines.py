@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.tune.results import Evidence
-from glassgpt.tune.search import Budget, Search, Step
-from glassgpt.tune.setting import Setting
+from glassgpt.tune.results import TrialResults
+from glassgpt.tune.search import Budget, Search, TrialEvent
+from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import Ground
+from glassgpt.tune.tune_facts import TuneContext
 
 GIB = 2**30
 GPT2 = TrainConfig(batch_size=12, gradient_accumulation_steps=40)
@@ -26,11 +26,11 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def card(**changes: Any) -> Ground:
+def gpu_machine(**changes: Any) -> TuneContext:
     """An H200 about to train GPT-2 124M, 480 sequences an update."""
     sequences = changes.get("sequences", 480)
     automatics = tuple(
-        Setting(micro_batch=n, attention="cudnn", kernels=True, graph=n <= 16, data_on_card=True)
+        SpeedSettings(micro_batch=n, attention="cudnn", kernels=True, graph=n <= 16, data_on_card=True)
         for n in divisors(sequences)
     )
     settings: dict[str, Any] = {
@@ -40,31 +40,31 @@ def card(**changes: Any) -> Ground:
         "free_bytes": 139 * GIB, "data": "owt", "data_bytes": 10**9, "usable_cores": 16.0, "threads": 16,
         "busy_cores": 0.0, "automatic_batch": 12, "automatics": automatics, "dropout": False, "float8": False,
     }  # fmt: skip
-    return Ground(**settings | changes)
+    return TuneContext(**settings | changes)
 
 
-def cpu(**changes: Any) -> Ground:
+def cpu_machine(**changes: Any) -> TuneContext:
     """Two cores about to train nanoGPT's README model."""
-    automatics = tuple(Setting(micro_batch=n, attention="manual") for n in divisors(12))
+    automatics = tuple(SpeedSettings(micro_batch=n, attention="manual") for n in divisors(12))
     settings: dict[str, Any] = {
         "device_type": "cpu", "device": "cpu", "device_name": "EPYC", "dtype": "bfloat16", "vocab_size": 65,
         "parameters": 804_096, "n_layer": 4, "block_size": 64, "sequences": 12, "updates": 2000,
         "flops_per_token": 5_168_640, "peak": 67e9, "free_bytes": 20 * GIB, "usable_cores": 2.0, "threads": 2,
         "automatic_batch": 12, "automatics": automatics,
     }  # fmt: skip
-    return card(**settings | changes)
+    return gpu_machine(**settings | changes)
 
 
-class Machine:
+class FakeMachine:
     """`speed`: tokens/s of a setting. `peak`: bytes, or None where it runs out of memory."""
 
     def __init__(
         self,
-        ground: Ground,
-        speed: Callable[[Setting], float],
+        ground: TuneContext,
+        speed: Callable[[SpeedSettings], float],
         *,
-        peak: Callable[[Setting], int | None] = lambda setting: GIB,
-        ends: Callable[[Setting], str] = lambda setting: "ran",
+        peak: Callable[[SpeedSettings], int | None] = lambda setting: GIB,
+        ends: Callable[[SpeedSettings], str] = lambda setting: "ran",
         noise: float = 0.0,
         trial_s: float = 3.5,
         compile_s: float = 25.0,
@@ -77,18 +77,18 @@ class Machine:
         self.ground, self.speed, self.peak, self.ends = ground, speed, peak, ends
         self.noise, self.trial_s, self.compile_s, self.drift = noise, trial_s, compile_s, drift
         self.updates_done = updates_done
-        self.kept_s = compile_s if kept_s is None else kept_s
+        self.recompile_s = compile_s if kept_s is None else kept_s
         self.now = 0.0
-        self.asked: list[Setting] = []
+        self.measured_settings: list[SpeedSettings] = []
         self._draw = random.Random(0)
 
-    def measure(self, setting: Setting, limit_s: float) -> Trial:
+    def measure(self, setting: SpeedSettings, limit_s: float) -> Trial:
         assert limit_s > 0, "a trial without time"
         first = 0.1
         if setting.compile:
-            first = self.kept_s if setting in self.asked else self.compile_s
-        self.asked.append(setting)
-        tokens = self.ground.micro_steps_to_do(setting) * setting.micro_batch * self.ground.block_size
+            first = self.recompile_s if setting in self.measured_settings else self.compile_s
+        self.measured_settings.append(setting)
+        tokens = self.ground.trial_micro_steps(setting) * setting.micro_batch * self.ground.block_size
         wall = self.trial_s + first + self.updates_done * tokens / self.speed(setting)
         end = self.ends(setting)
         if wall > limit_s or end == "hung":
@@ -100,21 +100,21 @@ class Machine:
         peak = self.peak(setting)
         if peak is None:
             return Trial(outcome="out of memory", wall_s=wall)
-        seconds = self.ground.tokens / self.speed(setting) * self.drift(self.now)
+        seconds = self.ground.tokens_per_update / self.speed(setting) * self.drift(self.now)
         times = tuple(seconds * (1 + self.noise * self._draw.gauss(0, 1)) for _ in range(20))
         return Trial(outcome="ran", update_s=times, first_s=first, peak_bytes=peak, wall_s=wall)
 
-    def searched(
+    def run_search(
         self,
         config: TrainConfig = GPT2,
         budget_s: float = 90.0,
         fixed: Collection[str] = (),
-        told: Callable[[Step], None] = lambda step: None,
-    ) -> Evidence:
-        budget = Budget(budget_s, began=0.0, clock=lambda: self.now)
+        told: Callable[[TrialEvent], None] = lambda step: None,
+    ) -> TrialResults:
+        budget = Budget(budget_s, started_at=0.0, clock=lambda: self.now)
         return Search(config, self.ground, self.measure, budget, fixed, told).run()
 
-    def everything(self, names: Collection[str]) -> float:
+    def best_speed_of_all(self, names: Collection[str]) -> float:
         """The best speed of all combinations of what is open."""
         values: dict[str, list[Any]] = {
             "attention": ["cudnn", "flash", "efficient"], "kernels": [True, False], "graph": [True, False],
@@ -125,10 +125,12 @@ class Machine:
         return max(self.speed(one) for one in settings if self.peak(one) is not None)
 
 
-def saturating(half: float = 6.0, top: float = 600e3, **factors: float) -> Callable[[Setting], float]:
+def saturating_speed(
+    half: float = 6.0, top: float = 600e3, **factors: float
+) -> Callable[[SpeedSettings], float]:
     """Tokens/s that grow with the micro-batch towards `top`; `cudnn=0.9` is what that part makes of it."""
 
-    def speed(setting: Setting) -> float:
+    def speed(setting: SpeedSettings) -> float:
         rate = top * setting.micro_batch / (setting.micro_batch + half)
         rate *= factors.get(setting.attention, 1.0)
         rate *= factors.get("kernels" if setting.kernels else "plain", 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.explain.rule import Finder
+from glassgpt.explain.rule import Rule
 from glassgpt.explain.rules.crash import crashed, failed_start
 from glassgpt.explain.rules.divergence import divergence
 from glassgpt.explain.rules.gpu_memory import oom
@@ -11,7 +11,7 @@ from glassgpt.explain.rules.saving import best_overwritten, interrupted, never_c
 from glassgpt.explain.rules.skips import skipped_steps
 from glassgpt.explain.rules.spikes import loss_spike
 
-FINDERS: tuple[Finder, ...] = (
+RULES: tuple[Rule, ...] = (
     loss_nan,
     divergence,
     loss_spike,

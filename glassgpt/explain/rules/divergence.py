@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from glassgpt.explain.loss_rise import Rise
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.format import difference, duration, loss, rate, whole
+from glassgpt.explain.loss_rise import LossRise
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_integer, format_loss, format_loss_difference, format_lr
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import History
-from glassgpt.runs.trajectory import seconds_between, setting, takes_known_settings
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
 
 
-def divergence(case: Case) -> Finding | None:
-    rise = case.rise
+def divergence(case: RunAnalysis) -> Finding | None:
+    rise = case.loss_rise
     if rise is None:
         return None
     return Finding(
@@ -24,13 +24,17 @@ def divergence(case: Case) -> Finding | None:
             "away, nearly always because the learning rate is too high for this model, and it does not come "
             "back by itself."
         ),
-        _divergence_advice(case.history, rise),
+        _divergence_advice(case.log, rise),
     )
 
 
-def _evidence(case: Case, rise: Rise) -> str:
-    values = {"first": loss(rise.first), "lowest": loss(rise.lowest), "end": loss(rise.end)}
-    if not case.history.numbered:
+def _evidence(case: RunAnalysis, rise: LossRise) -> str:
+    values = {
+        "first": format_loss(rise.first_loss),
+        "lowest": format_loss(rise.lowest_loss),
+        "end": format_loss(rise.end_loss),
+    }
+    if not case.log.numbered:
         return say(
             "The training loss (smoothed) began at {first}, was down to {lowest}, and ended at {end}.",
             **values,
@@ -38,33 +42,33 @@ def _evidence(case: Case, rise: Rise) -> str:
     said = say(
         "The training loss (smoothed) began at {first}, was down to {lowest} near iteration {at}, and ended "
         "at {end}.",
-        at=whole(rise.lowest_at),
+        at=format_integer(rise.lowest_iteration),
         **values,
     )
-    wasted = seconds_between(case.course, rise.lowest_at, rise.end_at, case.facts.steady_ms)
+    wasted = seconds_between(case.trajectory, rise.lowest_iteration, rise.end_iteration, case.facts.steady_ms)
     if not wasted:
         return said
     return f"{said} " + say(
         "The {count} iterations since then took {time}.",
-        count=whole(rise.end_at - rise.lowest_at),
-        time=duration(wasted),
+        count=format_integer(rise.end_iteration - rise.lowest_iteration),
+        time=format_duration(wasted),
     )
 
 
-def _divergence_advice(history: History, rise: Rise) -> str:
-    peak, warmup = setting(history, "learning_rate"), setting(history, "warmup_iters")
-    gain = difference(rise.end - rise.lowest)
+def _divergence_advice(history: RunLog, rise: LossRise) -> str:
+    peak, warmup = numeric_setting(history, "learning_rate"), numeric_setting(history, "warmup_iters")
+    gain = format_loss_difference(rise.end_loss - rise.lowest_loss)
     if peak and takes_known_settings(history):
         said = [
             say(
                 "learning_rate={old} -> {new}, and stop the run when the loss turns: at its lowest it was "
                 "{gain} better than at the end.",
-                old=rate(peak),
-                new=rate(peak / 5),
+                old=format_lr(peak),
+                new=format_lr(peak / 5),
                 gain=gain,
             )
         ]
-        if warmup is not None and rise.lowest_at < 5 * max(warmup, 20):
+        if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
             said.append(
                 say(
                     "It turned near the end of the warm-up (warmup_iters={old}), when the rate was at its "

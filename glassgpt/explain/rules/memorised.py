@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.format import loss, whole
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_integer, format_loss
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import Floats
 
-FEWEST_ROWS = 20
-FEWEST_ZEROS = 3
-TOO_LOW = 0.1  # nats per token; the largest models leave several times that open
+MIN_LOGGED_STEPS = 20
+MIN_ZERO_LOSSES = 3
+IMPLAUSIBLE_LOSS = 0.1  # nats per token; the largest models leave several times that open
 
 
-def memorised_data(case: Case) -> Finding | None:
-    at, losses = case.course.losses()
-    if not case.history.trainer.trains_on_plain_text or case.history.evals or len(losses) < FEWEST_ROWS:
+def memorised_data(case: RunAnalysis) -> Finding | None:
+    at, losses = case.trajectory.finite_losses()
+    if not case.log.trainer.trains_on_plain_text or case.log.evals or len(losses) < MIN_LOGGED_STEPS:
         return None
-    end = _end(losses)
-    if not 0 <= end < TOO_LOW or not losses[0] > 10 * TOO_LOW:
+    end = _final_loss(losses)
+    if not 0 <= end < IMPLAUSIBLE_LOSS or not losses[0] > 10 * IMPLAUSIBLE_LOSS:
         return None
     return Finding(
         "memorised-data",
@@ -28,9 +28,9 @@ def memorised_data(case: Case) -> Finding | None:
         say(
             "The training loss went from {first} to {end} (median of the last tenth) in {count} iterations, "
             "and nothing was evaluated.",
-            first=loss(float(losses[0])),
-            end=loss(end),
-            count=whole(int(at[-1]) - int(at[0]) + 1),
+            first=format_loss(float(losses[0])),
+            end=format_loss(end),
+            count=format_integer(int(at[-1]) - int(at[0]) + 1),
         ),
         say(
             "Ordinary text cannot be predicted so well: the data are few and read over and over, or follow a "
@@ -40,21 +40,21 @@ def memorised_data(case: Case) -> Finding | None:
     )
 
 
-def leaked_data(case: Case) -> Finding | None:
+def leaked_data(case: RunAnalysis) -> Finding | None:
     """The validation loss too: that text was not learnt by heart."""
-    if not is_leaked(case):
+    if not has_leaked_data(case):
         return None
-    last = case.course.evals[-1]
-    _, losses = case.course.losses()
+    last = case.trajectory.evals[-1]
+    _, losses = case.trajectory.finite_losses()
     return Finding(
         "leaked-data",
         "warning",
         say("The validation loss is lower than any ordinary text allows"),
         say(
             "val loss {val} at iteration {at}, training loss {train} (median of the last tenth).",
-            val=loss(float(last.val_loss or 0.0)),
-            at=whole(last.iteration or 0),
-            train=loss(_end(losses)),
+            val=format_loss(float(last.val_loss or 0.0)),
+            at=format_integer(last.iteration or 0),
+            train=format_loss(_final_loss(losses)),
         ),
         say(
             "A model that has not seen a text cannot predict it so well. It sees the answers (targets that "
@@ -69,9 +69,9 @@ def leaked_data(case: Case) -> Finding | None:
     )
 
 
-def is_leaked(case: Case) -> bool:
-    history, course = case.history, case.course
-    _, losses = course.losses()
+def has_leaked_data(case: RunAnalysis) -> bool:
+    history, course = case.log, case.trajectory
+    _, losses = course.finite_losses()
     values = [done.val_loss for done in course.evals if done.val_loss is not None and done.iteration]
     if (
         not history.trainer.trains_on_plain_text
@@ -80,22 +80,26 @@ def is_leaked(case: Case) -> bool:
         or not len(losses)
     ):
         return False
-    return 0 <= values[-1] < TOO_LOW and 0 <= _end(losses) < TOO_LOW and losses[0] > 10 * TOO_LOW
+    return (
+        0 <= values[-1] < IMPLAUSIBLE_LOSS
+        and 0 <= _final_loss(losses) < IMPLAUSIBLE_LOSS
+        and losses[0] > 10 * IMPLAUSIBLE_LOSS
+    )
 
 
-def loss_zero(case: Case) -> Finding | None:
+def loss_zero(case: RunAnalysis) -> Finding | None:
     """A loss that is exactly 0 to the end: it is not computed, or stands for one that is no number."""
-    count = zeros_at_end(case)
+    count = trailing_zero_losses(case)
     if not count:
         return None
-    _, losses = case.course.losses()
+    _, losses = case.trajectory.finite_losses()
     evidence = say(
         "The last {count} of {all} logged losses are exactly 0; the one before is {before}.",
         count=f"{count:,}",
         all=f"{len(losses):,}",
-        before=loss(float(losses[-count - 1])),
+        before=format_loss(float(losses[-count - 1])),
     )
-    norms = case.history.steps.grad_norm[case.course.rows]
+    norms = case.log.steps.grad_norm[case.trajectory.rows]
     if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence += " " + say("Their gradient norms are not numbers.")
     return Finding(
@@ -114,13 +118,13 @@ def loss_zero(case: Case) -> Finding | None:
     )
 
 
-def zeros_at_end(case: Case) -> int:
+def trailing_zero_losses(case: RunAnalysis) -> int:
     """How many losses at the end are exactly 0, where there were usual ones before; else 0."""
-    _, losses = case.course.losses()
+    _, losses = case.trajectory.finite_losses()
     above = np.flatnonzero(losses != 0)
     count = len(losses) - 1 - int(above[-1]) if len(above) else 0
-    return count if count >= FEWEST_ZEROS and losses[above[-1]] > 10 * TOO_LOW else 0
+    return count if count >= MIN_ZERO_LOSSES and losses[above[-1]] > 10 * IMPLAUSIBLE_LOSS else 0
 
 
-def _end(losses: Floats) -> float:
+def _final_loss(losses: Floats) -> float:
     return float(np.median(losses[-max(5, len(losses) // 10) :]))

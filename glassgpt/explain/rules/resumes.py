@@ -7,67 +7,67 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Case, Finder, Finding
+from glassgpt.explain.rule import Finding, Rule, RunAnalysis
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
-from glassgpt.format import count, difference, loss, percent, whole
+from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.curve import MEDIAN_ERROR, scatter
-from glassgpt.runs.run_log import Floats, History
-from glassgpt.runs.trajectory import Course, continues
+from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
+from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import Trajectory, continues_previous
 
-NEIGHBOURS = 10  # logged iterations on each side of a resume
-FEWEST = 5
-SHOWN = 6  # processes
-WORTH_TELLING, MUCH = 0.01, 0.05  # of the iterations
-CERTAIN = 4.0  # standard errors
-FALL_ERROR = 1.25  # times what ten rows show of a fall
-VISIBLE = 0.02  # of the loss
-MOST = 1000  # resumes looked at; a log of more is not one of resumes
+NEIGHBOUR_STEPS = 10  # logged iterations on each side of a resume
+MIN_NEIGHBOURS = 5
+MAX_SHOWN_PROCESSES = 6  # processes
+MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05  # of the iterations
+MIN_STANDARD_ERRORS = 4.0  # standard errors
+TREND_SAFETY_FACTOR = 1.25  # times what ten rows show of a fall
+MIN_JUMP_SHARE = 0.02  # of the loss
+MAX_RESUMES = 1000  # resumes looked at; a log of more is not one of resumes
 
 
 # --- data drawn again ---
 
 
-def resume_replays_data(case: Case) -> Finding | None:
-    history, trainer = case.history, case.history.trainer
-    lengths = _process_lengths(history, case.course)
+def resume_replays_data(case: RunAnalysis) -> Finding | None:
+    history, trainer = case.log, case.log.trainer
+    lengths = _process_lengths(history, case.trajectory)
     if not trainer.restarts_data_on_resume or len(lengths) < 2:
         return None
-    if history.has_unlike_work:
+    if history.has_varying_batch_tokens:
         return None  # iterations of unlike batches: how many of them see nothing new cannot be told
     total = sum(lengths)
     repeated = total - max(lengths)
-    if repeated <= 0 or repeated < WORTH_TELLING * total:
+    if repeated <= 0 or repeated < MIN_REPLAYED_SHARE * total:
         return None
     return Finding(
         "resume-replays-data",
-        "warning" if repeated > MUCH * total else "info",
+        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
         say("The resumed run draws the same batches again"),
         _replay_evidence(case, lengths, repeated),
         trainer.data_restart_cause() if trainer.data_restart_cause else "",
-        trainer.data_restart_advice(percent(repeated / total)) if trainer.data_restart_advice else "",
+        trainer.data_restart_advice(format_percent(repeated / total)) if trainer.data_restart_advice else "",
     )
 
 
-def _replay_evidence(case: Case, lengths: list[int], repeated: int) -> str:
+def _replay_evidence(case: RunAnalysis, lengths: list[int], repeated: int) -> str:
     evidence = say(
         "{processes} processes did {lengths} iterations, each with the batches of the first ones: {repeated} "
         "iterations ({share}) saw nothing new.",
         processes=len(lengths),
         lengths=_sum_of(lengths),
-        repeated=whole(repeated),
-        share=percent(repeated / sum(lengths)),
+        repeated=format_integer(repeated),
+        share=format_percent(repeated / sum(lengths)),
     )
     tokens = case.facts.tokens_per_iteration
     if not tokens:
         return evidence
-    return f"{evidence} " + say("That is {tokens} tokens.", tokens=count(repeated * tokens))
+    return f"{evidence} " + say("That is {tokens} tokens.", tokens=format_count(repeated * tokens))
 
 
-def _process_lengths(history: History, course: Course) -> list[int]:
+def _process_lengths(history: RunLog, course: Trajectory) -> list[int]:
     """Iterations that each process put into the final weights."""
     begins = [history.segments[segment].first_iteration for segment in course.segments]
-    last = course.last
+    last = course.last_iteration
     if last is None or any(begin is None for begin in begins):
         return []
     known = [begin for begin in begins if begin is not None]
@@ -83,79 +83,87 @@ def _process_lengths(history: History, course: Course) -> list[int]:
 
 
 def _sum_of(lengths: list[int]) -> str:
-    shown = [whole(length) for length in lengths[:SHOWN]]
-    return " + ".join([*shown, "…"] if len(lengths) > SHOWN else shown)
+    shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
+    return " + ".join([*shown, "…"] if len(lengths) > MAX_SHOWN_PROCESSES else shown)
 
 
 # --- the loss after it ---
 
 
 @dataclass(frozen=True)
-class Jump:
+class ResumeJump:
     iteration: int
-    before: float
-    after: float
-    visible: float  # what would stand out from the noise
+    loss_before: float
+    loss_after: float
+    min_visible: float  # what would stand out from the noise
 
 
-def jumps_of(case: Case) -> list[Jump]:
-    history, course = case.history, case.course
+def find_resume_jumps(case: RunAnalysis) -> list[ResumeJump]:
+    history, course = case.log, case.trajectory
     finite = np.isfinite(course.loss)
     losses, of_row = course.loss[finite], history.steps.segment[course.rows][finite]  # segments ascend
     found = []
-    for segment in course.segments[1:][:MOST]:
+    for segment in course.segments[1:][:MAX_RESUMES]:
         begin = history.segments[segment].first_iteration
         start, end = np.searchsorted(of_row, (segment, segment + 1))
-        if begin is None or not continues(history, segment) or start == end:
+        if begin is None or not continues_previous(history, segment) or start == end:
             continue
-        earlier = losses[max(0, start - 3 * NEIGHBOURS) : start]
-        later = losses[start : min(end, start + 3 * NEIGHBOURS)]
-        jump = _jump(begin, earlier, later)
+        earlier = losses[max(0, start - 3 * NEIGHBOUR_STEPS) : start]
+        later = losses[start : min(end, start + 3 * NEIGHBOUR_STEPS)]
+        jump = _find_jump(begin, earlier, later)
         if jump:
             found.append(jump)
     return found
 
 
-def _jump(begin: int, earlier: Floats, later: Floats) -> Jump | None:
-    before, after = earlier[-NEIGHBOURS:], later[:NEIGHBOURS]
-    noises = [noise for noise in (scatter(earlier), scatter(later)) if noise is not None]
-    if len(before) < FEWEST or len(after) < FEWEST or not noises:
+def _find_jump(begin: int, earlier: Floats, later: Floats) -> ResumeJump | None:
+    before, after = earlier[-NEIGHBOUR_STEPS:], later[:NEIGHBOUR_STEPS]
+    noises = [noise for noise in (detrended_std(earlier), detrended_std(later)) if noise is not None]
+    if len(before) < MIN_NEIGHBOURS or len(after) < MIN_NEIGHBOURS or not noises:
         return None
     then, now = float(np.median(before)), float(np.median(after))
-    error = MEDIAN_ERROR * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
-    visible = max(CERTAIN * error, VISIBLE * then)
+    error = MEDIAN_TO_MEAN_STDERR * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
+    visible = max(MIN_STANDARD_ERRORS * error, MIN_JUMP_SHARE * then)
     # A loss that was falling goes on falling: of a drop, only what goes beyond that is the resume's.
-    fall = FALL_ERROR * max(0.0, (_fall(before) + _fall(after)) / 2) * (len(before) + len(after)) / 2
+    fall = (
+        TREND_SAFETY_FACTOR
+        * max(0.0, (_median_fall(before) + _median_fall(after)) / 2)
+        * (len(before) + len(after))
+        / 2
+    )
     if now - then > visible:
-        return Jump(begin, then, now, visible)
-    return Jump(begin, then, now, visible + fall) if then - now > visible + fall else None
+        return ResumeJump(begin, then, now, visible)
+    return ResumeJump(begin, then, now, visible + fall) if then - now > visible + fall else None
 
 
-def _fall(losses: Floats) -> float:
+def _median_fall(losses: Floats) -> float:
     """From one row to the next: the median over all pairs, which single spikes do not turn."""
     a, b = np.triu_indices(len(losses), 1)
     return float(np.median((losses[a] - losses[b]) / (b - a)))
 
 
-def resume_jump(case: Case) -> Finding | None:
-    jumps = jumps_of(case)
+def resume_jump(case: RunAnalysis) -> Finding | None:
+    jumps = find_resume_jumps(case)
     if not jumps:
         return None
-    worst = max(jumps, key=lambda jump: abs(jump.after - jump.before))
-    up = worst.after > worst.before
+    worst = max(jumps, key=lambda jump: abs(jump.loss_after - jump.loss_before))
+    up = worst.loss_after > worst.loss_before
     evidence = say(
         "Training loss {before} just before iteration {at}, {after} just after the resume there; {visible} "
         "would have been noise.",
-        before=loss(worst.before),
-        at=whole(worst.iteration),
-        after=loss(worst.after),
-        visible=difference(worst.visible),
+        before=format_loss(worst.loss_before),
+        at=format_integer(worst.iteration),
+        after=format_loss(worst.loss_after),
+        visible=format_loss_difference(worst.min_visible),
     )
     if up:
         return Finding(
             "resume-jump",
             "warning",
-            say("The loss jumped up by {jump} at a resume", jump=difference(worst.after - worst.before)),
+            say(
+                "The loss jumped up by {jump} at a resume",
+                jump=format_loss_difference(worst.loss_after - worst.loss_before),
+            ),
             evidence,
             say(
                 "The process did not go on where the other stopped: the optimizer's state was not loaded, "
@@ -164,13 +172,16 @@ def resume_jump(case: Case) -> Finding | None:
             say(
                 "Load the optimizer with the weights and keep the schedule: the run would be {jump} ahead at "
                 "that point.",
-                jump=difference(worst.after - worst.before),
+                jump=format_loss_difference(worst.loss_after - worst.loss_before),
             ),
         )
     return Finding(
         "resume-jump",
         "warning",
-        say("The loss dropped by {jump} at a resume", jump=difference(worst.before - worst.after)),
+        say(
+            "The loss dropped by {jump} at a resume",
+            jump=format_loss_difference(worst.loss_before - worst.loss_after),
+        ),
         evidence,
         say(
             "A resume teaches nothing. A lower loss at once means other data: most often batches that the "
@@ -180,4 +191,4 @@ def resume_jump(case: Case) -> Finding | None:
     )
 
 
-FINDERS: tuple[Finder, ...] = (resume_jump, resume_replays_data, horizon_changed, lr_schedule_mismatch)
+RULES: tuple[Rule, ...] = (resume_jump, resume_replays_data, horizon_changed, lr_schedule_mismatch)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.format import percent, whole
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_integer, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 
 # Of the updates: the scaler tries a larger scale every 2000, and fails a few times at first.
-USUAL_SKIPS = 1 / 500
-FEW = 5  # however short the run
+MAX_USUAL_SKIP_SHARE = 1 / 500
+MAX_USUAL_SKIPS = 5  # however short the run
 
 
-def skipped_steps(case: Case) -> Finding | None:
+def skipped_steps(case: RunAnalysis) -> Finding | None:
     """Updates that float16's loss scaler left out, because a gradient overflowed."""
-    history = case.history
-    told = history.counts.get("scaler-overflow", 0)
-    unbounded = _unbounded_norms(history)
+    history = case.log
+    told = history.event_counts.get("scaler-overflow", 0)
+    unbounded = _count_nonfinite_norms(history)
     skipped = max(told, unbounded)
     if not skipped:
         return None
@@ -26,11 +26,11 @@ def skipped_steps(case: Case) -> Finding | None:
     share = skipped / max(logged, skipped)
     evidence = say(
         "{skipped} skipped updates among {logged} logged iterations ({share}).",
-        skipped=whole(skipped),
-        logged=whole(logged),
-        share=percent(share),
+        skipped=format_integer(skipped),
+        logged=format_integer(logged),
+        share=format_percent(share),
     )
-    usual = skipped <= FEW or share <= USUAL_SKIPS
+    usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
     return Finding(
         "skipped-steps",
         "info" if usual else "warning",
@@ -45,12 +45,12 @@ def skipped_steps(case: Case) -> Finding | None:
         else say(
             "dtype=bfloat16 (on cards from 2020 on) needs no scaler and gives {share} of the iterations "
             "back; else a lower learning rate or gradients clipped at 1.",
-            share=percent(share),
+            share=format_percent(share),
         ),
     )
 
 
-def _unbounded_norms(history: History) -> int:
+def _count_nonfinite_norms(history: RunLog) -> int:
     """Iterations with a finite loss and a gradient norm that is not. NaN also means that a line did not say
     it, so it counts only where nearly every line does."""
     steps = history.steps

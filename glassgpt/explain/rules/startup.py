@@ -6,34 +6,34 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.format import duration, milliseconds, percent, whole
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_integer, format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import Floats
-from glassgpt.runs.trajectory import planned_end
+from glassgpt.runs.trajectory import planned_end_iteration
 
-ADVICE_FROM = 0.2  # of the run
-SMALL = 0.05  # of the run: what a longer run should bring it down to
-NOTICEABLE_MS = 1000.0
-NOTICEABLE_STEPS = 5  # times a steady iteration
+MIN_ADVICE_SHARE = 0.2  # of the run
+TARGET_STARTUP_SHARE = 0.05  # of the run: what a longer run should bring it down to
+MIN_STARTUP_MS = 1000.0
+MIN_STARTUP_STEPS = 5  # times a steady iteration
 
 
-def startup_compile(case: Case) -> Finding | None:
-    if case.history.live:
+def startup_compile(case: RunAnalysis) -> Finding | None:
+    if case.log.live:
         return None  # at first a start-up is all there is
-    if case.history.ledger is not None:
+    if case.log.ledger is not None:
         return _from_ledger(case)
     steady, total_s = case.facts.steady_ms, case.facts.estimated_total_s
-    first_ms, extras = case.facts.first_iteration_ms, _extra_ms(case)
+    first_ms, extras = case.facts.first_iteration_ms, _startup_ms_by_process(case)
     if not len(extras) or not steady or not total_s:
         return None
     startup = float(np.sum(extras))
-    if not startup >= max(NOTICEABLE_MS, NOTICEABLE_STEPS * steady) or not math.isfinite(total_s):
+    if not startup >= max(MIN_STARTUP_MS, MIN_STARTUP_STEPS * steady) or not math.isfinite(total_s):
         return None
     values = {
-        "first": milliseconds(math.nan if first_ms is None else first_ms),
-        "extra": milliseconds(float(extras[0])),
-        "steady": milliseconds(steady),
+        "first": format_ms(math.nan if first_ms is None else first_ms),
+        "extra": format_ms(float(extras[0])),
+        "steady": format_ms(steady),
     }
     if case.facts.eval_overhead_ms is None:
         evidence = say(
@@ -48,34 +48,34 @@ def startup_compile(case: Case) -> Finding | None:
         evidence += " " + say(
             "All {count} processes in this log together: {time}.",
             count=len(extras),
-            time=duration(startup / 1000),
+            time=format_duration(startup / 1000),
         )
-    return _finding(case, evidence, startup / 1000, startup / 1000, _whole_run_s(case, total_s))
+    return _startup_finding(case, evidence, startup / 1000, startup / 1000, _whole_run_s(case, total_s))
 
 
-def _whole_run_s(case: Case, logged_s: float) -> float:
+def _whole_run_s(case: RunAnalysis, logged_s: float) -> float:
     """With the iterations that were planned and are not in a log that just stops."""
-    missing = _missing(case)
+    missing = _missing_iterations(case)
     return logged_s + missing * (case.facts.steady_ms or 0.0) / 1000
 
 
-def _missing(case: Case) -> int:
-    planned, last = planned_end(case.history), case.facts.last_iteration
-    if case.facts.ended != "cut" or planned is None or last is None or len(case.history.segments) > 1:
+def _missing_iterations(case: RunAnalysis) -> int:
+    planned, last = planned_end_iteration(case.log), case.facts.last_iteration
+    if case.facts.ended != "cut" or planned is None or last is None or len(case.log.segments) > 1:
         return 0
     return max(0, planned - last)
 
 
-def _is_part(case: Case) -> bool:
+def _is_partial_log(case: RunAnalysis) -> bool:
     """A log that stops, or quotes a piece, is not the run; nothing says how long that was."""
-    is_open = case.facts.ended == "cut" or case.history.quoted
-    return is_open and not _missing(case) and case.history.ledger is None
+    is_open = case.facts.ended == "cut" or case.log.is_excerpt
+    return is_open and not _missing_iterations(case) and case.log.ledger is None
 
 
-def _extra_ms(case: Case) -> Floats:
+def _startup_ms_by_process(case: RunAnalysis) -> Floats:
     """For each process, what its first logged iteration holds beyond a steady one and its evaluation."""
-    history, facts = case.history, case.facts
-    ms, first, evaluates = history.steps.ms, history.first_of_process(), history.holds_eval()
+    history, facts = case.log, case.facts
+    ms, first, evaluates = history.steps.ms, history.is_first_of_process(), history.includes_eval()
     if facts.steady_ms is None or facts.startup_ms is None:
         return np.zeros(0)
     if history.trainer.evaluates_before_first_step:
@@ -88,29 +88,31 @@ def _extra_ms(case: Case) -> Floats:
     return np.maximum(extra[np.isfinite(extra)], 0.0)
 
 
-def _from_ledger(case: Case) -> Finding | None:
-    ledger = case.history.ledger or {}
+def _from_ledger(case: RunAnalysis) -> Finding | None:
+    ledger = case.log.ledger or {}
     wall_s = sum(ledger.values())
     startup_s, compile_s = ledger.get("startup", 0.0), ledger.get("compile", 0.0)
     if not (math.isfinite(wall_s) and wall_s > 0):
         return None
-    if startup_s + compile_s <= ADVICE_FROM * wall_s and compile_s < SMALL * wall_s:
+    if startup_s + compile_s <= MIN_ADVICE_SHARE * wall_s and compile_s < TARGET_STARTUP_SHARE * wall_s:
         return None
     evidence = say(
         "Start-up took {startup}, compiling {compile}, of {run}.",
-        startup=duration(startup_s),
-        compile=duration(compile_s),
-        run=duration(wall_s),
+        startup=format_duration(startup_s),
+        compile=format_duration(compile_s),
+        run=format_duration(wall_s),
     )
-    return _finding(case, evidence, startup_s + compile_s, compile_s, wall_s)
+    return _startup_finding(case, evidence, startup_s + compile_s, compile_s, wall_s)
 
 
-def _finding(case: Case, evidence: str, startup_s: float, compile_s: float, run_s: float) -> Finding:
+def _startup_finding(
+    case: RunAnalysis, evidence: str, startup_s: float, compile_s: float, run_s: float
+) -> Finding:
     """`compile_s`: the part that compiling may have taken."""
     share = min(1.0, startup_s / run_s)
-    is_whole = not _is_part(case)
-    is_much = share > ADVICE_FROM and is_whole
-    values = {"time": duration(startup_s), "share": percent(share)}
+    is_whole = not _is_partial_log(case)
+    is_much = share > MIN_ADVICE_SHARE and is_whole
+    values = {"time": format_duration(startup_s), "share": format_percent(share)}
     return Finding(
         "startup-compile",
         "advice" if is_much else "info",
@@ -123,9 +125,9 @@ def _finding(case: Case, evidence: str, startup_s: float, compile_s: float, run_
     )
 
 
-def _compiles(case: Case) -> bool | None:
+def _uses_compile(case: RunAnalysis) -> bool | None:
     """None: not said. What a GlassGPT run decided counts for more than what it was asked for."""
-    setup = case.history.setup
+    setup = case.log.setup
     choices = setup.machine.get("choices")
     decided = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
     chosen = next((one.get("value") for one in decided if one.get("name") == "compile"), None)
@@ -133,9 +135,9 @@ def _compiles(case: Case) -> bool | None:
     return {"True": True, "on": True, "False": False, "off": False}.get(str(value))
 
 
-def _explanation(case: Case, compile_s: float) -> str:
-    compiles = _compiles(case)
-    if not case.history.trainer.uses_torch:
+def _explanation(case: RunAnalysis, compile_s: float) -> str:
+    compiles = _uses_compile(case)
+    if not case.log.trainer.uses_torch:
         return say("Before its first update a process allocates memory and chooses kernels.")
     if compiles is False:
         return say(
@@ -151,42 +153,42 @@ def _explanation(case: Case, compile_s: float) -> str:
             "Libraries and memory are set up at the first use, and torch.compile, if it was on, builds "
             "its kernels then; this log does not say."
         )
-    if case.facts.steady_ms is None or _is_part(case):
+    if case.facts.steady_ms is None or _is_partial_log(case):
         return cause
     return f"{cause} " + say(
         "Over {count} iterations, compiling pays if it made each at least {gain} faster; a steady one "
         "takes {steady}.",
-        count=f"{_iterations(case):,}",
-        gain=milliseconds(1000 * compile_s / _iterations(case)),
-        steady=milliseconds(case.facts.steady_ms),
+        count=f"{_total_iterations(case):,}",
+        gain=format_ms(1000 * compile_s / _total_iterations(case)),
+        steady=format_ms(case.facts.steady_ms),
     )
 
 
-def _iterations(case: Case) -> int:
-    return max(1, case.history.iterations() + _missing(case))
+def _total_iterations(case: RunAnalysis) -> int:
+    return max(1, case.log.iteration_count() + _missing_iterations(case))
 
 
-def _advice(case: Case, startup_s: float, compile_s: float, run_s: float) -> str:
+def _advice(case: RunAnalysis, startup_s: float, compile_s: float, run_s: float) -> str:
     said = []
-    flag = case.history.trainer.compile_off_flag
-    if _compiles(case) is not False and flag:
+    flag = case.log.trainer.compile_off_flag
+    if _uses_compile(case) is not False and flag:
         said.append(
             say(
                 "For a run as short as this, {flag} saves up to {time}, if iterations without it are less "
                 "than {gain} slower.",
                 flag=flag,
-                time=duration(compile_s),
-                gain=milliseconds(1000 * compile_s / _iterations(case)),
+                time=format_duration(compile_s),
+                gain=format_ms(1000 * compile_s / _total_iterations(case)),
             )
         )
-    each_s = (run_s - startup_s) / _iterations(case)
+    each_s = (run_s - startup_s) / _total_iterations(case)
     if each_s > 0 and case.facts.segments == 1:
-        enough = startup_s * (1 - SMALL) / SMALL / each_s
+        enough = startup_s * (1 - TARGET_STARTUP_SHARE) / TARGET_STARTUP_SHARE / each_s
         said.append(
             say(
                 "In a run of {count} iterations the same start-up would be {share}.",
-                count=whole(math.ceil(enough)) if math.isfinite(enough) else "?",
-                share=percent(SMALL),
+                count=format_integer(math.ceil(enough)) if math.isfinite(enough) else "?",
+                share=format_percent(TARGET_STARTUP_SHARE),
             )
         )
     elif case.facts.segments > 1:

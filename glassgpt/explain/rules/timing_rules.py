@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from glassgpt.explain.rule import Finder
+from glassgpt.explain.rule import Rule
 from glassgpt.explain.rules.clocks import clock_before_sync
 from glassgpt.explain.rules.eval_cost import eval_spikes
-from glassgpt.explain.rules.every_eval import evaluates_always
+from glassgpt.explain.rules.every_eval import evaluates_every_step
 from glassgpt.explain.rules.startup import startup_compile
 from glassgpt.explain.rules.step_time import batch_changed, jitter, silent_spike, throughput_drift
 
-FINDERS: tuple[Finder, ...] = (
+RULES: tuple[Rule, ...] = (
     eval_spikes,
-    evaluates_always,
+    evaluates_every_step,
     silent_spike,
     startup_compile,
     clock_before_sync,

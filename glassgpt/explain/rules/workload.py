@@ -10,75 +10,80 @@ import math
 from typing import Any
 
 from glassgpt.estimate import flops
-from glassgpt.explain.rule import Case, Finding
-from glassgpt.explain.step_flops import Work
-from glassgpt.format import count, flop_rate, milliseconds, percent, points
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.explain.step_flops import DeviceThroughput
+from glassgpt.format import format_count, format_flops_per_s, format_ms, format_percent, format_percent_value
 from glassgpt.i18n import say
-from glassgpt.runs.inference import attention_flops, parameters_behind, stated_peak
-from glassgpt.runs.run_log import History
-from glassgpt.runs.trajectory import whole_setting
+from glassgpt.runs.inference import attention_flops, parameters_from_flops, stated_peak_flops
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import positive_int_setting
 
-NEAR = 0.03  # of an integer
-CONTRADICTION = 0.07
-GPT2_VOCABULARIES = (50304, 50257)  # padded to a multiple of 64, and not
+INTEGER_TOLERANCE = 0.03  # of an integer
+MIN_PARAMETER_MISMATCH = 0.07
+GPT2_VOCAB_SIZES = (50304, 50257)  # padded to a multiple of 64, and not
 
 
-def stated_parameters(history: History) -> int | None:
+def stated_parameters(history: RunLog) -> int | None:
     """Without positions, as the log says it or as the shape it states has it."""
     setup, settings = history.setup, history.setup.settings
     if setup.parameters:
         return setup.parameters
-    shape = {name: whole_setting(history, name) for name in ("n_layer", "n_embd", "block_size", "vocab_size")}
+    shape = {
+        name: positive_int_setting(history, name)
+        for name in ("n_layer", "n_embd", "block_size", "vocab_size")
+    }
     if setup.trained_parameters and shape["block_size"] and shape["n_embd"]:
         return setup.trained_parameters - shape["block_size"] * shape["n_embd"]
     if None in shape.values():
         return None
     known: dict[str, Any] = {name: size for name, size in shape.items() if size is not None}
-    return flops.parameters(**known, arch="gpt2", bias=settings.get("bias") is True, positions=False)
+    return flops.count_parameters(**known, arch="gpt2", bias=settings.get("bias") is True, positions=False)
 
 
-def _stated_flops(history: History) -> float | None:
+def _stated_flops(history: RunLog) -> float | None:
     parameters, attention = stated_parameters(history), attention_flops(history)
     return 6 * parameters + attention if parameters and attention else None
 
 
-def _times(ratio: float) -> int | None:
+def _nearest_multiple(ratio: float) -> int | None:
     """The integer from 2 on that this is, within what rounding allows."""
     if not (math.isfinite(ratio) and ratio > 1.5):
         return None
     nearest = round(ratio)
-    return nearest if abs(ratio / nearest - 1) <= NEAR else None
+    return nearest if abs(ratio / nearest - 1) <= INTEGER_TOLERANCE else None
 
 
-def hidden_accumulation(case: Case) -> Finding | None:
+def hidden_accumulation(case: RunAnalysis) -> Finding | None:
     """The MFU counts the tokens that one device really works on. Do they fit what the log says?"""
-    work, per_token = case.work, _stated_flops(case.history)
+    work, per_token = case.throughput, _stated_flops(case.log)
     if work is None or not per_token:
         return None
     done = work.flops / per_token  # tokens
     stated = case.facts.tokens_per_iteration
-    if stated and (devices := _times(stated / done)):
+    if stated and (devices := _nearest_multiple(stated / done)):
         return (
             None
-            if case.history.setup.world_size == devices
-            else _several_devices(case, work, done, stated, devices)
+            if case.log.setup.world_size == devices
+            else _several_devices_finding(case, work, done, stated, devices)
         )
-    if stated and (more := _times(done / stated)):
-        return _more_steps(work, done, stated, more)
-    return _unsaid_steps(case, work, done)
+    if stated and (more := _nearest_multiple(done / stated)):
+        return _extra_work_finding(work, done, stated, more)
+    return _unstated_micro_steps(case, work, done)
 
 
-def _tokens_evidence(work: Work, done: float, stated: int) -> str:
+def _tokens_evidence(work: DeviceThroughput, done: float, stated: int) -> str:
     return say(
         "{mfu} MFU is {rate}, which makes {done} tokens per iteration; the log says {stated}.",
-        mfu=points(work.mfu),
-        rate=flop_rate(work.rate),
+        mfu=format_percent_value(work.mfu_percent),
+        rate=format_flops_per_s(work.flops_per_s),
         done=f"{done:,.0f}",
         stated=f"{stated:,}",
     )
 
 
-def _several_devices(case: Case, work: Work, done: float, stated: int, devices: int) -> Finding:
+def _several_devices_finding(
+    case: RunAnalysis, work: DeviceThroughput, done: float, stated: int, devices: int
+) -> Finding:
     return Finding(
         "hidden-accumulation",
         "info",
@@ -87,15 +92,15 @@ def _several_devices(case: Case, work: Work, done: float, stated: int, devices: 
         say(
             "An iteration's tokens are shared by {devices} devices, and {trainer}'s MFU counts the part of "
             "one. All of them together do {rate}.",
-            trainer=case.history.trainer.name,
+            trainer=case.log.trainer.name,
             devices=devices,
-            rate=flop_rate(work.rate * devices),
+            rate=format_flops_per_s(work.flops_per_s * devices),
         ),
         "",
     )
 
 
-def _more_steps(work: Work, done: float, stated: int, more: int) -> Finding:
+def _extra_work_finding(work: DeviceThroughput, done: float, stated: int, more: int) -> Finding:
     return Finding(
         "hidden-accumulation",
         "warning",
@@ -114,12 +119,15 @@ def _more_steps(work: Work, done: float, stated: int, more: int) -> Finding:
     )
 
 
-def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
+def _unstated_micro_steps(case: RunAnalysis, work: DeviceThroughput, done: float) -> Finding | None:
     """batch_size and block_size are known, gradient_accumulation_steps is not."""
-    batch, context = whole_setting(case.history, "batch_size"), whole_setting(case.history, "block_size")
-    if not batch or not context or "gradient_accumulation_steps" in case.history.setup.settings:
+    batch, context = (
+        positive_int_setting(case.log, "batch_size"),
+        positive_int_setting(case.log, "block_size"),
+    )
+    if not batch or not context or "gradient_accumulation_steps" in case.log.setup.settings:
         return None
-    steps = _times(done / (batch * context))
+    steps = _nearest_multiple(done / (batch * context))
     if steps is None:
         return None
     return Finding(
@@ -128,8 +136,8 @@ def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
         say("An iteration is {steps} micro-steps", steps=steps),
         say(
             "{mfu} MFU is {rate}, which makes {done} tokens per iteration; batch_size x block_size is {one}.",
-            mfu=points(work.mfu),
-            rate=flop_rate(work.rate),
+            mfu=format_percent_value(work.mfu_percent),
+            rate=format_flops_per_s(work.flops_per_s),
             done=f"{done:,.0f}",
             one=f"{batch * context:,}",
         ),
@@ -137,68 +145,70 @@ def _unsaid_steps(case: Case, work: Work, done: float) -> Finding | None:
             "gradient_accumulation_steps is not in the log; times and MFU fit {steps}. A micro-step takes "
             "{time}.",
             steps=steps,
-            time=milliseconds((case.facts.steady_ms or math.nan) / steps),
+            time=format_ms((case.facts.steady_ms or math.nan) / steps),
         ),
         "",
     )
 
 
-def parameters_inferred(case: Case) -> Finding | None:
+def parameters_inferred(case: RunAnalysis) -> Finding | None:
     """FLOPs per token back from MFU and time, and the parameters from those."""
-    work, tokens = case.work, case.facts.tokens_per_iteration
+    work, tokens = case.throughput, case.facts.tokens_per_iteration
     if work is None or not tokens:
         return None
-    per_token = work.flops * (case.history.setup.world_size or 1) / tokens
-    stated, inferred = stated_parameters(case.history), parameters_behind(per_token, case.history)
-    expected = _stated_flops(case.history)
-    if expected and (_times(per_token / expected) or _times(expected / per_token)):
+    per_token = work.flops * (case.log.setup.world_size or 1) / tokens
+    stated, inferred = stated_parameters(case.log), parameters_from_flops(per_token, case.log)
+    expected = _stated_flops(case.log)
+    if expected and (_nearest_multiple(per_token / expected) or _nearest_multiple(expected / per_token)):
         return None  # hidden micro-steps or devices; nothing about the size
     evidence = say(
         "{mfu} of {peak} is {rate}; with {tokens} tokens in {time} that is {flops} FLOP per token.",
-        mfu=points(work.mfu),
-        peak=flop_rate(stated_peak(case.history) or math.nan),
-        rate=flop_rate(work.rate),
+        mfu=format_percent_value(work.mfu_percent),
+        peak=format_flops_per_s(stated_peak_flops(case.log) or math.nan),
+        rate=format_flops_per_s(work.flops_per_s),
         tokens=f"{tokens:,}",
-        time=milliseconds(case.facts.steady_ms or math.nan),
-        flops=count(per_token),
+        time=format_ms(case.facts.steady_ms or math.nan),
+        flops=format_count(per_token),
     )
     if inferred is None:
-        return _at_most(stated, round(per_token / 6), evidence)
+        return _upper_bound_finding(stated, round(per_token / 6), evidence)
     if stated is None:
-        return _unstated(case.history, inferred, evidence)
+        return _unstated(case.log, inferred, evidence)
     # Attention is part of what was measured, so its share makes the rest less certain.
-    uncertain = work.error * per_token / (6 * inferred)
-    if abs(inferred / stated - 1) <= max(CONTRADICTION, 2 * uncertain):
+    uncertain = work.relative_error * per_token / (6 * inferred)
+    if abs(inferred / stated - 1) <= max(MIN_PARAMETER_MISMATCH, 2 * uncertain):
         return None
-    return _contradiction(case.history, inferred, stated, evidence)
+    return _mismatch_finding(case.log, inferred, stated, evidence)
 
 
-def _at_most(stated: int | None, most: int, evidence: str) -> Finding | None:
+def _upper_bound_finding(stated: int | None, most: int, evidence: str) -> Finding | None:
     """Without the shape, attention's part is not known: all of it may be parameters."""
     if stated is not None:
         return None  # less than it says would be the part of one of several devices; nothing tells
     return Finding(
         "parameters-inferred",
         "info",
-        say("The model has at most {most} parameters, by its speed", most=count(most)),
+        say("The model has at most {most} parameters, by its speed", most=format_count(most)),
         evidence,
         say("6 FLOP per parameter and token; attention takes some of it. This holds for one device."),
         "",
     )
 
 
-def _how(history: History, inferred: int) -> str:
+def _size_explanation(history: RunLog, inferred: int) -> str:
     how = say(
         "Attention takes 12 x layers x width x context = {attention} FLOP of it; the rest is 6 per "
         "parameter, positions not counted. This holds for one device.",
-        attention=count(attention_flops(history) or 0),
+        attention=format_count(attention_flops(history) or 0),
     )
-    layers, width, context = (whole_setting(history, name) for name in ("n_layer", "n_embd", "block_size"))
+    layers, width, context = (
+        positive_int_setting(history, name) for name in ("n_layer", "n_embd", "block_size")
+    )
     if not (layers and width and context):
         return how
-    told = whole_setting(history, "vocab_size")
-    for vocabulary in (told,) if told else GPT2_VOCABULARIES:
-        size = flops.parameters(
+    told = positive_int_setting(history, "vocab_size")
+    for vocabulary in (told,) if told else GPT2_VOCAB_SIZES:
+        size = flops.count_parameters(
             n_layer=layers,
             n_embd=width,
             block_size=context,
@@ -207,41 +217,41 @@ def _how(history: History, inferred: int) -> str:
             bias=False,
             positions=False,
         )
-        if abs(size / inferred - 1) <= NEAR:
+        if abs(size / inferred - 1) <= INTEGER_TOLERANCE:
             return f"{how} " + say(
                 "{layers} layers of width {width} with {vocabulary} token ids have {size}, which agrees.",
                 layers=layers,
                 width=width,
                 vocabulary=f"{vocabulary:,}",
-                size=count(size),
+                size=format_count(size),
             )
     return how
 
 
-def _unstated(history: History, inferred: int, evidence: str) -> Finding:
+def _unstated(history: RunLog, inferred: int, evidence: str) -> Finding:
     return Finding(
         "parameters-inferred",
         "info",
-        say("The model has about {inferred} parameters, by its speed", inferred=count(inferred)),
+        say("The model has about {inferred} parameters, by its speed", inferred=format_count(inferred)),
         evidence,
-        _how(history, inferred),
+        _size_explanation(history, inferred),
         "",
     )
 
 
-def _contradiction(history: History, inferred: int, stated: int, evidence: str) -> Finding:
+def _mismatch_finding(history: RunLog, inferred: int, stated: int, evidence: str) -> Finding:
     return Finding(
         "parameters-inferred",
         "warning",
         say(
             "By its speed the model has {inferred} parameters, not {stated}",
-            inferred=count(inferred),
-            stated=count(stated),
+            inferred=format_count(inferred),
+            stated=format_count(stated),
         ),
         evidence,
-        _how(history, inferred),
+        _size_explanation(history, inferred),
         say(
             "Check the stated size; figures that build on it are off by {share}.",
-            share=percent(abs(stated / inferred - 1)),
+            share=format_percent(abs(stated / inferred - 1)),
         ),
     )

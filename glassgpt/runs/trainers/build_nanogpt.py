@@ -13,18 +13,18 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import (
-    Entry,
+    GlossaryEntry,
     LastLine,
     gradient_norm,
     last_evaluation,
     learning_rate,
     tokens_per_second,
 )
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
@@ -37,68 +37,68 @@ _FILE = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
 _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
 
 
-def read(line: str, into: Recording) -> bool:
+def read(line: str, into: RunBuilder) -> bool:
     if "oss:" in line and (told := _STEP.search(line)):
         return _read_step(told, into)
     if "loss:" in line and (told := _VAL.search(line)):
-        into.evaluated_before_next(number(told[1]))
+        into.add_eval_before_next_step(parse_number(told[1]))
         return False  # too plain to tell one trainer from another
     if line[:1].isdigit() and (told := _FILE.match(line)):
         return _read_file(told, into)
     if "heckpoint" in line and _SAVE.search(line):
-        into.saved()
+        into.add_save()
     return False
 
 
-def _read_step(told: re.Match[str], into: Recording) -> bool:
+def _read_step(told: re.Match[str], into: RunBuilder) -> bool:
     rest = told[3]
     time, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _LR, _NORM, _SPEED))
-    if not time and "ms" in into.last_had:
+    if not time and "ms" in into.last_step_columns:
         return False  # torn
-    into.step(
+    into.add_step(
         int(told[1]),
-        number(told[2]),
-        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
-        lr=number(lr[1]) if lr else math.nan,
-        grad_norm=number(norm[1]) if norm else math.nan,
-        tokens_per_s=number(speed[1]) if speed else math.nan,
+        parse_number(told[2]),
+        ms=math.nan if not time else parse_number(time[1]) * (1000 if time[2] == "s" else 1),
+        lr=parse_number(lr[1]) if lr else math.nan,
+        grad_norm=parse_number(norm[1]) if norm else math.nan,
+        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
     )
     return True
 
 
-def _read_file(told: re.Match[str], into: Recording) -> bool:
-    iteration, kind, value = int(told[1]), told[2], number(told[3])
+def _read_file(told: re.Match[str], into: RunBuilder) -> bool:
+    iteration, kind, value = int(told[1]), told[2], parse_number(told[3])
     if kind == "train":
-        into.step(iteration, value)
+        into.add_step(iteration, value)
     elif kind == "val":
-        into.evaluated(iteration, value)
+        into.add_eval(iteration, value)
     return True
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             last_evaluation(history, "validation loss: {val}"),
             say(
                 "The mean loss over 20 validation batches, before the step whose line comes next, inside "
                 "its time."
             ),
         ),
-        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
+        GlossaryEntry(
             last.shown("loss", "loss: {:.6f}"),
             say("The mean loss over all micro-batches and ranks of this update."),
         ),
-        Entry(last.shown("lr", "lr {:.4e}"), learning_rate()),
-        Entry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm()),
-        Entry(
+        GlossaryEntry(last.shown("lr", "lr {:.4e}"), learning_rate()),
+        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm()),
+        GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
             say(
                 "The whole turn of the loop: evaluation, HellaSwag, samples and checkpoint are in it where "
                 "they are made."
             ),
         ),
-        Entry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
+        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
     ]
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.runs.builder import LARGEST, Recording
-from glassgpt.runs.numbers import NUMBER, number
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.trainer import Trainer
 
 _AT = r"\b(?:iter|iteration|step|global_step|update)"
@@ -68,45 +68,45 @@ class GenericReader:
         self._before = 0  # iterations of the epochs that are over
         self._last = 0  # as the latest line counts
 
-    def __call__(self, line: str, into: Recording) -> bool:
+    def __call__(self, line: str, into: RunBuilder) -> bool:
         if "loss" not in line and "Loss" not in line and "LOSS" not in line:
             if _END.match(line):
-                into.event("finish", line)
+                into.add_event("finish", line)
             elif "saved" in line and (saved := _SAVED.search(line)):
-                into.saved(int(saved[1][: len(str(LARGEST)) + 1]))
+                into.add_save(int(saved[1][: len(str(MAX_ITERATION)) + 1]))
             return False
         step = _STEP.search(line) or _BAR.search(line)
         val = _VAL.search(line) or _VAL_AT.search(line)
-        if step and max(len(step[1]), len(step[2] or "")) <= len(str(LARGEST)):
+        if step and max(len(step[1]), len(step[2] or "")) <= len(str(MAX_ITERATION)):
             self._take(step, line, into)
         if val:
-            into.evaluated(self._before + int(val[1]), number(val[2]))
+            into.add_eval(self._before + int(val[1]), parse_number(val[2]))
         elif step and "%|" in line and (told := _VAL_IN_BAR.search(line)):
-            self._take_shown(number(told[1]), into)
+            self._take_shown(parse_number(told[1]), into)
         return bool(step or val)
 
-    def _take(self, step: re.Match[str], line: str, into: Recording) -> None:
+    def _take(self, step: re.Match[str], line: str, into: RunBuilder) -> None:
         said, total = int(step[1]), int(step[2]) if step[2] else None
         self._follow_epoch(said, line, into)
         self._last = said
         lr, norm, speed = (pattern.search(line) for pattern in (_LR, _NORM, _SPEED))
-        into.step(
+        into.add_step(
             self._before + said,
-            number(step[3]),
+            parse_number(step[3]),
             ms=_milliseconds(line),
-            lr=number(lr[1]) if lr else math.nan,
-            grad_norm=number(norm[1]) if norm else math.nan,
-            tokens_per_s=number(speed[1]) if speed else math.nan,
+            lr=parse_number(lr[1]) if lr else math.nan,
+            grad_norm=parse_number(norm[1]) if norm else math.nan,
+            tokens_per_s=parse_number(speed[1]) if speed else math.nan,
         )
         if "lobal" in line and (batch := _BATCH.search(line)):
-            into.batch(self._before + said, int(batch[1]))
+            into.add_batch_size(self._before + said, int(batch[1]))
         if total:  # after the step: what the first line says would count for more than what comes out later
-            into.notes.said["planned_iterations"] = self._planned(total)
+            into.setup.values["planned_iterations"] = self._planned(total)
 
-    def _take_shown(self, val_loss: float, into: Recording) -> None:
+    def _take_shown(self, val_loss: float, into: RunBuilder) -> None:
         """A bar shows the latest validation loss until there is another."""
-        if val_loss != into.validated and into.last is not None:
-            into.evaluated(into.last, val_loss)
+        if val_loss != into.last_val_loss and into.last_iteration is not None:
+            into.add_eval(into.last_iteration, val_loss)
 
     def _planned(self, total: int) -> int | None:
         """A total may be that of an epoch. Which, shows when the second one begins."""
@@ -114,14 +114,14 @@ class GenericReader:
             return None if self._before else total
         return self._epochs * total if self._before and self._epochs else None
 
-    def _follow_epoch(self, said: int, line: str, into: Recording) -> None:
+    def _follow_epoch(self, said: int, line: str, into: RunBuilder) -> None:
         """The next epoch's count goes back to its beginning; a count that goes on is of the whole run."""
         told = _EPOCH.search(line)
         if told is None:
             return
         epoch = int(told[1][:9])
         self._epochs = int(told[2][:9]) if told[2] else None
-        if self._epoch is None or epoch < self._epoch or into.last is None:
+        if self._epoch is None or epoch < self._epoch or into.last_iteration is None:
             self._before = 0
         elif epoch == self._epoch + 1 and said <= self._last:
             # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
@@ -132,9 +132,9 @@ class GenericReader:
 def _milliseconds(line: str) -> float:
     """Of a field that says so by its name, or by its unit alone."""
     if time := _TIME.search(line):
-        return number(time[1]) * (1000 if time[2].lower() == "s" else 1)
+        return parse_number(time[1]) * (1000 if time[2].lower() == "s" else 1)
     bare = _TIME_IN_MS.search(line) or _BARE_TIME.search(line)
-    return number(bare[1]) if bare else math.nan
+    return parse_number(bare[1]) if bare else math.nan
 
 
 TRAINER = Trainer("unknown", "unknown trainer", reader=GenericReader, reads_any_log=True)

@@ -6,36 +6,38 @@ from glassgpt.config import TrainConfig
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import (
-    Entry,
+    GlossaryEntry,
     LastLine,
     gradient_norm,
     last_evaluation,
     learning_rate,
     tokens_per_second,
 )
-from glassgpt.runs.run_log import History
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(last.shown("iteration", "iter {}"), say("Updates done so far.")),
-        Entry(last.shown("loss", "loss {:.4f}"), say("The mean loss over all micro-batches of this update.")),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "iter {}"), say("Updates done so far.")),
+        GlossaryEntry(
+            last.shown("loss", "loss {:.4f}"), say("The mean loss over all micro-batches of this update.")
+        ),
+        GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
             say(
                 "The mean time of an update since the line before; evaluation, checkpoints and compiling "
                 "are outside."
             ),
         ),
-        Entry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second()),
-        Entry(
+        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second()),
+        GlossaryEntry(
             last.shown("mfu", "MFU {:.1f}%"),
             say("Achieved FLOP/s over the peak that the start of the run names."),
         ),
-        Entry(last.shown("lr", "lr {:.2e}"), learning_rate()),
-        Entry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
-        Entry(
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
+        GlossaryEntry(
             last_evaluation(history, "train {train}  val {val}"),
             say("The same tokens of each split every time, with a standard error."),
         ),

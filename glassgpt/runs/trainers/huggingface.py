@@ -15,11 +15,11 @@ import re
 from dataclasses import dataclass
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,2000}\}")
@@ -59,7 +59,7 @@ class TrainerReader:
         self._before = _Before()
         self._said_at: dict[int, int] = {0: 0}  # count of dicts -> iteration
 
-    def __call__(self, line: str, into: Recording) -> bool:
+    def __call__(self, line: str, into: RunBuilder) -> bool:
         if "%|" in line:
             if "{" in line:  # the bar on a dict's own line is that dict's
                 self.close(into)
@@ -67,18 +67,18 @@ class TrainerReader:
         if ": " in line and (found := _DICT.search(line)):
             return self._read_dict(dict(_PAIR.findall(found[0])), "%|" in line, into)
         if "Saving model checkpoint" in line and (told := _SAVE.search(line)):
-            into.saved(int(told[1]))
+            into.add_save(int(told[1]))
         elif "training from" in line and _RESUME.search(line):
-            into.begins(resumed=True)
+            into.start_process(resumed=True)
         elif _BEGIN in line:
-            into.begins()
+            into.start_process()
         elif "all params" in line and (told := _PEFT.search(line)):
-            into.notes.said["parameters"] = round(number(told[1]))
+            into.setup.values["parameters"] = round(parse_number(told[1]))
         elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
-            into.event("finish", line)
+            into.add_event("finish", line)
         return False
 
-    def _read_dict(self, values: dict[str, str], has_bar: bool, into: Recording) -> bool:
+    def _read_dict(self, values: dict[str, str], has_bar: bool, into: RunBuilder) -> bool:
         self.close(into)
         self._waiting, self._line = values, into.line
         is_end = "train_runtime" in values and "loss" not in values
@@ -87,7 +87,7 @@ class TrainerReader:
         is_loss = "loss" in values and "epoch" in values  # without one it is another trainer's
         return "train_runtime" in values or is_loss or _eval_loss(values) is not None
 
-    def close(self, into: Recording) -> None:
+    def close(self, into: RunBuilder) -> None:
         """Take the dict that waits."""
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
@@ -95,82 +95,84 @@ class TrainerReader:
             self._take_loss(values, into)
         elif evaluated is not None:
             name, loss = evaluated
-            seconds = number(values.get(f"{name}_runtime", "nan"))
-            wall_s = into.notes.said.get("wall_s")
+            seconds = parse_number(values.get(f"{name}_runtime", "nan"))
+            wall_s = into.setup.values.get("wall_s")
             if math.isinf(self._epoch) and isinstance(wall_s, float) and seconds >= 0:
-                into.notes.said["wall_s"] = wall_s + seconds  # after the training, whose time was told
-            into.evaluated(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
+                into.setup.values["wall_s"] = wall_s + seconds  # after the training, whose time was told
+            into.add_eval(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
         elif "train_runtime" in values:
-            into.event("finish", f"train_runtime {values['train_runtime']} s")
-            into.notes.said["wall_s"] = number(values["train_runtime"])
+            into.add_event("finish", f"train_runtime {values['train_runtime']} s")
+            into.setup.values["wall_s"] = parse_number(values["train_runtime"])
             self._epoch = math.inf  # what comes now is another run
-        into.numbers = self._said_at if len(self._said_at) == self._count + 1 else {}
+        into.iteration_by_count = self._said_at if len(self._said_at) == self._count + 1 else {}
 
-    def _follow_bar(self, line: str, into: Recording) -> None:
+    def _follow_bar(self, line: str, into: RunBuilder) -> None:
         for told in _BAR.finditer(line):
             done, total = int(told[1]), int(told[2])
             if self._count == 0 and "loss" not in self._waiting:
                 self._total = total
             if total == self._total:
                 if self._count and done < (self._bar or 0):
-                    into.begins(silently=True)
+                    into.start_process(silently=True)
                 self._moved = self._moved or done != self._bar
                 self._bar = done
         if self._waiting and "{" not in line:
             self.close(into)
 
-    def _take_loss(self, values: dict[str, str], into: Recording) -> None:
+    def _take_loss(self, values: dict[str, str], into: RunBuilder) -> None:
         """A bar that stands still while losses come was not captured with them, and says nothing."""
-        said = int(number(values["step"])) if "step" in values else self._bar if self._moved else None
+        said = int(parse_number(values["step"])) if "step" in values else self._bar if self._moved else None
         if said is not None:
             self._said_at[self._count + 1] = said
         if self._moved and self._total is not None:
-            into.notes.said["planned_iterations"] = self._total
+            into.setup.values["planned_iterations"] = self._total
         self._moved = False
         self._count += 1
-        epoch = number(values["epoch"])
+        epoch = parse_number(values["epoch"])
         if epoch < self._epoch:
-            into.begins(silently=True)
+            into.start_process(silently=True)
             self._before = _Before()
         self._epoch = epoch
-        into.step(
+        into.add_step(
             self._count,
-            number(values["loss"]),
+            parse_number(values["loss"]),
             ms=self._since_last(said, values, into),
-            lr=number(values.get("learning_rate", "nan")),
-            grad_norm=number(values.get("grad_norm", "nan")),
+            lr=parse_number(values.get("learning_rate", "nan")),
+            grad_norm=parse_number(values.get("grad_norm", "nan")),
             line=self._line,
         )
 
-    def _since_last(self, said: int | None, values: dict[str, str], into: Recording) -> float:
+    def _since_last(self, said: int | None, values: dict[str, str], into: RunBuilder) -> float:
         """Milliseconds an iteration, where every dict has the time so far; its tokens likewise."""
-        tokens = number(values.get("num_input_tokens_seen", "nan"))
-        seconds = number(values.get("train_runtime", "nan"))
+        tokens = parse_number(values.get("num_input_tokens_seen", "nan"))
+        seconds = parse_number(values.get("train_runtime", "nan"))
         before, self._before = self._before, _Before(said, tokens, seconds)
         updates = said - (before.iteration or 0) if said is not None else 0
         if updates <= 0 or (before.iteration is None and self._count > 1):
             return math.nan
         if tokens > before.tokens and not math.isinf(tokens):
-            into.notes.said["tokens_per_iteration"] = round((tokens - before.tokens) / updates)
+            into.setup.values["tokens_per_iteration"] = round((tokens - before.tokens) / updates)
         return (seconds - before.seconds) / updates * 1000 if seconds >= before.seconds else math.nan
 
 
 def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
     """Its prefix and the loss: `eval_loss`, or with a name in front."""
     name = next((name for name in values if name.endswith("eval_loss")), None)
-    return None if name is None else (name.removesuffix("_loss"), number(values[name]))
+    return None if name is None else (name.removesuffix("_loss"), parse_number(values[name]))
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the line before.")),
-        Entry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
-        Entry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
-        Entry(
+        GlossaryEntry(
+            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the line before.")
+        ),
+        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
+        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
+        GlossaryEntry(
             "'epoch': …",
             say("How often the data has been gone through. The Trainer does not print the step number."),
         ),
-        Entry(last_evaluation(history, "'eval_loss': {val}"), say("The loss on the evaluation set.")),
+        GlossaryEntry(last_evaluation(history, "'eval_loss': {val}"), say("The loss on the evaluation set.")),
     ]
 
 

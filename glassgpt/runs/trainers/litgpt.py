@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -32,49 +32,53 @@ _END = re.compile(
 )
 
 
-def read(line: str, into: Recording) -> bool:
+def read(line: str, into: RunBuilder) -> bool:
     if "time:" in line and (told := _STEP.search(line)):
         iteration, _, loss, val, time, unit = told.groups()
-        if val and into.validated is None:
-            into.evaluated(None, number(val))  # the last one's, again on every line; nothing says when it was
-        into.step(int(iteration), number(loss), ms=number(time) * (1000 if unit == "s" else 1))
+        if val and into.last_val_loss is None:
+            into.add_eval(
+                None, parse_number(val)
+            )  # the last one's, again on every line; nothing says when it was
+        into.add_step(
+            int(iteration), parse_number(loss), ms=parse_number(time) * (1000 if unit == "s" else 1)
+        )
         return True
     if "val_loss" in line and (told := _FORK_VAL.search(line)):
-        into.evaluated(int(told[1]), number(told[2]), ms=number(told[3]) * 1000)
+        into.add_eval(int(told[1]), parse_number(told[2]), ms=parse_number(told[3]) * 1000)
         return True
     if "val loss" in line:
         if told := _VAL.search(line):
-            ms = number(told[3]) * (1000 if told[4] == "s" else 1) if told[3] else None
-            into.evaluated(int(told[1]), number(told[2]), ms=ms)
+            ms = parse_number(told[3]) * (1000 if told[4] == "s" else 1) if told[3] else None
+            into.add_eval(int(told[1]), parse_number(told[2]), ms=ms)
             return told[3] is not None
         if told := _FINAL.search(line):
-            into.evaluated(into.last, number(told[1]))
-            into.event("finish", line)
+            into.add_eval(into.last_iteration, parse_number(told[1]))
+            into.add_event("finish", line)
             return True
     if "Saving" in line and _SAVE.search(line):
-        into.saved_after_last()
+        into.add_save_at_last_step()
     elif _END.match(line):
-        into.event("finish", line)
+        into.add_event("finish", line)
     return False
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             last.shown("iteration", "iter {}"), say("The number of this micro-batch, from 1; not an update.")
         ),
-        Entry(
+        GlossaryEntry(
             "step …", say("Updates of the weights so far; one every gradient_accumulation_iters iterations.")
         ),
-        Entry(last.shown("loss", "loss train: {:.3f}"), say("A running mean of the training loss.")),
-        Entry(
+        GlossaryEntry(last.shown("loss", "loss train: {:.3f}"), say("A running mean of the training loss.")),
+        GlossaryEntry(
             "val: …",
             say(
                 "The last validation loss, printed again on every line until there is a new one; n/a: none "
                 "yet."
             ),
         ),
-        Entry(
+        GlossaryEntry(
             last.shown("ms", "iter time: {:.2f} ms"),
             say("This micro-batch alone; those marked (step) hold the optimizer too."),
         ),

@@ -17,11 +17,11 @@ import re
 from dataclasses import replace
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, gradient_norm, last_evaluation, learning_rate
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -43,40 +43,40 @@ _RESUME = re.compile(r"^\|\s*resume\s*\|\s*1\s*\||weight init method\s*\|\s*inte
 _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 
 
-def read(line: str, into: Recording) -> bool:
+def read(line: str, into: RunBuilder) -> bool:
     if "MFU" in line and (told := _USUAL.search(line)):
         iteration, planned, loss, norm, lr, ms, mfu, speed = told.groups()
         into.trainer = TRAINER
-        into.notes.said["planned_iterations"] = int(planned)
-        into.step(
+        into.setup.values["planned_iterations"] = int(planned)
+        into.add_step(
             int(iteration),
-            number(loss),
-            ms=number(ms),
+            parse_number(loss),
+            ms=parse_number(ms),
             mfu=_told(mfu),
-            lr=number(lr),
-            grad_norm=number(norm),
-            tokens_per_s=number(speed),
+            lr=parse_number(lr),
+            grad_norm=parse_number(norm),
+            tokens_per_s=parse_number(speed),
         )
         return True
     if "loss " in line and (told := _STEP.search(line)):
         return _read_step(told, into)
     if "val loss" in line and (told := _VAL.search(line)):
-        _read_eval(number(told[1]), into)
+        _read_eval(parse_number(told[1]), into)
         return False
     if line.startswith("s:") and (told := _FILE.match(line)):
         return _read_file(told, into)
     if "Writing" in line and (told := _SAVE.search(line)):
-        into.saved(int(told[1]))
+        into.add_save(int(told[1]))
     elif "total average iteration time" in line or line.startswith("peak memory consumption"):
-        into.event("finish", line)
+        into.add_event("finish", line)
     elif "skipping" in line and _SKIPPED.search(line):
-        into.event("warning", line)
+        into.add_event("warning", line)
     elif line.startswith("|") and _RESUME.search(line):
-        into.begins(resumed=True)
+        into.start_process(resumed=True)
     return False
 
 
-def _read_step(told: re.Match[str], into: Recording) -> bool:
+def _read_step(told: re.Match[str], into: RunBuilder) -> bool:
     iteration, planned, loss, rest = told.groups()
     time, mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _LR, _NORM, _SPEED))
     if not time:
@@ -88,79 +88,81 @@ def _read_step(told: re.Match[str], into: Recording) -> bool:
     elif planned:
         into.trainer = TRAINER
     if planned:
-        into.notes.said["planned_iterations"] = int(planned)
-    into.step(
+        into.setup.values["planned_iterations"] = int(planned)
+    into.add_step(
         int(iteration),
-        number(loss),
-        ms=number(time[1]),
+        parse_number(loss),
+        ms=parse_number(time[1]),
         mfu=_told(mfu[1]) if mfu else math.nan,
-        lr=number(lr[1]) if lr else math.nan,
-        grad_norm=number(norm[1]) if norm else math.nan,
-        tokens_per_s=number(speed[1]) if speed else math.nan,
+        lr=parse_number(lr[1]) if lr else math.nan,
+        grad_norm=parse_number(norm[1]) if norm else math.nan,
+        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
     )
     return True
 
 
 def _told(mfu: str) -> float:
     """-100 stands for a card that it does not know."""
-    value = number(mfu)
+    value = parse_number(mfu)
     return value if value >= 0 else math.nan
 
 
-def _read_eval(loss: float, into: Recording) -> None:
+def _read_eval(loss: float, into: RunBuilder) -> None:
     if into.trainer is _IN_C:
-        into.evaluated_before_next(loss)
-    elif into.resuming:
-        into.evaluated_before_next(loss, offset=-1)
-    elif into.last is None:
-        into.evaluated(0, loss)
+        into.add_eval_before_next_step(loss)
+    elif into.is_resuming:
+        into.add_eval_before_next_step(loss, offset=-1)
+    elif into.last_iteration is None:
+        into.add_eval(0, loss)
     else:
-        into.evaluated(into.last, loss)
+        into.add_eval(into.last_iteration, loss)
 
 
-def _read_file(told: re.Match[str], into: Recording) -> bool:
+def _read_file(told: re.Match[str], into: RunBuilder) -> bool:
     """main.log counts the updates done before: its s:0 is the console's step 1."""
     into.trainer = _IN_C
     iteration, kind, value, lr, norm = told.groups()
     if kind == "trl":
-        into.step(
+        into.add_step(
             int(iteration),
-            number(value),
-            lr=number(lr) if lr else math.nan,
-            grad_norm=number(norm) if norm else math.nan,
+            parse_number(value),
+            lr=parse_number(lr) if lr else math.nan,
+            grad_norm=parse_number(norm) if norm else math.nan,
         )
     elif kind == "tel":
-        into.evaluated(int(iteration), number(value))
+        into.add_eval(int(iteration), parse_number(value))
     return True
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             last_evaluation(history, "val loss {val}"),
             say(
                 "The mean loss over val_max_steps validation batches, after the step whose line came before."
             ),
         ),
-        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
+        GlossaryEntry(
             last.shown("loss", "loss {:.6f} (+z)"),
             say(
                 "The mean loss of this update. z: how many standard deviations it is above the mean of the "
                 "last 128."
             ),
         ),
-        Entry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm()),
-        Entry(last.shown("lr", "lr {:.2e}"), learning_rate()),
-        Entry(
+        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm()),
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
             say("This update alone, measured on the GPU; evaluation and checkpoints are outside."),
         ),
-        Entry(
+        GlossaryEntry(
             last.shown("mfu", "{:.1f}% MFU"),
             say("Model FLOPs utilization against the peak of this card, from llm.c's own table."),
         ),
-        Entry(last.shown("tokens_per_s", "{:.0f} tok/s"), say("Tokens per second, a running average.")),
+        GlossaryEntry(
+            last.shown("tokens_per_s", "{:.0f} tok/s"), say("Tokens per second, a running average.")
+        ),
     ]
 
 

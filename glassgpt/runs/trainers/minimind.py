@@ -16,11 +16,11 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import LARGEST, Recording
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, learning_rate, one_loss
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, learning_rate, one_loss
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -42,26 +42,26 @@ class MinimindReader:
         self._interval = 0  # not known yet
         self._says_lr = False
 
-    def __call__(self, line: str, into: Recording) -> bool:
+    def __call__(self, line: str, into: RunBuilder) -> bool:
         if "Epoch:" in line and (match := _STEP.search(line)):
             lr = _LR.search(match[6])
             if not lr and self._says_lr:
                 return False  # torn
             self._says_lr = lr is not None
             epoch, epochs, step, per_epoch = (int(group) for group in match.groups()[:4])
-            if epochs * per_epoch > LARGEST:
+            if epochs * per_epoch > MAX_ITERATION:
                 return False
             self._follow(epoch, step)
             iteration = (epoch - self._first_epoch) * per_epoch + step
             last_step = self._last_step(per_epoch)
             if last_step is not None:
-                into.notes.said["planned_iterations"] = (epochs - 1) * per_epoch + last_step
-            into.step(iteration, number(match[5]), lr=number(lr[1]) if lr else math.nan)
+                into.setup.values["planned_iterations"] = (epochs - 1) * per_epoch + last_step
+            into.add_step(iteration, parse_number(match[5]), lr=parse_number(lr[1]) if lr else math.nan)
             return True
         if line.startswith("Epoch [") and _SKIPPED.match(line):
-            into.begins(resumed=True)
+            into.start_process(resumed=True)
         elif line.startswith(("LLM", "Trainable")) and (match := _PARAMETERS.match(line)):
-            into.notes.said["parameters"] = round(number(match[1]) * 1e6)
+            into.setup.values["parameters"] = round(parse_number(match[1]) * 1e6)
         return False
 
     def _follow(self, epoch: int, step: int) -> None:
@@ -78,15 +78,15 @@ class MinimindReader:
         return (per_epoch - 1) // self._interval * self._interval if self._interval > 0 else None
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             "Epoch:[…](…)",
             say("The epoch, and the number of this micro-batch in it; both out of how many."),
         ),
-        Entry(last.shown("loss", "loss: {:.4f}"), one_loss()),
-        Entry(last.shown("lr", "lr: {:.8f}"), learning_rate()),
-        Entry(
+        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), one_loss()),
+        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), learning_rate()),
+        GlossaryEntry(
             "epoch_time: …min",
             say("An estimate of the minutes left in this epoch; not the time of an iteration."),
         ),

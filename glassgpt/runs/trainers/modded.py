@@ -14,11 +14,11 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import LARGEST, Recording
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, last_evaluation
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _LINE = re.compile(
@@ -37,36 +37,36 @@ class ModdedReader:
         self._iteration: int | None = None
         self._total_ms = 0.0
 
-    def __call__(self, line: str, into: Recording) -> bool:
+    def __call__(self, line: str, into: RunBuilder) -> bool:
         if "step" in line and (told := _LINE.search(line)):
             iteration, planned, kind, loss, total, unit = told.groups()
-            total_ms = number(total) * (1000 if unit == "s" else 1)
+            total_ms = parse_number(total) * (1000 if unit == "s" else 1)
             self._take(int(iteration), int(planned), kind, loss, total_ms, into)
             return True
         if "step avg" in line and (told := _BARRED.search(line)):
             iteration, planned, total, loss = told.groups()
-            self._take(int(iteration), int(planned), "val" if loss else None, loss, number(total), into)
+            self._take(int(iteration), int(planned), "val" if loss else None, loss, parse_number(total), into)
             return True
         if _END.match(line):
-            into.event("finish", line)
+            into.add_event("finish", line)
         return False
 
     def _take(
-        self, iteration: int, planned: int, kind: str | None, loss: str | None, total: float, into: Recording
+        self, iteration: int, planned: int, kind: str | None, loss: str | None, total: float, into: RunBuilder
     ) -> None:
-        if max(iteration, planned) > LARGEST:
+        if max(iteration, planned) > MAX_ITERATION:
             return
-        into.notes.said["planned_iterations"] = planned
+        into.setup.values["planned_iterations"] = planned
         if kind == "val":
             if iteration == 0 or self._iteration is None:
                 self._iteration, self._total_ms = iteration, total
-            into.evaluated(iteration, number(loss) if loss else None)
+            into.add_eval(iteration, parse_number(loss) if loss else None)
             return
         if self._iteration is not None and iteration <= self._iteration:
             self._iteration = None  # another run
         ms = self._since_last(iteration, total)
         self._iteration, self._total_ms = iteration, total
-        into.step(iteration, number(loss) if loss else None, ms=ms)
+        into.add_step(iteration, parse_number(loss) if loss else None, ms=ms)
 
     def _since_last(self, iteration: int, total: float) -> float:
         """A mean over the iterations since the last line."""
@@ -78,18 +78,18 @@ class ModdedReader:
         return spent / updates
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
+        GlossaryEntry(
             last_evaluation(history, "val_loss:{val}"),
             say("The loss on the fixed validation tokens. The clock stands still meanwhile."),
         ),
-        Entry(
+        GlossaryEntry(
             "train_time:…ms",
             say("The sum of all update times so far; the difference of two lines is one update."),
         ),
-        Entry(
+        GlossaryEntry(
             "step_avg:…ms",
             say("That sum divided by the updates: a mean over the whole run, not this step's time."),
         ),

@@ -13,11 +13,11 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, last_evaluation, tokens_per_second
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History, Metric
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -34,65 +34,67 @@ _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
 _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak memory usage):")
 
 
-def read(line: str, into: Recording) -> bool:
+def read(line: str, into: RunBuilder) -> bool:
     if "loss:" in line and (told := _STEP.search(line)):
         return _read_step(told, line, into)
     if "Validation" in line and (told := _VAL.search(line)):
-        metric: Metric = "bits_per_byte" if told[2].lower() == "bpb" else "loss"
-        into.evaluated(int(told[1]), number(told[3]), metric=metric)
+        metric: ValMetric = "bits_per_byte" if told[2].lower() == "bpb" else "loss"
+        into.add_eval(int(told[1]), parse_number(told[3]), metric=metric)
         return True
     if "Saved model" in line and (told := _SAVE.search(line)):
-        into.saved(int(told[1]) if told[1] else None)
+        into.add_save(int(told[1]) if told[1] else None)
     elif _END.match(line):
-        into.event("finish", line)
+        into.add_event("finish", line)
     return False
 
 
-def _read_step(told: re.Match[str], line: str, into: Recording) -> bool:
+def _read_step(told: re.Match[str], line: str, into: RunBuilder) -> bool:
     iteration, planned, loss, rest = told.groups()
     time, mfu, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _NORM, _SPEED))
     is_whole = time or "num_tokens:" in rest  # fine-tuning prints no times
-    if not _OWN.search(line) or (not is_whole and "ms" in into.last_had):
+    if not _OWN.search(line) or (not is_whole and "ms" in into.last_step_columns):
         return False  # another trainer's, or torn
     if planned:
         # The last step that is trained is one less; the last evaluation has the number itself.
-        into.notes.said["planned_iterations"] = int(planned) - 1
-    into.step(
+        into.setup.values["planned_iterations"] = int(planned) - 1
+    into.add_step(
         int(iteration),
-        number(loss),
-        ms=number(time[1]) if time else math.nan,
-        mfu=number(mfu[1]) if mfu else math.nan,
-        grad_norm=number(norm[1]) if norm else math.nan,
-        tokens_per_s=number(speed[1]) if speed else math.nan,
+        parse_number(loss),
+        ms=parse_number(time[1]) if time else math.nan,
+        mfu=parse_number(mfu[1]) if mfu else math.nan,
+        grad_norm=parse_number(norm[1]) if norm else math.nan,
+        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
     )
     return True
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             last_evaluation(history, "Step {step} | Validation bpb: {val}"),
             say(
                 "Bits per byte of validation text: a loss that does not depend on the tokenizer. Lower is "
                 "better."
             ),
         ),
-        Entry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
+        GlossaryEntry(
             last.shown("loss", "loss: {:.6f}"),
             say("A running average of the training loss: 0.9 of the last value, 0.1 of this batch."),
         ),
-        Entry("lrm: …", say("What all learning rates are multiplied by now; not a learning rate itself.")),
-        Entry(
+        GlossaryEntry(
+            "lrm: …", say("What all learning rates are multiplied by now; not a learning rate itself.")
+        ),
+        GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
             say("This update alone; evaluation and checkpoints are outside."),
         ),
-        Entry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
-        Entry(
+        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
+        GlossaryEntry(
             last.shown("mfu", "mfu: {:.2f}"),
             say("Model FLOPs utilization in percent of the bf16 peak of the cards."),
         ),
-        Entry(
+        GlossaryEntry(
             "total time: …",
             say("The time of the updates so far, without the first ten and without evaluations."),
         ),

@@ -17,11 +17,11 @@ import re
 from glassgpt.config import TrainConfig
 from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
-from glassgpt.runs.builder import Recording
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import Entry, LastLine, last_evaluation, learning_rate, one_loss
-from glassgpt.runs.numbers import NUMBER, number
-from glassgpt.runs.run_log import History
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, learning_rate, one_loss
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, Trainer
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
@@ -44,60 +44,62 @@ _EVAL = re.compile(
 _SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
 
 
-def read(line: str, into: Recording) -> bool:
+def read(line: str, into: RunBuilder) -> bool:
     """Take what the line says; True if it is about an iteration."""
     if "iter" in line and (usual := _USUAL.search(line)):
         iteration, loss, ms, mfu = usual.groups()
-        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu))
+        into.add_step(int(iteration), parse_number(loss), ms=parse_number(ms), mfu=_told(mfu))
         return True
     if "iter" in line and (head := _HEAD.search(line)) and not _MINGPT.match(line):
         return _read_unusual(int(head[1]), head[2], into)
     if "ms" in line and (told := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = told.groups()
-        into.step(int(iteration), number(loss), ms=number(ms), mfu=_told(mfu), lr=number(lr))
+        into.add_step(
+            int(iteration), parse_number(loss), ms=parse_number(ms), mfu=_told(mfu), lr=parse_number(lr)
+        )
         return True
     if "val" in line and (told := _EVAL.search(line)):
         iteration, train_loss, val_loss = told.groups()
-        into.evaluated(int(iteration), _maybe(val_loss), _maybe(train_loss))
+        into.add_eval(int(iteration), _maybe(val_loss), _maybe(train_loss))
         return True
     if "aving" in line and _SAVE.search(line):
-        into.saved()
+        into.add_save()
     return False
 
 
-def _read_unusual(iteration: int, rest: str, into: Recording) -> bool:
+def _read_unusual(iteration: int, rest: str, into: RunBuilder) -> bool:
     """Other fields, another order, or a piece of a line only."""
     loss, time = _LOSS.search(rest), _TIME.search(rest)
     said = {name for name, found in (("loss", loss), ("ms", time)) if found}
-    if not said or (not into.quoted and not into.last_had <= said):
-        into.begun = iteration
+    if not said or (not into.has_quoted_lines and not into.last_step_columns <= said):
+        into.partial_iteration = iteration
         return False  # nothing, or torn: its numbers may be cut too
     mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_MFU, _LR, _NORM, _SPEED))
-    into.step(
+    into.add_step(
         iteration,
-        number(loss[1]) if loss else None,
-        ms=math.nan if not time else number(time[1]) * (1000 if time[2] == "s" else 1),
+        parse_number(loss[1]) if loss else None,
+        ms=math.nan if not time else parse_number(time[1]) * (1000 if time[2] == "s" else 1),
         mfu=_told(mfu[1] if mfu else None),
-        lr=number(lr[1]) if lr else math.nan,
-        grad_norm=number(norm[1]) if norm else math.nan,
-        tokens_per_s=number(speed[1] or speed[2]) if speed else math.nan,
+        lr=parse_number(lr[1]) if lr else math.nan,
+        grad_norm=parse_number(norm[1]) if norm else math.nan,
+        tokens_per_s=parse_number(speed[1] or speed[2]) if speed else math.nan,
     )
     return True
 
 
 def _told(mfu: str | None) -> float:
     """-100 stands for "not known yet"."""
-    value = math.nan if mfu is None else number(mfu)
+    value = math.nan if mfu is None else parse_number(mfu)
     return value if value >= 0 else math.nan
 
 
 def _maybe(text: str | None) -> float | None:
-    return None if text is None else number(text)
+    return None if text is None else parse_number(text)
 
 
-def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
+def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        Entry(
+        GlossaryEntry(
             last_evaluation(history, "step {step}: train loss {train}, val loss {val}"),
             say(
                 "An evaluation, of the weights before this iteration's update: the mean loss over "
@@ -105,13 +107,13 @@ def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
                 "can be below that of the batches around it."
             ),
         ),
-        Entry(
+        GlossaryEntry(
             "saving checkpoint to …" if history.saves else "",
             say("ckpt.pt is written over the last one, inside the time of this iteration."),
         ),
-        Entry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
-        Entry(last.shown("loss", "loss {:.4f}"), one_loss()),
-        Entry(
+        GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
+        GlossaryEntry(last.shown("loss", "loss {:.4f}"), one_loss()),
+        GlossaryEntry(
             last.shown("ms", "time {:.2f}ms"),
             say(
                 "From the end of the iteration before to the end of this one. An evaluation or a save in "
@@ -119,7 +121,7 @@ def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
                 steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
             ),
         ),
-        Entry(
+        GlossaryEntry(
             last.shown("mfu", "mfu {:.2f}%"),
             say(
                 "Model FLOPs utilization: the arithmetic that the model needs, divided by what an A100 "
@@ -127,7 +129,7 @@ def _glossary(last: LastLine, history: History, facts: Facts) -> list[Entry]:
                 "0.9 of the last value and 0.1 of this iteration. -100% means that it is not known yet."
             ),
         ),
-        Entry(last.shown("lr", "lr {:.3g}"), learning_rate()),
+        GlossaryEntry(last.shown("lr", "lr {:.3g}"), learning_rate()),
     ]
 
 

@@ -10,57 +10,57 @@ import numpy as np
 from glassgpt import format
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Bools, Floats, History
+from glassgpt.runs.run_log import Bools, Floats, RunLog
 from glassgpt.show.report.drawing import (
     Chart,
     Layout,
-    Missing,
+    MissingChart,
     Trace,
+    base_layout,
     drawn_values,
-    is_wide,
-    level_at,
-    line,
-    noisy_line,
-    numbers,
-    plain_layout,
-    set_logarithmic,
+    horizontal_line,
+    json_floats,
+    line_trace,
+    needs_log_axis,
+    set_log_axis,
+    smoothed_line_traces,
 )
 from glassgpt.show.report.loss_charts import bits_per_byte_chart, loss_chart
-from glassgpt.show.report.thinning import thinned
+from glassgpt.show.report.thinning import thinned_indices
 from glassgpt.show.timeline import Timeline
 
 
-def charts_of(history: History, facts: Facts, timeline: Timeline | None) -> list[Chart | Missing]:
+def make_charts(history: RunLog, facts: Facts, timeline: Timeline | None) -> list[Chart | MissingChart]:
     """In the order of the page."""
-    charts: list[Chart | Missing | None] = [
+    charts: list[Chart | MissingChart | None] = [
         loss_chart(history, facts),
         bits_per_byte_chart(history, facts),
-        _over_time(history, facts, timeline),
-        _step_time(history, facts),
-        _mfu(history, facts),
-        _tokens_per_s(history),
-        _learning_rate(history),
-        _gradient_norm(history),
-        _memory(history),
+        _time_chart(history, facts, timeline),
+        _step_time_chart(history, facts),
+        _mfu_chart(history, facts),
+        _tokens_per_s_chart(history),
+        _learning_rate_chart(history),
+        _gradient_norm_chart(history),
+        _memory_chart(history),
     ]
     return [chart for chart in charts if chart is not None]
 
 
-def _over_time(history: History, facts: Facts, timeline: Timeline | None) -> Chart | Missing:
+def _time_chart(history: RunLog, facts: Facts, timeline: Timeline | None) -> Chart | MissingChart:
     if timeline is None or timeline.total_s <= 0:
-        return Missing(say("The time is not drawn: this log does not say how long its iterations took."))
+        return MissingChart(say("The time is not drawn: this log does not say how long its iterations took."))
     kinds = (
-        (say("training"), "var(--train)", timeline.train),
-        (say("evaluation and checkpoints"), "var(--val)", timeline.pauses),
-        (say("start-up"), "var(--startup)", timeline.startup),
+        (say("training"), "var(--train)", timeline.train_s),
+        (say("evaluation and checkpoints"), "var(--val)", timeline.eval_and_save_s),
+        (say("start-up"), "var(--startup)", timeline.startup_s),
     )
-    unit_s, unit = _time_unit(float((timeline.train + timeline.pauses).max()))
+    unit_s, unit = _time_unit(float((timeline.train_s + timeline.eval_and_save_s).max()))
     traces = [
         _bars(timeline, seconds / unit_s, unit, name, colour)
         for name, colour, seconds in kinds
         if bool((seconds > 0).any())
     ]
-    layout = plain_layout(history)
+    layout = base_layout(history)
     layout |= {"barmode": "stack", "bargap": 0.15}
     layout["xaxis"]["unifiedhovertitle"] = {"text": say("from iteration {number} on", number="%{x:,d}")}
     layout["yaxis"]["ticksuffix"] = unit
@@ -79,10 +79,10 @@ def _bars(timeline: Timeline, heights: Floats, unit: str, name: str, colour: str
     return {
         "type": "bar",
         "name": name,
-        "x": timeline.start.tolist(),
-        "y": numbers(heights),
-        "width": timeline.width * 0.86,
-        "offset": timeline.width * 0.07,
+        "x": timeline.bin_start.tolist(),
+        "y": json_floats(heights),
+        "width": timeline.iterations_per_bin * 0.86,
+        "offset": timeline.iterations_per_bin * 0.07,
         "marker": {"color": colour},
         "hovertemplate": f"%{{y:.3~g}}{unit}",
     }
@@ -90,165 +90,171 @@ def _bars(timeline: Timeline, heights: Floats, unit: str, name: str, colour: str
 
 def _keep_low_bars_visible(layout: Layout, timeline: Timeline, unit_s: float) -> None:
     """A start-up many times longer than all the rest is cut off at the top, and says so."""
-    heights = timeline.train + timeline.pauses + timeline.startup
-    rest = float((timeline.train + timeline.pauses).max())
+    heights = timeline.train_s + timeline.eval_and_save_s + timeline.startup_s
+    rest = float((timeline.train_s + timeline.eval_and_save_s).max())
     top = int(np.argmax(heights))
     if rest <= 0 or heights[top] < 4 * rest:
         return
     layout["yaxis"]["range"] = [0, rest * 1.6 / unit_s]
     layout["annotations"] = [
         {
-            "x": int(timeline.start[top]) + timeline.width,
+            "x": int(timeline.bin_start[top]) + timeline.iterations_per_bin,
             "y": rest * 1.5 / unit_s,
             "xanchor": "left",
             "showarrow": False,
-            "text": say("← higher than drawn: {time}", time=format.duration(float(heights[top]))),
+            "text": say("← higher than drawn: {time}", time=format.format_duration(float(heights[top]))),
             "font": {"color": "var(--ink)", "size": 13},
         }
     ]
 
 
-def _time_summary(history: History, facts: Facts, timeline: Timeline) -> str:
+def _time_summary(history: RunLog, facts: Facts, timeline: Timeline) -> str:
     # Logging, and updates under the profiler, are in a journal's total and in no bar.
     total_s, share = facts.estimated_total_s or timeline.total_s, facts.overhead_share
     if history.ledger and timeline.total_s > 0:
         total_s = timeline.total_s
-        share = float(timeline.pauses.sum() + timeline.startup.sum()) / total_s
-    total = format.duration(total_s)
+        share = float(timeline.eval_and_save_s.sum() + timeline.startup_s.sum()) / total_s
+    total = format.format_duration(total_s)
     sentences = [
         say(
             "Iterations in each bar: {width}. All bars together: about {total}.",
-            width=f"{timeline.width:,}",
+            width=f"{timeline.iterations_per_bin:,}",
             total=total,
         )
     ]
-    if not timeline.complete:
+    if not timeline.is_complete:
         sentences.append(
             say("What the evaluations took is not in this log, so only the training time is shown.")
         )
     elif share is not None:
         sentences.append(say("Evaluation, checkpoints and start-up are {share} of it.", share=f"{share:.1%}"))
-    if history.ledger and len(history.segments) > 1 and not timeline.startup.any():
+    if history.ledger and len(history.segments) > 1 and not timeline.startup_s.any():
         sentences.append(say("Start-up and compiling of the processes are in the total only."))
     return " ".join(sentences)
 
 
-def _step_time(history: History, facts: Facts) -> Chart | Missing:
-    steps, steady, holds_eval = history.steps, history.steady(), history.holds_eval()
+def _step_time_chart(history: RunLog, facts: Facts) -> Chart | MissingChart:
+    steps, steady, holds_eval = history.steps, history.is_steady(), history.includes_eval()
     timed = np.isfinite(steps.ms)
     if not timed.any():
-        return Missing(say("The step time is not drawn: this log does not say how long its iterations took."))
+        return MissingChart(
+            say("The step time is not drawn: this log does not say how long its iterations took.")
+        )
     rows = np.flatnonzero(steady)
     traces = []
     if len(rows):
         names = say("training only"), say("training only, smoothed")
-        traces += noisy_line(history, rows, steps.ms[rows], names, "var(--train)", " ms")
+        traces += smoothed_line_traces(history, rows, steps.ms[rows], names, "var(--train)", " ms")
     # A trainer that does not time its start-up has a first iteration like any other.
     slow_start = timed & ~steady & ~holds_eval & (steps.ms > 2 * (facts.steady_ms or 0.0))
-    traces += _spikes(history, timed & holds_eval, say("with evaluation"), "var(--val)")
-    traces += _spikes(history, slow_start, say("with start-up"), "var(--startup)")
+    traces += _spike_markers(history, timed & holds_eval, say("with evaluation"), "var(--val)")
+    traces += _spike_markers(history, slow_start, say("with start-up"), "var(--startup)")
     if not traces:
-        return Missing(say("The step time is not drawn: this log has only one iteration that is timed."))
-    layout = plain_layout(history)
+        return MissingChart(say("The step time is not drawn: this log has only one iteration that is timed."))
+    layout = base_layout(history)
     layout["yaxis"]["ticksuffix"] = " ms"
-    if is_wide(drawn_values(traces), 6):
-        set_logarithmic(layout, drawn_values(traces), " ms")
+    if needs_log_axis(drawn_values(traces), 6):
+        set_log_axis(layout, drawn_values(traces), " ms")
     summary = say("This log has too few iterations to tell a steady one.")
     if facts.steady_ms is not None:
-        usual = format.milliseconds(facts.steady_ms)
+        usual = format.format_ms(facts.steady_ms)
         summary = say("A steady iteration takes {time}.", time=usual)
         if facts.steady_p95_ms is not None:
-            slow = format.milliseconds(facts.steady_p95_ms)
+            slow = format.format_ms(facts.steady_p95_ms)
             summary = say(
                 "A steady iteration takes {time}; one in twenty more than {slow}.", time=usual, slow=slow
             )
     return Chart("step-time", say("Step time"), summary, traces, layout)
 
 
-def _spikes(history: History, where: Bools, name: str, colour: str) -> list[Trace]:
+def _spike_markers(history: RunLog, where: Bools, name: str, colour: str) -> list[Trace]:
     rows = np.flatnonzero(where)
     if len(rows) == 0:
         return []
-    rows = rows[thinned(history.steps.ms[rows], 500)]
+    rows = rows[thinned_indices(history.steps.ms[rows], 500)]
     return [
         {
             "type": "scatter",
             "mode": "markers",
             "name": name,
             "x": history.steps.iteration[rows].tolist(),
-            "y": numbers(history.steps.ms[rows]),
+            "y": json_floats(history.steps.ms[rows]),
             "marker": {"color": colour, "size": 7},
             "hovertemplate": "%{y:,.5~g} ms",
         }
     ]
 
 
-def _layout_of_one(history: History, **yaxis: str) -> Layout:
+def _single_curve_layout(history: RunLog, **yaxis: str) -> Layout:
     """Of a chart whose one curve is named by its title."""
-    layout = plain_layout(history)
+    layout = base_layout(history)
     layout["yaxis"] |= yaxis
     return layout | {"showlegend": False}
 
 
-def _mfu(history: History, facts: Facts) -> Chart | Missing:
+def _mfu_chart(history: RunLog, facts: Facts) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(history.steps.mfu))
     if len(rows) == 0:
-        return Missing(say("The MFU (model FLOPs utilisation) is not drawn: this log does not report it."))
+        return MissingChart(
+            say("The MFU (model FLOPs utilisation) is not drawn: this log does not report it.")
+        )
     names, mfu = (say("MFU as the log reports it"), say("smoothed")), history.steps.mfu[rows]
     traces = (
-        [line(history, rows, mfu, names[0], "var(--speed)", 1.5, " %")]
+        [line_trace(history, rows, mfu, names[0], "var(--speed)", 1.5, " %")]
         if history.trainer.mfu_is_running_average
-        else noisy_line(history, rows, mfu, names, "var(--speed)", " %")
+        else smoothed_line_traces(history, rows, mfu, names, "var(--speed)", " %")
     )
-    layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" %")
+    layout = _single_curve_layout(history, rangemode="tozero", ticksuffix=" %")
     sentences = []
     if facts.mfu_reported_steady is not None:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
     peak = history.setup.peak_flops or history.trainer.mfu_peak
     if peak:
-        sentences.append(say("{peak} counts as 100%.", peak=format.flop_rate(peak)))
+        sentences.append(say("{peak} counts as 100%.", peak=format.format_flops_per_s(peak)))
     if history.trainer.mfu_is_running_average:
         sentences.append(say("It is a running average, so an evaluation pulls it down for a while."))
     summary = " ".join(sentences) or say("The share of the peak that the model's own FLOPs reach.")
     return Chart("mfu", say("MFU (model FLOPs utilisation)"), summary, traces, layout)
 
 
-def _tokens_per_s(history: History) -> Chart | None:
+def _tokens_per_s_chart(history: RunLog) -> Chart | None:
     rows = np.flatnonzero(np.isfinite(history.steps.tokens_per_s))
     if len(rows) == 0:
         return None  # no sentence: where it is not reported, the step time says the same
     names = say("tokens per second"), say("smoothed")
-    traces = noisy_line(history, rows, history.steps.tokens_per_s[rows], names, "var(--speed)")
-    layout = _layout_of_one(history, rangemode="tozero", tickformat="~s")
-    usual = format.count(float(np.median(history.steps.tokens_per_s[rows])))
+    traces = smoothed_line_traces(history, rows, history.steps.tokens_per_s[rows], names, "var(--speed)")
+    layout = _single_curve_layout(history, rangemode="tozero", tickformat="~s")
+    usual = format.format_count(float(np.median(history.steps.tokens_per_s[rows])))
     return Chart("tokens", say("Tokens per second"), say("Usually {number}.", number=usual), traces, layout)
 
 
-def _learning_rate(history: History) -> Chart | Missing:
+def _learning_rate_chart(history: RunLog) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(history.steps.lr))
     if len(rows) == 0:
-        return Missing(say("The learning rate is not drawn: this log does not report it."))
+        return MissingChart(say("The learning rate is not drawn: this log does not report it."))
     rates = history.steps.lr[rows]
-    traces = [line(history, rows, rates, say("learning rate"), "var(--rate)", 2)]
-    layout = _layout_of_one(history, rangemode="tozero", tickformat="~g")
+    traces = [line_trace(history, rows, rates, say("learning rate"), "var(--rate)", 2)]
+    layout = _single_curve_layout(history, rangemode="tozero", tickformat="~g")
     summary = say(
         "Highest {highest}, at the end {last}.", highest=f"{rates.max():.3g}", last=f"{rates[-1]:.3g}"
     )
     return Chart("learning-rate", say("Learning rate"), summary, traces, layout)
 
 
-def _gradient_norm(history: History) -> Chart | Missing:
+def _gradient_norm_chart(history: RunLog) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(history.steps.grad_norm))
     if len(rows) == 0:
-        return Missing(say("The gradient norm is not drawn: this log does not report it."))
+        return MissingChart(say("The gradient norm is not drawn: this log does not report it."))
     norms = history.steps.grad_norm[rows]
-    traces = noisy_line(history, rows, norms, (say("gradient norm"), say("smoothed")), "var(--norm)")
-    layout = _layout_of_one(history)
-    if is_wide(norms, 30):
-        set_logarithmic(layout, norms)
+    traces = smoothed_line_traces(
+        history, rows, norms, (say("gradient norm"), say("smoothed")), "var(--norm)"
+    )
+    layout = _single_curve_layout(history)
+    if needs_log_axis(norms, 30):
+        set_log_axis(layout, norms)
     clip = history.setup.settings.get("grad_clip")
     if isinstance(clip, int | float) and 0 < clip <= norms.max():
-        layout["shapes"].append(level_at(float(clip), say("clipped above {level}", level=f"{clip:g}")))
+        layout["shapes"].append(horizontal_line(float(clip), say("clipped above {level}", level=f"{clip:g}")))
     summary = say(
         "Usually {median}, highest {highest}.",
         median=f"{float(np.median(norms)):.3g}",
@@ -257,17 +263,19 @@ def _gradient_norm(history: History) -> Chart | Missing:
     return Chart("gradient-norm", say("Gradient norm"), summary, traces, layout)
 
 
-def _memory(history: History) -> Chart | Missing:
+def _memory_chart(history: RunLog) -> Chart | MissingChart:
     used = history.steps.memory_bytes
     if used is None or not np.isfinite(used).any():
-        return Missing(say("Memory is not drawn: this log does not report it."))
+        return MissingChart(say("Memory is not drawn: this log does not report it."))
     rows = np.flatnonzero(np.isfinite(used))
-    traces = [line(history, rows, used[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
-    layout = _layout_of_one(history, rangemode="tozero", ticksuffix=" GiB")
-    highest = format.size(float(used[rows].max()))
+    traces = [line_trace(history, rows, used[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
+    layout = _single_curve_layout(history, rangemode="tozero", ticksuffix=" GiB")
+    highest = format.format_bytes(float(used[rows].max()))
     capacity = history.setup.memory_bytes
     if capacity:
-        summary = say("At most {highest} of {capacity}.", highest=highest, capacity=format.size(capacity))
+        summary = say(
+            "At most {highest} of {capacity}.", highest=highest, capacity=format.format_bytes(capacity)
+        )
     else:
         summary = say("At most {highest}.", highest=highest)
     return Chart("memory", say("Memory"), summary, traces, layout)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import Evaluation, Floats, History, Ints
-from glassgpt.show.report.thinning import BAND_POINTS, Band, band_of, thinned
+from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
+from glassgpt.show.report.thinning import SMOOTHED_POINTS, SmoothedSeries, smooth_series, thinned_indices
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
 
-MAX_PARTS = 20  # of a line, one per process
-_BEGINNING = 0.08  # of a run
-_CLEAR = "rgba(0,0,0,0)"
+MAX_SEGMENTS = 20  # of a line, one per process
+_BEGINNING_SHARE = 0.08  # of a run
+_TRANSPARENT = "rgba(0,0,0,0)"
 
 
 @dataclass(frozen=True)
@@ -32,53 +32,53 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingChart:
     """Why a chart is not there."""
 
-    sentence: str
+    reason: str
 
 
-def line(
-    history: History, rows: Ints, values: Floats, name: str, colour: str, width: float, unit: str = ""
+def line_trace(
+    history: RunLog, rows: Ints, values: Floats, name: str, colour: str, width: float, unit: str = ""
 ) -> Trace:
     """Thinned, and broken where another process begins."""
-    kept = thinned(values)
+    kept = thinned_indices(values)
     rows, values = rows[kept], values[kept]
     breaks = np.flatnonzero(np.diff(history.steps.segment[rows])) + 1
     parts = zip(np.split(history.steps.iteration[rows], breaks), np.split(values, breaks), strict=True)
-    trace = line_through(list(parts), name, colour)
+    trace = segmented_line_trace(list(parts), name, colour)
     return trace | {"line": {"color": colour, "width": width}, "hovertemplate": f"%{{y:.5~g}}{unit}"}
 
 
-def noisy_line(
-    history: History, rows: Ints, values: Floats, names: tuple[str, str], colour: str, unit: str = ""
+def smoothed_line_traces(
+    history: RunLog, rows: Ints, values: Floats, names: tuple[str, str], colour: str, unit: str = ""
 ) -> list[Trace]:
     """All values; where there are many, pale, and their course on top. Names: of both, in this order."""
-    whole = line(history, rows, values, names[0], colour, 1.3, unit)
-    courses = courses_of(history, rows, values) if len(rows) > 100 else []
+    whole = line_trace(history, rows, values, names[0], colour, 1.3, unit)
+    courses = smooth_per_process(history, rows, values) if len(rows) > 100 else []
     if not courses:
         return [whole]
-    parts = [(at, band.middle) for at, band in courses]
-    smooth = line_through(parts, names[1], colour) | {"hovertemplate": whole["hovertemplate"]}
+    parts = [(at, band.mean) for at, band in courses]
+    smooth = segmented_line_trace(parts, names[1], colour) | {"hovertemplate": whole["hovertemplate"]}
     return [whole | {"opacity": 0.35, "showlegend": False}, smooth]
 
 
-def courses_of(history: History, rows: Ints, values: Floats) -> list[tuple[Ints, Band]]:
+def smooth_per_process(history: RunLog, rows: Ints, values: Floats) -> list[tuple[Ints, SmoothedSeries]]:
     """The course of finite values and their spread, one per process; with the iterations it is given at."""
     finite = np.isfinite(values)
     rows, values = rows[finite], values[finite]
     breaks = np.flatnonzero(np.diff(history.steps.segment[rows])) + 1
     courses = []
     for own_rows, own_values in zip(np.split(rows, breaks), np.split(values, breaks), strict=True):
-        points = max(20, BAND_POINTS * len(own_rows) // max(len(rows), 1))
-        band = band_of(own_values, points)
+        points = max(20, SMOOTHED_POINTS * len(own_rows) // max(len(rows), 1))
+        band = smooth_series(own_values, points)
         if band is not None:
             courses.append((history.steps.iteration[own_rows[band.index]], band))
-    return courses[:MAX_PARTS]
+    return courses[:MAX_SEGMENTS]
 
 
-def line_through(parts: Sequence[tuple[Ints, Floats]], name: str, colour: str) -> Trace:
-    x, y = _joined(parts)
+def segmented_line_trace(parts: Sequence[tuple[Ints, Floats]], name: str, colour: str) -> Trace:
+    x, y = _join_with_gaps(parts)
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",
@@ -90,9 +90,9 @@ def line_through(parts: Sequence[tuple[Ints, Floats]], name: str, colour: str) -
     }
 
 
-def shade(parts: Sequence[tuple[Ints, Floats, Floats]], name: str, colour: str) -> Trace:
+def band_trace(parts: Sequence[tuple[Ints, Floats, Floats]], name: str, colour: str) -> Trace:
     """The area between a lower and an upper line; one closed shape for each part."""
-    x, y = _joined(
+    x, y = _join_with_gaps(
         [(np.concatenate((at, at[::-1])), np.concatenate((lower, upper[::-1]))) for at, lower, upper in parts]
     )
     return {
@@ -103,23 +103,27 @@ def shade(parts: Sequence[tuple[Ints, Floats, Floats]], name: str, colour: str) 
         "y": y,
         "fill": "toself",
         "fillcolor": colour,
-        "line": {"width": 0, "color": _CLEAR},
+        "line": {"width": 0, "color": _TRANSPARENT},
         "hoverinfo": "skip",
         "showlegend": False,
     }
 
 
-def marked(name: str, colour: str, evals: Sequence[Evaluation], losses: Sequence[float | None]) -> Trace:
+def eval_trace(
+    name: str, colour: str, evals: Sequence[LoggedEvaluation], losses: Sequence[float | None]
+) -> Trace:
     values = np.array(losses, dtype=float)
-    kept = thinned(values, 1000)
+    kept = thinned_indices(values, 1000)
     values, evals = values[kept], [evals[index] for index in kept.tolist()]
     at = np.array([done.iteration for done in evals], dtype=np.int64)
     breaks = np.flatnonzero(np.diff([done.segment for done in evals])) + 1
-    trace = line_through(list(zip(np.split(at, breaks), np.split(values, breaks), strict=True)), name, colour)
+    trace = segmented_line_trace(
+        list(zip(np.split(at, breaks), np.split(values, breaks), strict=True)), name, colour
+    )
     return trace | {"mode": "lines+markers", "marker": {"color": colour, "size": 6}}
 
 
-def _joined(parts: Sequence[tuple[Ints, Floats]]) -> tuple[list[int | None], list[float | None]]:
+def _join_with_gaps(parts: Sequence[tuple[Ints, Floats]]) -> tuple[list[int | None], list[float | None]]:
     """With a gap between each two."""
     x: list[int | None] = []
     y: list[float | None] = []
@@ -128,11 +132,11 @@ def _joined(parts: Sequence[tuple[Ints, Floats]]) -> tuple[list[int | None], lis
             x.append(None)
             y.append(None)
         x += at.tolist()
-        y += numbers(values)
+        y += json_floats(values)
     return x, y
 
 
-def numbers(values: Floats) -> list[float | None]:
+def json_floats(values: Floats) -> list[float | None]:
     """Eight digits are more than a screen shows; what is not finite, or as large as no loss is, is a gap."""
     return [float(f"{value:.8g}") if abs(value) < 1e100 else None for value in values.tolist()]
 
@@ -141,18 +145,18 @@ def drawn_values(traces: Sequence[Trace]) -> Floats:
     return np.array([value for trace in traces for value in trace["y"] if value is not None], dtype=float)
 
 
-def is_wide(values: Floats, times: float) -> bool:
+def needs_log_axis(values: Floats, times: float) -> bool:
     """A logarithmic axis: the highest value would press all the others flat."""
     return (
         len(values) > 0 and float(values.min()) > 0 and float(values.max()) > times * float(np.median(values))
     )
 
 
-def keep_end_visible(layout: Layout, traces: Sequence[Trace]) -> bool:
+def crop_initial_drop(layout: Layout, traces: Sequence[Trace]) -> bool:
     """Cuts the beginning off at the top where a fall from there would press all the rest flat."""
     series = [_finite_points(trace) for trace in traces]
     at, values = np.concatenate(series, axis=1)
-    later = values[at >= at.min() + _BEGINNING * (at.max() - at.min())]
+    later = values[at >= at.min() + _BEGINNING_SHARE * (at.max() - at.min())]
     low, high, top = float(values.min()), float(later.max()), float(values.max())
     if high <= low or top - low < 1.5 * (high - low):
         return False
@@ -168,17 +172,17 @@ def _finite_points(trace: Trace) -> Floats:
     return np.array(points, dtype=float).reshape(-1, 2).T
 
 
-def plain_layout(history: History) -> Layout:
+def base_layout(history: RunLog) -> Layout:
     axis = {"gridcolor": "var(--grid)", "zeroline": False, "automargin": True, "linecolor": "var(--line)"}
-    low, high = whole_run(history)
+    low, high = iteration_range(history)
     place = "%{x:,d}"  # plotly puts the number in
     over = say("iteration {number}", number=place) if history.numbered else say("line {number}", number=place)
     resumes = [part.first_iteration for part in history.segments[1:] if part.first_iteration is not None]
     return {
         "autosize": True,
         "margin": {"l": 4, "r": 24, "t": 8, "b": 4},
-        "paper_bgcolor": _CLEAR,
-        "plot_bgcolor": _CLEAR,
+        "paper_bgcolor": _TRANSPARENT,
+        "plot_bgcolor": _TRANSPARENT,
         "font": {"color": "var(--muted)", "size": 12},
         "hovermode": "x unified",
         "hoverlabel": {
@@ -206,11 +210,13 @@ def plain_layout(history: History) -> Layout:
         }
         | ({"dtick": 1} if high - low < 8 else {}),
         "yaxis": axis | {"exponentformat": "none", "separatethousands": True},
-        "shapes": [line_at(history, at, "var(--muted)", say("resumed")) for at in resumes[:MAX_PARTS]],
+        "shapes": [
+            vertical_line(history, at, "var(--muted)", say("resumed")) for at in resumes[:MAX_SEGMENTS]
+        ],
     }
 
 
-def set_logarithmic(layout: Layout, values: Floats, unit: str = "") -> None:
+def set_log_axis(layout: Layout, values: Floats, unit: str = "") -> None:
     """With a label at 1, 2 and 5 of each power of ten, or at the powers only where there are many."""
     low, high = float(np.log10(values.min())), float(np.log10(values.max()))
     mantissas = (1, 2, 5) if high - low < 1.7 else (1,)
@@ -225,7 +231,7 @@ def set_logarithmic(layout: Layout, values: Floats, unit: str = "") -> None:
     }
 
 
-def whole_run(history: History) -> tuple[float, float]:
+def iteration_range(history: RunLog) -> tuple[float, float]:
     """Its first and last iteration, with a margin: the same for all charts, which are read side by side."""
     numbered = [done.iteration for done in history.evals if done.iteration is not None]
     at = np.concatenate((history.steps.iteration, np.array(numbered, dtype=np.int64)))
@@ -236,8 +242,8 @@ def whole_run(history: History) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def line_at(history: History, iteration: int, colour: str, text: str) -> Layout:
-    low, high = whole_run(history)
+def vertical_line(history: RunLog, iteration: int, colour: str, text: str) -> Layout:
+    low, high = iteration_range(history)
     return {
         "type": "line",
         "xref": "x",
@@ -258,7 +264,7 @@ def line_at(history: History, iteration: int, colour: str, text: str) -> Layout:
     }
 
 
-def level_at(value: float, text: str) -> Layout:
+def horizontal_line(value: float, text: str) -> Layout:
     return {
         "type": "line",
         "xref": "paper",

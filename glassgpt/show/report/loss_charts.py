@@ -9,31 +9,31 @@ import numpy as np
 
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Evaluation, History
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.show.report.drawing import (
     Chart,
-    Missing,
+    MissingChart,
     Trace,
-    courses_of,
+    band_trace,
+    base_layout,
+    crop_initial_drop,
     drawn_values,
-    is_wide,
-    keep_end_visible,
-    line,
-    line_at,
-    line_through,
-    marked,
-    numbers,
-    plain_layout,
-    set_logarithmic,
-    shade,
-    whole_run,
+    eval_trace,
+    iteration_range,
+    json_floats,
+    line_trace,
+    needs_log_axis,
+    segmented_line_trace,
+    set_log_axis,
+    smooth_per_process,
+    vertical_line,
 )
-from glassgpt.show.report.thinning import thinned
+from glassgpt.show.report.thinning import thinned_indices
 
-_SPREAD, _DOUBT = "var(--train-band)", "var(--val-band)"
+_TRAIN_BAND_COLOUR, _VAL_BAND_COLOUR = "var(--train-band)", "var(--val-band)"
 
 
-def loss_chart(history: History, facts: Facts) -> Chart | Missing:
+def loss_chart(history: RunLog, facts: Facts) -> Chart | MissingChart:
     steps, in_loss = history.steps, history.val_metric == "loss"
     traces: list[Trace] = []
     if steps.has_loss.any():
@@ -41,23 +41,23 @@ def loss_chart(history: History, facts: Facts) -> Chart | Missing:
     trained = [done for done in history.evals if done.iteration is not None and done.train_loss is not None]
     if trained:
         losses = [done.train_loss for done in trained]
-        traces.append(marked(say("training loss, evaluated"), "var(--train-eval)", trained, losses))
+        traces.append(eval_trace(say("training loss, evaluated"), "var(--train-eval)", trained, losses))
     if in_loss:
         traces += _validation_traces(history, facts, say("validation loss"))
     values = drawn_values(traces)
     if len(values) == 0:
-        return Missing(say("The loss is not drawn: this log has none that is finite and numbered."))
-    layout, summary = plain_layout(history), _loss_summary(history, facts, traces)
-    if is_wide(values, 30):
-        set_logarithmic(layout, values)
-    elif keep_end_visible(layout, traces):
+        return MissingChart(say("The loss is not drawn: this log has none that is finite and numbered."))
+    layout, summary = base_layout(history), _loss_summary(history, facts, traces)
+    if needs_log_axis(values, 30):
+        set_log_axis(layout, values)
+    elif crop_initial_drop(layout, traces):
         summary += " " + say("The beginning lies above the chart; a double click shows all of it.")
     if facts.nan_step is not None:
-        layout["shapes"].append(line_at(history, facts.nan_step, "var(--problem)", say("not a number")))
+        layout["shapes"].append(vertical_line(history, facts.nan_step, "var(--problem)", say("not a number")))
     return Chart("loss", say("Loss"), summary.strip(), traces, layout, wide=True)
 
 
-def _loss_summary(history: History, facts: Facts, traces: Sequence[Trace]) -> str:
+def _loss_summary(history: RunLog, facts: Facts, traces: Sequence[Trace]) -> str:
     sentences = []
     if facts.loss_first is not None and facts.loss_last is not None and facts.iterations_logged > 1:
         first, last = f"{facts.loss_first:.4f}", f"{facts.loss_last:.4f}"
@@ -65,9 +65,9 @@ def _loss_summary(history: History, facts: Facts, traces: Sequence[Trace]) -> st
     if history.val_metric == "loss":
         sentences += _best_and_last(facts)
     shaded = {trace["fillcolor"] for trace in traces if "fill" in trace}
-    if _SPREAD in shaded:
+    if _TRAIN_BAND_COLOUR in shaded:
         sentences.append(say("The band around the smoothed loss is one standard deviation of single lines."))
-    if _DOUBT in shaded:
+    if _VAL_BAND_COLOUR in shaded:
         sentences.append(say("The band around the evaluations is two standard errors to each side."))
     unplaced = sum(done.iteration is None for done in history.evals)
     if unplaced:
@@ -90,35 +90,35 @@ def _best_and_last(facts: Facts) -> list[str]:
     return sentences
 
 
-def _training_traces(history: History) -> list[Trace]:
+def _training_traces(history: RunLog) -> list[Trace]:
     """Every line of the log, and where there are enough of them, their course and their spread."""
     rows = np.flatnonzero(history.steps.has_loss)
     losses = history.steps.loss[rows]
-    raw = line(history, rows, losses, say("training loss"), "var(--train)", 1.5)
-    courses = courses_of(history, rows, losses)
+    raw = line_trace(history, rows, losses, say("training loss"), "var(--train)", 1.5)
+    courses = smooth_per_process(history, rows, losses)
     if not courses:
         return [raw]
-    spread = [(at, band.middle - band.spread, band.middle + band.spread) for at, band in courses]
-    middle = [(at, band.middle) for at, band in courses]
+    spread = [(at, band.mean - band.std, band.mean + band.std) for at, band in courses]
+    middle = [(at, band.mean) for at, band in courses]
     return [
         raw | {"opacity": 0.3, "showlegend": False, "line": {"color": "var(--train)", "width": 1}},
-        shade(spread, say("usual spread"), _SPREAD),
-        line_through(middle, say("training loss, smoothed"), "var(--train)"),
+        band_trace(spread, say("usual spread"), _TRAIN_BAND_COLOUR),
+        segmented_line_trace(middle, say("training loss, smoothed"), "var(--train)"),
     ]
 
 
-def _validation_traces(history: History, facts: Facts, name: str) -> list[Trace]:
+def _validation_traces(history: RunLog, facts: Facts, name: str) -> list[Trace]:
     evals = [done for done in history.evals if done.iteration is not None and done.val_loss is not None]
     if not evals:
         return []
-    traces = _doubt(evals)
-    traces.append(marked(name, "var(--val)", evals, [done.val_loss for done in evals]))
+    traces = _stderr_band(evals)
+    traces.append(eval_trace(name, "var(--val)", evals, [done.val_loss for done in evals]))
     if facts.best_val_loss is not None and facts.best_val_step is not None:
-        traces.append(_best(history, facts.best_val_step, facts.best_val_loss))
+        traces.append(_best_marker(history, facts.best_val_step, facts.best_val_loss))
     return traces
 
 
-def _doubt(evals: Sequence[Evaluation]) -> list[Trace]:
+def _stderr_band(evals: Sequence[LoggedEvaluation]) -> list[Trace]:
     """A band of two standard errors, where the log has them."""
     rows = [
         (done.iteration, done.segment, done.val_loss, 2 * done.stderr)
@@ -129,23 +129,23 @@ def _doubt(evals: Sequence[Evaluation]) -> list[Trace]:
     if len(rows) < 2:
         return []
     at, segment, loss, doubt = np.array(rows, dtype=float)[
-        thinned(np.array([row[2] for row in rows]), 1000)
+        thinned_indices(np.array([row[2] for row in rows]), 1000)
     ].T
     breaks = np.flatnonzero(np.diff(segment)) + 1
     columns = (at.astype(np.int64), loss - doubt, loss + doubt)
     parts = zip(*(np.split(column, breaks) for column in columns), strict=True)
-    return [shade(list(parts), say("two standard errors"), _DOUBT)]
+    return [band_trace(list(parts), say("two standard errors"), _VAL_BAND_COLOUR)]
 
 
-def _best(history: History, iteration: int, value: float) -> Trace:
-    low, high = whole_run(history)
+def _best_marker(history: RunLog, iteration: int, value: float) -> Trace:
+    low, high = iteration_range(history)
     place = (iteration - low) / (high - low)
     return {
         "type": "scatter",
         "mode": "markers+text",
         "name": say("best"),
         "x": [iteration],
-        "y": numbers(np.array([value])),
+        "y": json_floats(np.array([value])),
         "text": [say("best {value}", value=f"{value:.4f}")],
         # beside it where a label in the middle would leave the chart
         "textposition": "top left" if place > 0.8 else "top right" if place < 0.2 else "top center",
@@ -162,17 +162,19 @@ def _best(history: History, iteration: int, value: float) -> Trace:
     }
 
 
-def bits_per_byte_chart(history: History, facts: Facts) -> Chart | Missing | None:
+def bits_per_byte_chart(history: RunLog, facts: Facts) -> Chart | MissingChart | None:
     """A chart of its own: bits per byte do not belong on the axis of a loss."""
     if history.val_metric != "bits_per_byte":
         return None
     traces = _validation_traces(history, facts, say("validation bits per byte"))
     if len(drawn_values(traces)) == 0:
-        return Missing(say("Bits per byte are not drawn: no evaluation in this log has an iteration number."))
+        return MissingChart(
+            say("Bits per byte are not drawn: no evaluation in this log has an iteration number.")
+        )
     summary = say(
         "The evaluations of this log are in bits per byte, which is not the unit of its training loss."
     )
-    layout = plain_layout(history)
-    if keep_end_visible(layout, traces):
+    layout = base_layout(history)
+    if crop_initial_drop(layout, traces):
         summary += " " + say("The beginning lies above the chart; a double click shows all of it.")
     return Chart("bits", say("Validation, bits per byte"), summary, traces, layout, wide=True)

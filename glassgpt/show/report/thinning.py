@@ -9,11 +9,11 @@ import numpy as np
 from glassgpt.runs.run_log import Floats, Ints
 
 MAX_POINTS = 2000
-BAND_POINTS = 240
+SMOOTHED_POINTS = 240
 _MAX_HALF_WINDOW = 50
 
 
-def thinned(values: Floats, limit: int = MAX_POINTS) -> Ints:
+def thinned_indices(values: Floats, limit: int = MAX_POINTS) -> Ints:
     """Indices of at most `limit` values: the lowest and highest of each stretch, the first and the last."""
     count = len(values)
     if count <= limit:
@@ -32,15 +32,15 @@ def thinned(values: Floats, limit: int = MAX_POINTS) -> Ints:
 
 
 @dataclass(frozen=True)
-class Band:
+class SmoothedSeries:
     """The course of a noisy series, and how far a single value usually lies from it."""
 
     index: Ints  # into the series
-    middle: Floats
-    spread: Floats  # one standard deviation
+    mean: Floats
+    std: Floats  # one standard deviation
 
 
-def band_of(values: Floats, points: int = BAND_POINTS) -> Band | None:
+def smooth_series(values: Floats, points: int = SMOOTHED_POINTS) -> SmoothedSeries | None:
     """None where there are too few values to tell noise from course, or some that are not finite.
 
     The spread comes from the differences of neighbours, so that a falling loss does not count as a noisy one.
@@ -57,7 +57,7 @@ def band_of(values: Floats, points: int = BAND_POINTS) -> Band | None:
     squares = np.diff(values) ** 2 / 2
     reach = np.maximum(half, 5)
     start, stop = np.maximum(index - reach, 0), np.minimum(index + reach, count - 1)
-    return Band(index, middle, np.sqrt(np.maximum(_means(squares, start, stop), 0)))
+    return SmoothedSeries(index, middle, np.sqrt(np.maximum(_means(squares, start, stop), 0)))
 
 
 def _means(values: Floats, start: Ints, stop: Ints) -> Floats:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-_STEPS = "▁▂▃▄▅▆▇█"
-_PARTS = " ▏▎▍▌▋▊▉"
+_SPARK_LEVELS = "▁▂▃▄▅▆▇█"
+_BAR_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def sparkline(values: Sequence[float]) -> str:
     """One character per value, the lowest to the highest; a value that cannot be drawn is a blank."""
-    finite = [value for value in values if _drawable(value)]
+    finite = [value for value in values if _is_drawable(value)]
     if len(finite) < 2:
         return ""
     low, high = min(finite), max(finite)
     span = (high - low) or 1.0
     return "".join(
-        _STEPS[round((value - low) / span * (len(_STEPS) - 1))] if _drawable(value) else " "
+        _SPARK_LEVELS[round((value - low) / span * (len(_SPARK_LEVELS) - 1))] if _is_drawable(value) else " "
         for value in values
     )
 
@@ -25,10 +25,10 @@ def sparkline(values: Sequence[float]) -> str:
 def bar(share: float, width: int) -> str:
     """A bar of `share` (0 to 1) of the width, exact to an eighth of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    return ("█" * (eighths // 8) + _PARTS[eighths % 8]).rstrip()
+    return ("█" * (eighths // 8) + _BAR_EIGHTHS[eighths % 8]).rstrip()
 
 
-def _drawable(*values: float) -> bool:
+def _is_drawable(*values: float) -> bool:
     """Finite, and small enough that a difference is finite too."""
     return all(abs(value) < 1e100 for value in values)
 
@@ -43,7 +43,7 @@ def _joined(curve: list[tuple[float, float]], gap: float) -> list[tuple[float, f
 
 
 # Eight dots a character, two wide and four high, in Unicode's order.
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def plot(
@@ -53,7 +53,7 @@ def plot(
 
     A value that is not finite is left out. Empty where fewer than two points are left.
     """
-    clean = [[(a, b) for a, b in zip(x, y, strict=True) if _drawable(a, b)] for x, y in curves]
+    clean = [[(a, b) for a, b in zip(x, y, strict=True) if _is_drawable(a, b)] for x, y in curves]
     points = [point for curve in clean for point in curve]
     if len(points) < 2:
         return []
@@ -65,7 +65,7 @@ def plot(
         for x, y in _joined(curve, (right - left) / (2 * width) or 1.0):
             column = round((x - left) / ((right - left) or 1.0) * (2 * width - 1))
             row = round((high - y) / ((high - low) or 1.0) * (4 * height - 1))
-            masks[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+            masks[row // 4][column // 2] |= _BRAILLE_DOTS[row % 4][column % 2]
             owners[row // 4][column // 2] = index
     return [
         [(chr(0x2800 + mask), owner) for mask, owner in zip(mask_row, owner_row, strict=True)]

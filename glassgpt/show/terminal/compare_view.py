@@ -12,14 +12,14 @@ from rich.text import Text
 
 from glassgpt import format as written
 from glassgpt.compare import Comparison
-from glassgpt.compare.alignment import Reading, axis_text
+from glassgpt.compare.alignment import InterpolatedLoss, format_axis_value
 from glassgpt.compare.comparable import bits_per_byte, perplexity
-from glassgpt.compare.compared_run import Side
-from glassgpt.compare.differences import GROUPS, Difference, Group
+from glassgpt.compare.compared_run import ComparedRun
+from glassgpt.compare.differences import GROUPS, Difference, DifferenceGroup
 from glassgpt.compare.loss_curve import AXES, Axis
-from glassgpt.compare.speed_difference import shown
+from glassgpt.compare.speed_difference import format_setting
 from glassgpt.i18n import say
-from glassgpt.sanitize import harmless_name, harmless_words
+from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline
 
 _CHART_POINTS = 40
@@ -37,7 +37,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _text(words: str, style: str = "") -> Text:
-    return Text(harmless_words(words), style=style)
+    return Text(sanitize_keeping_bidi(words), style=style)
 
 
 def _heading(words: str, console: Console) -> None:
@@ -45,7 +45,7 @@ def _heading(words: str, console: Console) -> None:
     console.print(_text(words, "bold"))
 
 
-def _table(first: str, sides: Sequence[Side]) -> Table:
+def _table(first: str, sides: Sequence[ComparedRun]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(_text(first))
     for side in sides:
@@ -57,12 +57,12 @@ def _table(first: str, sides: Sequence[Side]) -> Table:
 
 
 def _print_runs(comparison: Comparison, console: Console) -> None:
-    for side in comparison.sides:
+    for side in comparison.runs:
         words = say(
             "{run}: {name} ({format})",
             run=side.label,
-            name=harmless_name(side.history.name),
-            format=side.history.trainer.name,
+            name=sanitize_line(side.log.name),
+            format=side.log.trainer.name,
         )
         console.print(_text(words))
 
@@ -70,7 +70,7 @@ def _print_runs(comparison: Comparison, console: Console) -> None:
 def _print_verdict(comparison: Comparison, console: Console) -> None:
     console.print()
     for conclusion in comparison.verdict:
-        console.print(_text(conclusion.claim, "bold"))
+        console.print(_text(conclusion.sentence, "bold"))
         for detail in conclusion.details:
             console.print(Padding(_text(detail), (0, 0, 0, 2), expand=False))
 
@@ -79,22 +79,22 @@ def _print_verdict(comparison: Comparison, console: Console) -> None:
 
 
 def _print_differences(comparison: Comparison, console: Console) -> None:
-    known = [one for one in comparison.differences if one.known]
+    known = [one for one in comparison.differences if one.is_known]
     _heading(say("What differs"), console)
     if not known:
         console.print(_text(say("nothing that the logs say")))
     else:
-        table = _table("", comparison.sides)
+        table = _table("", comparison.runs)
         for group in GROUPS:
-            _add_group(table, group, [one for one in known if one.group == group], len(comparison.sides))
+            _add_group(table, group, [one for one in known if one.group == group], len(comparison.runs))
         console.print(table)
-    unsaid = [one.name for one in comparison.differences if not one.known]
+    unsaid = [one.name for one in comparison.differences if not one.is_known]
     if unsaid:
         words = say("said by some of the logs only: {settings}", settings=", ".join(unsaid))
         console.print(_text(words, "dim"))
 
 
-def _group_title(group: Group) -> str:
+def _group_title(group: DifferenceGroup) -> str:
     if group == "configuration":
         return say("configuration")
     if group == "data":
@@ -104,19 +104,19 @@ def _group_title(group: Group) -> str:
     return say("code") if group == "code" else say("versions")
 
 
-def _add_group(table: Table, group: Group, differences: Sequence[Difference], runs: int) -> None:
+def _add_group(table: Table, group: DifferenceGroup, differences: Sequence[Difference], runs: int) -> None:
     if not differences:
         return
     table.add_row(_text(_group_title(group), "dim"), *[""] * runs)
     for one in differences:
-        table.add_row(_text("  " + one.name), *(_text(shown(value)) for value in one.values))
+        table.add_row(_text("  " + one.name), *(_text(format_setting(value)) for value in one.values))
 
 
 # --- what follows ---
 
 
 def _print_derived(comparison: Comparison, console: Console) -> None:
-    sides = comparison.sides
+    sides = comparison.runs
     _heading(say("What follows from that"), console)
     table = _table("", sides)
     for title, cell in _derived_rows(sides):
@@ -124,70 +124,70 @@ def _print_derived(comparison: Comparison, console: Console) -> None:
         if any(cells):
             table.add_row(_text(title), *(_text(value or _UNKNOWN) for value in cells))
     console.print(table)
-    notes = {side.derived.size.parameters_source for side in sides}
+    notes = {side.metrics.size.parameters_source for side in sides}
     if "inferred" in notes:
         console.print(_text(say("* inferred from MFU and times"), "dim"))
 
 
-def _derived_rows(sides: Sequence[Side]) -> list[tuple[str, Callable[[Side], str | None]]]:
-    def number(name: str, form: Callable[[float], str]) -> Callable[[Side], str | None]:
-        def cell(side: Side) -> str | None:
-            value = getattr(side.derived, name)
+def _derived_rows(sides: Sequence[ComparedRun]) -> list[tuple[str, Callable[[ComparedRun], str | None]]]:
+    def number(name: str, form: Callable[[float], str]) -> Callable[[ComparedRun], str | None]:
+        def cell(side: ComparedRun) -> str | None:
+            value = getattr(side.metrics, name)
             return None if value is None else form(value)
 
         return cell
 
     return [
         (say("parameters"), _parameters),
-        (say("tokens per iteration"), number("tokens_per_iteration", written.whole)),
-        (say("iterations"), number("iterations", written.whole)),
-        (say("tokens seen"), number("tokens_seen", written.count)),
+        (say("tokens per iteration"), number("tokens_per_iteration", written.format_integer)),
+        (say("iterations"), number("iterations", written.format_integer)),
+        (say("tokens seen"), number("tokens_seen", written.format_count)),
         (say("FLOPs per token"), _flops_per_token),
-        (say("total FLOPs"), number("total_flops", written.work)),
-        (say("time per iteration"), number("steady_ms", written.milliseconds)),
-        (say("tokens per second"), number("tokens_per_s", written.count)),
-        (say("achieved"), number("achieved_tflops", lambda value: written.flop_rate(value * 1e12))),
-        (_mfu_title(sides), number("mfu", written.points)),
+        (say("total FLOPs"), number("total_flops", written.format_flops)),
+        (say("time per iteration"), number("steady_ms", written.format_ms)),
+        (say("tokens per second"), number("tokens_per_s", written.format_count)),
+        (say("achieved"), number("achieved_tflops", lambda value: written.format_flops_per_s(value * 1e12))),
+        (_mfu_title(sides), number("mfu", written.format_percent_value)),
         (
             say("evaluation, checkpoints, start-up"),
-            number("overhead_share", lambda x: written.points(100 * x)),
+            number("overhead_share", lambda x: written.format_percent_value(100 * x)),
         ),
-        (say("time"), number("time_s", written.duration)),
+        (say("time"), number("time_s", written.format_duration)),
     ]
 
 
-def _parameters(side: Side) -> str | None:
-    size = side.derived.size
+def _parameters(side: ComparedRun) -> str | None:
+    size = side.metrics.size
     if size.parameters is None:
         return None
     inferred = size.parameters_source == "inferred"
-    return written.parameters(size.parameters, not inferred) + ("*" if inferred else "")
+    return written.format_parameters(size.parameters, not inferred) + ("*" if inferred else "")
 
 
-def _flops_per_token(side: Side) -> str | None:
-    value = side.derived.size.flops_per_token
-    return None if value is None else written.work(value)
+def _flops_per_token(side: ComparedRun) -> str | None:
+    value = side.metrics.size.flops_per_token
+    return None if value is None else written.format_flops(value)
 
 
-def _mfu_title(sides: Sequence[Side]) -> str:
+def _mfu_title(sides: Sequence[ComparedRun]) -> str:
     """MFU is never shown without what it is a part of."""
-    peaks = {side.derived.peak for side in sides}
+    peaks = {side.metrics.peak for side in sides}
     peak = next(iter(peaks))
     if len(peaks) > 1 or peak is None or peak.source == "own":
         return say("MFU, each of its own peak")
     if peak.name:
-        return say("MFU of {peak} ({card})", peak=written.flop_rate(peak.flops), card=peak.name)
-    return say("MFU of {peak}, as the logs assume", peak=written.flop_rate(peak.flops))
+        return say("MFU of {peak} ({card})", peak=written.format_flops_per_s(peak.flops), card=peak.name)
+    return say("MFU of {peak}, as the logs assume", peak=written.format_flops_per_s(peak.flops))
 
 
 # --- losses ---
 
 
 def _print_losses(comparison: Comparison, console: Console) -> None:
-    sides = comparison.sides
-    if not any(len(side.progress) for side in sides):
+    sides = comparison.runs
+    if not any(len(side.curve) for side in sides):
         return
-    validation = comparison.measure == "validation"
+    validation = comparison.loss_kind == "validation"
     _heading(say("Validation loss") if validation else say("Training loss"), console)
     table = _table("", sides)
     _add_best(table, sides, validation)
@@ -195,22 +195,24 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
     for axis in AXES:
         alignment = comparison.aligned[axis]
         for point in alignment.points:
-            cells = [_reading(reading) for reading in point.readings]
+            cells = [_reading(reading) for reading in point.losses]
             table.add_row(_text(_axis_title(axis, point.at)), *map(_text, cells))
         if not alignment.points:
             refused.append(f"{_axis_name(axis)}: {alignment.reason}")
     console.print(table)
-    readings = [one for axis in AXES for point in comparison.aligned[axis].points for one in point.readings]
-    if any(reading and not reading.exact for reading in readings):
+    readings = [one for axis in AXES for point in comparison.aligned[axis].points for one in point.losses]
+    if any(reading and not reading.is_exact for reading in readings):
         console.print(_text(say("≈ read between two evaluations"), "dim"))
     for line in refused:
         console.print(_text(line, "dim"))
 
 
-def _add_best(table: Table, sides: Sequence[Side], validation: bool) -> None:
+def _add_best(table: Table, sides: Sequence[ComparedRun], validation: bool) -> None:
     bests = [side.best for side in sides]
-    table.add_row(_text(say("best")), *(_text(written.loss(best[0]) if best else _UNKNOWN) for best in bests))
-    places = (_text(written.whole(best[1]) if best else _UNKNOWN) for best in bests)
+    table.add_row(
+        _text(say("best")), *(_text(written.format_loss(best[0]) if best else _UNKNOWN) for best in bests)
+    )
+    places = (_text(written.format_integer(best[1]) if best else _UNKNOWN) for best in bests)
     table.add_row(_text(say("  at iteration")), *places)
     if not validation:
         return
@@ -220,26 +222,28 @@ def _add_best(table: Table, sides: Sequence[Side], validation: bool) -> None:
         cells = (_text(_UNKNOWN if value is None else f"{value:.4g}") for value in perplexities)
         table.add_row(_text(say("  perplexity")), *cells)
     if any(value is not None for value in bits):
-        cells = (_text(_UNKNOWN if value is None else written.loss(value)) for value in bits)
+        cells = (_text(_UNKNOWN if value is None else written.format_loss(value)) for value in bits)
         table.add_row(_text(say("  bits per byte")), *cells)
     lasts = [side.last for side in sides]
-    table.add_row(_text(say("last")), *(_text(written.loss(last[0]) if last else _UNKNOWN) for last in lasts))
+    table.add_row(
+        _text(say("last")), *(_text(written.format_loss(last[0]) if last else _UNKNOWN) for last in lasts)
+    )
 
 
-def _reading(reading: Reading | None) -> str:
+def _reading(reading: InterpolatedLoss | None) -> str:
     if reading is None:
         return _UNKNOWN
-    return written.loss(reading.loss) if reading.exact else f"≈{written.loss(reading.loss)}"
+    return written.format_loss(reading.loss) if reading.is_exact else f"≈{written.format_loss(reading.loss)}"
 
 
 def _axis_title(axis: Axis, at: float) -> str:
     if axis == "iterations":
-        return say("after {count} iterations", count=axis_text(axis, at))
+        return say("after {count} iterations", count=format_axis_value(axis, at))
     if axis == "tokens":
-        return say("after {count} tokens", count=axis_text(axis, at))
+        return say("after {count} tokens", count=format_axis_value(axis, at))
     if axis == "time":
-        return say("after {time}", time=axis_text(axis, at))
-    return say("after {flops} of arithmetic", flops=axis_text(axis, at))
+        return say("after {time}", time=format_axis_value(axis, at))
+    return say("after {flops} of arithmetic", flops=format_axis_value(axis, at))
 
 
 def _axis_name(axis: Axis) -> str:
@@ -255,13 +259,13 @@ def _axis_name(axis: Axis) -> str:
 
 def _print_charts(comparison: Comparison, console: Console) -> None:
     _print_curves(comparison, console)
-    _print_speeds(comparison.sides, console)
+    _print_speeds(comparison.runs, console)
 
 
 def _print_curves(comparison: Comparison, console: Console) -> None:
     """All on one scale, each over its own run from the first loss to the last."""
-    drawn = [side for side in comparison.sides if len(side.progress) > 1]
-    if not drawn or not comparison.losses_compare:
+    drawn = [side for side in comparison.runs if len(side.curve) > 1]
+    if not drawn or not comparison.losses_are_comparable:
         return
     series = [_picked(side) for side in drawn]
     together = [value for values in series for value in values]  # so that the scale is one
@@ -273,23 +277,23 @@ def _print_curves(comparison: Comparison, console: Console) -> None:
     for side, values in zip(drawn, series, strict=True):
         part = line[start : start + len(values)]
         start += len(values)
-        ends = f"{written.loss(values[0])} → {written.loss(values[-1])}"
+        ends = f"{written.format_loss(values[0])} → {written.format_loss(values[-1])}"
         console.print(_text(f"{side.label}  {part}  {ends}"), no_wrap=True, crop=True)
 
 
-def _picked(side: Side) -> list[float]:
+def _picked(side: ComparedRun) -> list[float]:
     """At most as many values as there is room for, evenly, with the first and the last."""
-    losses = side.progress.losses
+    losses = side.curve.losses
     count = min(len(losses), _CHART_POINTS)
     return [float(losses[round(i * (len(losses) - 1) / max(1, count - 1))]) for i in range(count)]
 
 
-def _print_speeds(sides: Sequence[Side], console: Console) -> None:
-    rates = [side.derived.tokens_per_s or 0.0 for side in sides]
+def _print_speeds(sides: Sequence[ComparedRun], console: Console) -> None:
+    rates = [side.metrics.tokens_per_s or 0.0 for side in sides]
     if sum(rate > 0 for rate in rates) < 2:
         return
     _heading(say("Tokens per second"), console)
     for side, rate in zip(sides, rates, strict=True):
         drawn = bar(rate / max(rates), _BAR_WIDTH)
-        told = written.count(rate) if rate else _UNKNOWN
+        told = written.format_count(rate) if rate else _UNKNOWN
         console.print(_text(f"{side.label}  {drawn} {told}"), no_wrap=True, crop=True)

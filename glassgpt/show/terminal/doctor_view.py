@@ -6,20 +6,20 @@ from rich.console import Console
 from rich.text import Text
 
 from glassgpt import format
-from glassgpt.doctor.check import Answer, Line, Page
+from glassgpt.doctor.check import CheckResult, DiagnosticLine, DoctorReport
 
 _STYLES = {"ok": "green", "note": "bold yellow", "problem": "bold red"}
 _VERDICT_WIDTH, _NAME_WIDTH = 9, 14
 
 
-class DoctorPage:
+class DoctorConsole:
     """Prints answers under the headings of their sections."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
         self._section = ""
 
-    def add(self, answer: Answer) -> None:
+    def print_answer(self, answer: CheckResult) -> None:
         if not answer.lines:
             return
         if answer.check.section != self._section:
@@ -28,33 +28,37 @@ class DoctorPage:
             self._section = answer.check.section
             self._out.print(Text(self._section, style="bold"))
         for line in answer.lines:
-            self._print(line)
+            self._print_check_line(line)
 
-    def _print(self, line: Line) -> None:
+    def _print_check_line(self, line: DiagnosticLine) -> None:
         verdict = f"{line.verdict:<{_VERDICT_WIDTH}}"
         head = Text.assemble((verdict, _STYLES[line.verdict]), (f"{line.name:<{_NAME_WIDTH}} ", "bold"))
-        _hanging(head, line.says, "", self._out)
+        _print_hanging_indent(head, line.says, "", self._out)
         if line.fix:
-            _hanging(Text(" " * len(head)), f"fix: {line.fix}", "cyan", self._out)
+            _print_hanging_indent(Text(" " * len(head)), f"fix: {line.fix}", "cyan", self._out)
 
-    def close(self, page: Page) -> None:
+    def print_summary(self, page: DoctorReport) -> None:
         """The verdict on all of it."""
         counts = [
-            format.plural(len(page.of("problem")), "problem"),
-            format.plural(len(page.of("note")), "note"),
+            format.pluralize(len(page.lines_with("problem")), "problem"),
+            format.pluralize(len(page.lines_with("note")), "note"),
         ]
-        said = f"{', '.join(counts)}, {len(page.of('ok'))} ok, in {format.duration(page.seconds)}"
+        said = (
+            f"{', '.join(counts)}, {len(page.lines_with('ok'))} ok, in {format.format_duration(page.seconds)}"
+        )
         head = Text.assemble((f"{'verdict':<{_VERDICT_WIDTH}}", _STYLES[page.verdict]))
         self._out.print()
-        _hanging(head, said, "bold", self._out)
-        for line in page.of("problem"):
-            _hanging(Text(" " * len(head)), f"{line.name}: {line.fix or line.says}", "red", self._out)
-        if page.left_out:
-            names = ", ".join(check.name for check in page.left_out)
-            _hanging(Text(" " * len(head)), f"left out by --quick: {names}", "dim", self._out)
+        _print_hanging_indent(head, said, "bold", self._out)
+        for line in page.lines_with("problem"):
+            _print_hanging_indent(
+                Text(" " * len(head)), f"{line.name}: {line.fix or line.says}", "red", self._out
+            )
+        if page.skipped:
+            names = ", ".join(check.name for check in page.skipped)
+            _print_hanging_indent(Text(" " * len(head)), f"left out by --quick: {names}", "dim", self._out)
 
 
-def _hanging(head: Text, text: str, style: str, out: Console) -> None:
+def _print_hanging_indent(head: Text, text: str, style: str, out: Console) -> None:
     """The text beside its head; further lines begin under the first."""
     lines = Text(" ".join(text.split()), style=style).wrap(out, max(20, out.width - len(head)))
     for number, line in enumerate(lines):

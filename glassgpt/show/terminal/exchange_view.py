@@ -9,78 +9,89 @@ from rich.console import Console
 from rich.text import Text
 
 from glassgpt import format
-from glassgpt.exchange.export import Exported
-from glassgpt.exchange.import_nanogpt import Imported
+from glassgpt.exchange.export import ExportResult
+from glassgpt.exchange.import_nanogpt import ImportResult
 from glassgpt.exchange.to_nanogpt import dataset_name, needs_meta
-from glassgpt.sanitize import harmless
-from glassgpt.show.terminal.sample_view import describe_origin
+from glassgpt.sanitize import sanitize_text
+from glassgpt.show.terminal.sample_view import describe_checkpoint
 
 
-def show_export(done: Exported, to: str, out: Console) -> None:
-    origin = done.parcel.origin
+def print_export(done: ExportResult, to: str, out: Console) -> None:
+    origin = done.model.origin
     for complaint in origin.complaints:
-        _line(out, "warning", complaint, "yellow")
-    _line(out, "model", describe_origin(origin, done.parcel.model().parameter_count()))
+        _print_line(out, "warning", complaint, "yellow")
+    _print_line(out, "model", describe_checkpoint(origin, done.model.model().parameter_count()))
     for note in done.notes:
-        _line(out, note.name, f"{note.value}   ({note.reason})")
-    _line(out, "check", _checked(done))
-    _line(out, "files", ", ".join(f"{name} {format.size(size)}" for name, size in done.files.items()))
-    _line(out, "written", str(done.out))
-    for label, text in _next(done, to):
-        _line(out, label, text)
-
-
-def _checked(done: Exported) -> str:
-    proof = done.proof
-    found = f"differ by at most {proof.difference:.1e}" if proof.difference else "are equal to the last bit"
-    text = (
-        f"read back by {proof.reader}: logits {found} (the largest is {proof.largest:.3g}) over "
-        f"{format.plural(proof.tokens, 'token')}"
+        _print_line(out, note.name, f"{note.value}   ({note.reason})")
+    _print_line(out, "check", _checked(done))
+    _print_line(
+        out,
+        "files",
+        ", ".join(f"{name} {format.format_bytes(size)}" for name, size in done.bytes_by_file.items()),
     )
-    if proof.ids:
-        text += f"; a text of {format.plural(proof.ids, 'token')} is read and written alike"
+    _print_line(out, "written", str(done.out_dir))
+    for label, text in _next_commands(done, to):
+        _print_line(out, label, text)
+
+
+def _checked(done: ExportResult) -> str:
+    proof = done.check
+    found = (
+        f"differ by at most {proof.max_difference:.1e}"
+        if proof.max_difference
+        else "are equal to the last bit"
+    )
+    text = (
+        f"read back by {proof.loaded_by}: logits {found} (the largest is {proof.max_logit:.3g}) over "
+        f"{format.pluralize(proof.compared_positions, 'token')}"
+    )
+    if proof.round_trip_ids:
+        text += f"; a text of {format.pluralize(proof.round_trip_ids, 'token')} is read and written alike"
     return text
 
 
-def _next(done: Exported, to: str) -> Iterable[tuple[str, str]]:
-    folder = shlex.quote(str(done.out))
+def _next_commands(done: ExportResult, to: str) -> Iterable[tuple[str, str]]:
+    folder = shlex.quote(str(done.out_dir))
     if to == "hf":
-        yield "next", f'AutoModelForCausalLM.from_pretrained("{done.out}"), AutoTokenizer likewise'
+        yield "next", f'AutoModelForCausalLM.from_pretrained("{done.out_dir}"), AutoTokenizer likewise'
         yield "", f"glass sample --init_from={folder}"
     elif to == "glass":
         yield "next", f"glass sample --init_from={folder}"
         yield "", "a loader of a few lines is in README.md there"
     else:
-        absolute = shlex.quote(str(done.out.absolute()))
+        absolute = shlex.quote(str(done.out_dir.absolute()))
         yield "next", "in nanoGPT's folder:"
-        if needs_meta(done.parcel.tokenizer):
-            place = f"data/{dataset_name(done.parcel)}"
+        if needs_meta(done.model.tokenizer):
+            place = f"data/{dataset_name(done.model)}"
             yield "", f"mkdir -p {place} && cp {absolute}/meta.pkl {place}/"
         yield "", f"python sample.py --out_dir={absolute}"
 
 
-def show_import(done: Imported, out: Console) -> None:
-    told = done.told
+def print_import(done: ImportResult, out: Console) -> None:
+    told = done.run
     shape = told.shape
-    parts = [format.plural(shape.n_layer, "layer"), format.plural(shape.n_head, "head")]
+    parts = [format.pluralize(shape.n_layer, "layer"), format.pluralize(shape.n_head, "head")]
     parts += [f"{shape.n_embd} wide", f"context {shape.block_size}"]
-    _line(out, "model", f"{', '.join(parts)}, after {format.plural(told.saved_iter, 'update')}")
-    if done.updates:
-        counted = format.plural(done.updates, "line"), format.plural(done.evaluations, "evaluation")
-        _line(out, "log", f"{counted[0]} about iterations, {counted[1]}")
+    _print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(told.saved_iter, 'update')}")
+    if done.update_count:
+        counted = (
+            format.pluralize(done.update_count, "line"),
+            format.pluralize(done.evaluation_count, "evaluation"),
+        )
+        _print_line(out, "log", f"{counted[0]} about iterations, {counted[1]}")
     for choice in told.choices:
-        _line(out, choice.name, f"{choice.value}   ({choice.reason})")
+        _print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
     folder = shlex.quote(str(told.run_dir))
-    _line(out, "written", str(told.run_dir))
-    _line(out, "next", f"glass show {folder}")
-    _line(out, "", f"glass explain {folder}")
+    _print_line(out, "written", str(told.run_dir))
+    _print_line(out, "next", f"glass show {folder}")
+    _print_line(out, "", f"glass explain {folder}")
     if told.dataset is not None:
-        _line(out, "", f"glass sample {folder}")
+        _print_line(out, "", f"glass sample {folder}")
         planned = told.config.max_iters
         # A run that has done its updates is refused where nothing says how far it should go.
         more = f" --max_iters={2 * planned}" if told.saved_iter >= planned else ""
-        _line(out, "", f"glass train --init_from=resume --out_dir={folder}{more}")
+        _print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{more}")
 
 
-def _line(out: Console, label: str, text: str, style: str = "") -> None:
-    out.print(Text.assemble((f"{label:<13} ", "bold"), (harmless(text), style)), soft_wrap=True)
+def _print_line(out: Console, label: str, text: str, style: str = "") -> None:
+    out.print(Text.assemble((f"{label:<13} ", "bold"), (sanitize_text(text), style)), soft_wrap=True)

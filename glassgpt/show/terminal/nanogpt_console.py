@@ -18,11 +18,11 @@ from typing import TextIO
 
 from glassgpt.record.finding import finding_line
 from glassgpt.record.journal import Record
-from glassgpt.sanitize import harmless
-from glassgpt.show.terminal.next_steps import what_next
+from glassgpt.sanitize import sanitize_text
+from glassgpt.show.terminal.next_steps import suggest_next_steps
 
 _A100_FLOPS = 312e12
-_SETTLED_AFTER = 5  # updates of a process, before which nanoGPT shows -100%
+_MFU_WARMUP_UPDATES = 5  # updates of a process, before which nanoGPT shows -100%
 
 
 class NanogptConsole:
@@ -34,7 +34,7 @@ class NanogptConsole:
         self._train_loss: float | None = None
         self._updates = 0
         self._mfu = -1.0
-        self._print_kind: dict[str, Callable[[Record], None]] = {
+        self._printers: dict[str, Callable[[Record], None]] = {
             "run": self._print_run,
             "step": self._print_step,
             "eval": self._print_eval,
@@ -46,74 +46,76 @@ class NanogptConsole:
         }
 
     def __call__(self, record: Record) -> None:
-        if show := self._print_kind.get(record["kind"]):
+        if show := self._printers.get(record["kind"]):
             show(record)
 
-    def _line(self, text: str) -> None:
-        print(harmless(text), file=self._out, flush=True)
+    def _print_stdout(self, text: str) -> None:
+        print(sanitize_text(text), file=self._out, flush=True)
 
-    def _aside(self, text: str) -> None:
-        print(harmless(text), file=self._err, flush=True)
+    def _print_stderr(self, text: str) -> None:
+        print(sanitize_text(text), file=self._err, flush=True)
 
     def _print_run(self, record: Record) -> None:
         self._run = record
         model, config = record["model"], record["config"]
-        decayed, others = parameter_tensors(model)
-        self._line(f"tokens per iteration will be: {record['batch']['tokens']:,}")
+        decayed, others = count_decayed_parameters(model)
+        self._print_stdout(f"tokens per iteration will be: {record['batch']['tokens']:,}")
         if record["process"] == 0 and config["init_from"] == "scratch":
-            self._line("Initializing a new model from scratch")
-        self._line(f"number of parameters: {model['parameters_without_positions'] / 1e6:.2f}M")
-        self._line(f"num decayed parameter tensors: {decayed[0]}, with {decayed[1]:,} parameters")
-        self._line(f"num non-decayed parameter tensors: {others[0]}, with {others[1]:,} parameters")
-        self._line(f"using fused AdamW: {_chosen(record, 'device') != 'mps'}")
-        if _chosen(record, "compile") == "on":
-            self._line("compiling the model... (takes a ~minute)")
+            self._print_stdout("Initializing a new model from scratch")
+        self._print_stdout(f"number of parameters: {model['parameters_without_positions'] / 1e6:.2f}M")
+        self._print_stdout(f"num decayed parameter tensors: {decayed[0]}, with {decayed[1]:,} parameters")
+        self._print_stdout(f"num non-decayed parameter tensors: {others[0]}, with {others[1]:,} parameters")
+        self._print_stdout(f"using fused AdamW: {_choice_value(record, 'device') != 'mps'}")
+        if _choice_value(record, "compile") == "on":
+            self._print_stdout("compiling the model... (takes a ~minute)")
 
     def _print_resume(self, record: Record) -> None:
-        self._line(f"Resuming training from {self._run['out_dir']}")
+        self._print_stdout(f"Resuming training from {self._run['out_dir']}")
         for complaint in record["complaints"]:
-            self._aside(f"warning: {complaint}")
+            self._print_stderr(f"warning: {complaint}")
 
     def _print_step(self, record: Record) -> None:
         self._updates += record["updates"]
         ms = record["first_update_ms"] if record["step_ms"] is None else record["step_ms"]
-        if self._updates > _SETTLED_AFTER and record["flops_per_s"] is not None:
+        if self._updates > _MFU_WARMUP_UPDATES and record["flops_per_s"] is not None:
             mfu = record["flops_per_s"] / self._run.get("team", {}).get("size", 1) / _A100_FLOPS
             self._mfu = mfu if self._mfu == -1.0 else 0.9 * self._mfu + 0.1 * mfu
-        self._line(
+        self._print_stdout(
             f"iter {record['iter'] - 1}: loss {record['loss']:.4f}, time {ms or 0.0:.2f}ms, "
             f"mfu {self._mfu * 100:.2f}%"
         )
 
     def _print_eval(self, record: Record) -> None:
         if record["closing"]:
-            self._aside(f"whole validation split: loss {record['loss']:.4f}")
+            self._print_stderr(f"whole validation split: loss {record['loss']:.4f}")
         elif record["split"] == "train":
             self._train_loss = record["loss"]
         else:
             train = self._train_loss
-            self._line(f"step {record['iter']}: train loss {train:.4f}, val loss {record['loss']:.4f}")
+            self._print_stdout(
+                f"step {record['iter']}: train loss {train:.4f}, val loss {record['loss']:.4f}"
+            )
 
     def _print_checkpoint(self, record: Record) -> None:
-        self._line(f"saving checkpoint to {self._run['out_dir']}")
+        self._print_stdout(f"saving checkpoint to {self._run['out_dir']}")
 
     def _print_finding(self, record: Record) -> None:
-        self._aside(f"{record['severity']}: {finding_line(record)}")
+        self._print_stderr(f"{record['severity']}: {finding_line(record)}")
 
     def _print_sample(self, record: Record) -> None:
-        self._aside(record["text"])
+        self._print_stderr(record["text"])
 
     def _print_end(self, record: Record) -> None:
         if record["reason"] != "finished":
-            for label, text in what_next(record, self._run):
-                self._aside(f"{label}: {text}" if label else text)
+            for label, text in suggest_next_steps(record, self._run):
+                self._print_stderr(f"{label}: {text}" if label else text)
 
 
-def _chosen(run: Record, name: str) -> object:
+def _choice_value(run: Record, name: str) -> object:
     return next((choice["value"] for choice in run["choices"] if choice["name"] == name), None)
 
 
-def parameter_tensors(model: Record) -> tuple[tuple[int, int], tuple[int, int]]:
+def count_decayed_parameters(model: Record) -> tuple[tuple[int, int], tuple[int, int]]:
     """How many tensors are decayed (matrices) and how many are not, and how many parameters those have."""
     layers, width, gpt2 = model["n_layer"], model["n_embd"], model["arch"] == "gpt2"
     vectors, size = 2 * layers + 1, (2 * layers + 1) * width  # the norms' gains

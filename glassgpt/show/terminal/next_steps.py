@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.paths import user_path
+from glassgpt.paths import expand_user_path
 from glassgpt.record.journal import Record
 
 
-def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
+def suggest_next_steps(end: Record, run: Record) -> list[tuple[str, str]]:
     """Lines, each with its label."""
     run = run | ({"out_dir": end["out_dir"]} if "out_dir" in end else {})  # a run that lost its folder
-    reason, go_on = end["reason"], _go_on(run)
+    reason, go_on = end["reason"], _resume_command(run)
     if reason == "not finite":
         return _after_not_finite(end)
     if reason == "interrupted":
@@ -29,8 +29,8 @@ def what_next(end: Record, run: Record) -> list[tuple[str, str]]:
 def _after_the_end(run: Record) -> list[tuple[str, str]]:
     more = 2 * run["config"]["max_iters"] if run else "N"
     lines = [
-        ("next", f"let it write:      glass sample {_folder(run)}"),
-        ("", f"train it longer:   {_go_on(run)} --max_iters={more}"),
+        ("next", f"let it write:      glass sample {_quoted_out_dir(run)}"),
+        ("", f"train it longer:   {_resume_command(run)} --max_iters={more}"),
     ]
     if run.get("data", {}).get("name") in BUILT_IN:
         lines.append(("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"))
@@ -39,16 +39,16 @@ def _after_the_end(run: Record) -> list[tuple[str, str]]:
 
 def _all_runs(run: Record) -> str:
     """`glass runs` by itself looks into runs/; a nanoGPT config often says another place."""
-    folder = user_path(run.get("out_dir", "runs/RUN")).parent
+    folder = expand_user_path(run.get("out_dir", "runs/RUN")).parent
     return "glass runs" if str(folder) == "runs" else f"glass runs {shlex.quote(str(folder))}"
 
 
-def _folder(run: Record) -> str:
-    return shlex.quote(str(user_path(run.get("out_dir", "RUN"))))
+def _quoted_out_dir(run: Record) -> str:
+    return shlex.quote(str(expand_user_path(run.get("out_dir", "RUN"))))
 
 
-def _go_on(run: Record) -> str:
-    command = f"glass train --init_from=resume --out_dir={_folder(run)}"
+def _resume_command(run: Record) -> str:
+    command = f"glass train --init_from=resume --out_dir={_quoted_out_dir(run)}"
     team = run.get("team", {})
     on_one_machine = team and team["size"] == team["per_machine"]
     return f"{command} --nproc={team['size']}" if on_one_machine else command

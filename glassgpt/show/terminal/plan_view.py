@@ -11,46 +11,55 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt.estimate.cluster import Cluster
-from glassgpt.format import count, duration, parameters, plural, size, work_per_token
-from glassgpt.plan.ddp_or_fsdp import Ways, assumptions
-from glassgpt.plan.plan_warnings import Problem, busy_machine
+from glassgpt.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_flops_per_token,
+    format_parameters,
+    pluralize,
+)
+from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, assumptions
+from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
 from glassgpt.plan.planning import Plan
 from glassgpt.plan.propose import Proposal
 from glassgpt.plan.recommended import Recommendation
-from glassgpt.plan.time_and_cost import Times
-from glassgpt.sanitize import harmless_name, harmless_words
+from glassgpt.plan.time_and_cost import TimeEstimate
+from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 
 _COLOURS = (
     "cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black", "bright_blue",
     "bright_magenta",
 )  # fmt: skip
 _STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
-_BAR = 60
+_BAR_WIDTH = 60
 
 
 def print_plan(plan: Plan, name: str, out: Console) -> None:
     out.print(
-        Text(f"{harmless_name(name)} on {harmless_name(plan.target.title)}", style="bold"), soft_wrap=True
+        Text(f"{sanitize_line(name)} on {sanitize_line(plan.target.title)}", style="bold"), soft_wrap=True
     )
-    if plan.target.others:
-        out.print(Text(f"(there are also {', '.join(plan.target.others)})", style="dim"), soft_wrap=True)
+    if plan.target.alternatives:
+        out.print(
+            Text(f"(there are also {', '.join(plan.target.alternatives)})", style="dim"), soft_wrap=True
+        )
     out.print()
-    _rows(_model_rows(plan), out)
+    _print_rows(_model_rows(plan), out)
     _print_memory(plan, out)
-    if plan.ways is not None:
-        _print_together(plan, plan.ways, out)
+    if plan.parallelism is not None:
+        _print_data_parallel(plan, plan.parallelism, out)
     if plan.times is None:
-        _rows([("time", _why_no_time(plan))], out)
+        _print_rows([("time", _why_no_time(plan))], out)
     else:
-        _rows(_time_rows(plan, plan.times), out)
+        _print_rows(_time_rows(plan, plan.times), out)
     if not plan.config.eval_only:
-        _rows(_loss_rows(plan), out)
-        _rows(_data_rows(plan), out)
+        _print_rows(_loss_rows(plan), out)
+        _print_rows(_data_rows(plan), out)
     _print_problems(plan.problems, out)
 
 
 def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
-    out.print(Text(proposal.sentence, style="bold"), soft_wrap=True)
+    out.print(Text(proposal.summary, style="bold"), soft_wrap=True)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("parameters", "layers x width", "tokens", "epochs", "tokens/s", "expected loss"):
@@ -59,21 +68,21 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
         style = "bold green" if option is proposal.best else ""
         low, mid, high = option.loss
         table.add_row(
-            parameters(option.parameters), f"{option.n_layer} x {option.n_embd}", count(option.tokens),
-            f"{option.epochs:.2g}", count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
+            format_parameters(option.parameters), f"{option.n_layer} x {option.n_embd}", format_count(option.tokens),
+            f"{option.epochs:.2g}", format_count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
             style=style,
         )  # fmt: skip
-    _print_whole(table, out)
+    _print_uncropped(table, out)
     out.print()
-    if proposal.spare_time:
-        out.print(Text(proposal.spare_time, style="dim"))
+    if proposal.unused_time_reason:
+        out.print(Text(proposal.unused_time_reason, style="dim"))
         out.print()
-    if proposal.target.busy:
-        _print_problems((busy_machine(proposal.target),), out)
+    if proposal.target.busy_cores:
+        _print_problems((busy_machine_problem(proposal.target),), out)
         out.print()
     if written:
         out.print(
-            f"written to {harmless_name(written)}: glass train {harmless_name(written)}", soft_wrap=True
+            f"written to {sanitize_line(written)}: glass train {sanitize_line(written)}", soft_wrap=True
         )
     else:
         out.print(Text(proposal.as_toml().rstrip(), style="cyan"), soft_wrap=True)
@@ -93,24 +102,24 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
         table.add_row(
             row.card,
             f"{row.memory_gib:.0f}",
-            "?" if row.shakespeare_s is None else duration(row.shakespeare_s),
+            "?" if row.shakespeare_s is None else format_duration(row.shakespeare_s),
             "-" if row.gpt2_batch is None else str(row.gpt2_batch),
-            "-" if row.gpt2_tokens_per_s is None else count(row.gpt2_tokens_per_s),
-            "-" if row.gpt2_hours is None else duration(3600 * row.gpt2_hours),
-            "-" if day is None else parameters(day.parameters),
+            "-" if row.gpt2_tokens_per_s is None else format_count(row.gpt2_tokens_per_s),
+            "-" if row.gpt2_hours is None else format_duration(3600 * row.gpt2_hours),
+            "-" if day is None else format_parameters(day.parameters),
             "-" if day is None else f"{day.n_layer} x {day.n_embd}",
             "-" if day is None else f"{day.config.batch_tokens:,}",
             "-" if day is None else f"{day.loss[1]:.2f}",
             "speeds measured" if row.measured else "predicted",
         )
-    _print_whole(table, out)
+    _print_uncropped(table, out)
 
 
 # --- parts of a plan ---
 
 
 def _model_rows(plan: Plan) -> list[tuple[str, str]]:
-    decided, work = plan.decided, plan.decided.work
+    decided, work = plan.spec, plan.spec.workload
     fast = [
         "our kernels" if work.kernels else "compiled" if work.compiled else "PyTorch's kernels",
         *(["recorded updates"] if work.graph else []),
@@ -118,7 +127,7 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
     about = [
         (
             "model",
-            f"{parameters(decided.parameters)} parameters, {work_per_token(decided.flops_per_token)}/token",
+            f"{format_parameters(decided.parameters)} parameters, {format_flops_per_token(decided.flops_per_token)}/token",
         ),
         ("runs in", f"{work.dtype} ({decided.dtype_reason}), {', '.join(fast)}"),
     ]
@@ -127,14 +136,14 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
     sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
     cut = f"{sequences} x {decided.config.block_size}"
     cut += f" x {steps} micro-batches" if steps > 1 else ""
-    if decided.work.ranks > 1:
-        cut += f" on each of {decided.work.ranks} {_noun(plan.target.cluster)}"
+    if decided.workload.ranks > 1:
+        cut += f" on each of {decided.workload.ranks} {_noun(plan.target.cluster)}"
     return [
         *about,
         ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
         (
             "run",
-            f"{plural(decided.config.max_iters, 'update')}, {count(decided.total_tokens)} tokens, "
+            f"{pluralize(decided.config.max_iters, 'update')}, {format_count(decided.total_tokens)} tokens, "
             f"{decided.total_tokens * decided.flops_per_token:.2g} FLOP",
         ),
     ]
@@ -143,51 +152,54 @@ def _model_rows(plan: Plan) -> list[tuple[str, str]]:
 def _print_memory(plan: Plan, out: Console) -> None:
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
-    whole = size(target.memory) + (f" ({target.memory_note})" if target.memory_note else "")
-    head = f"{size(memory.total)} of {whole}: {fits} (a run may take {size(target.limit)})"
+    whole = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
+    head = f"{format_bytes(memory.total_bytes)} of {whole}: {fits} (a run may take {format_bytes(target.max_bytes)})"
     if target.cluster.ranks > 1:
         head = f"{head}, on each card"
-    _rows([("memory", head)], out, end=False)
+    _print_rows([("memory", head)], out, end=False)
     out.print(_memory_bar(plan), soft_wrap=True)
     parts = Table.grid(padding=(0, 2, 0, 0))
     for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
-        parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, size(amount))
-    _print_whole(parts, out)
+        parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, format_bytes(amount))
+    _print_uncropped(parts, out)
     for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
-        out.print(Text(f"{' ' * _INDENT}{variant.name}: {size(variant.total)}, {most}", style="dim"))
+        out.print(Text(f"{' ' * _INDENT}{variant.name}: {format_bytes(variant.total)}, {most}", style="dim"))
     out.print()
 
 
-def _print_together(plan: Plan, ways: Ways, out: Console) -> None:
+def _print_data_parallel(plan: Plan, ways: ParallelismComparison, out: Console) -> None:
     """Both ways, and what the figures rest on."""
     cluster = plan.target.cluster
-    own = ways.sharded if plan.config.shard else ways.whole
+    own = ways.fsdp if plan.config.shard else ways.ddp
     rows = [("together", f"{_cards(cluster)}; each sends {own.sent_bytes / 1e9:.3g} GB an update")]
     if own.computing_s is not None and own.waiting_s is not None:
         rows.append(
-            ("", f"an update computes {duration(own.computing_s)} and waits {duration(own.waiting_s)}")
+            (
+                "",
+                f"an update computes {format_duration(own.computing_s)} and waits {format_duration(own.waiting_s)}",
+            )
         )
-    _rows(rows, out, end=False)
+    _print_rows(rows, out, end=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(" " * _INDENT)
     for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
-    for way in (ways.whole, ways.sharded):
+    for way in (ways.ddp, ways.fsdp):
         label, unknown = f"{way.name} ({way.setting})", "?" if way.fits else "-"
         table.add_row(
             f"{' ' * _INDENT}{label}",
-            size(way.memory_bytes) + ("" if way.fits else ": too much"),
+            format_bytes(way.memory_bytes) + ("" if way.fits else ": too much"),
             f"{way.batch_size}" + (f" x {way.micro_steps}" if way.micro_steps > 1 else ""),
-            unknown if way.tokens_per_s is None else count(way.tokens_per_s[1]),
+            unknown if way.tokens_per_s is None else format_count(way.tokens_per_s[1]),
             unknown if way.efficiency is None else f"{way.efficiency:.0%}",
-            unknown if way.total_s is None else duration(way.total_s[1]),
+            unknown if way.total_s is None else format_duration(way.total_s[1]),
             style="bold" if way is own else "dim",
         )
-    _print_whole(table, out)
+    _print_uncropped(table, out)
     best = "neither" if ways.advised is None else ways.advised.name
-    _rows([("advised", f"{best}: {ways.reason}")], out, end=False)
-    _rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
+    _print_rows([("advised", f"{best}: {ways.reason}")], out, end=False)
+    _print_rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
 
 
 def _noun(cluster: Cluster) -> str:
@@ -199,49 +211,49 @@ def _cards(cluster: Cluster) -> str:
     if cluster.link is None:
         return f"{cluster.machines} machines"
     if cluster.machines == 1:
-        return f"{cluster.cards} cards"
-    each = "one in each" if cluster.cards == 1 else f"{cluster.cards} in each"
+        return f"{cluster.cards_per_machine} cards"
+    each = "one in each" if cluster.cards_per_machine == 1 else f"{cluster.cards_per_machine} in each"
     return f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
 
 
 def _memory_parts(plan: Plan) -> dict[str, int]:
-    recorded = {"recorded update": plan.memory.recording} if plan.memory.recording else {}
-    return {**plan.memory.parts, **recorded, "context": plan.memory.context}
+    recorded = {"recorded update": plan.memory.graph_bytes} if plan.memory.graph_bytes else {}
+    return {**plan.memory.parts, **recorded, "context": plan.memory.context_bytes}
 
 
 def _memory_bar(plan: Plan) -> Text:
     """All parts in a row, on a line as long as the card's memory."""
-    whole = max(plan.memory.total, plan.target.memory)
+    whole = max(plan.memory.total_bytes, plan.target.memory_bytes)
     line, done = Text(" " * _INDENT), 0
     for amount, colour in zip(_memory_parts(plan).values(), _COLOURS, strict=False):
         # By where it ends, so that small parts do not add up to nothing.
-        cells = round(_BAR * (done + amount) / whole) - round(_BAR * done / whole)
+        cells = round(_BAR_WIDTH * (done + amount) / whole) - round(_BAR_WIDTH * done / whole)
         line.append("█" * cells, style=colour)
         done += amount
-    return line.append("░" * max(0, _BAR + _INDENT - len(line)), style="dim")
+    return line.append("░" * max(0, _BAR_WIDTH + _INDENT - len(line)), style="dim")
 
 
-def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
+def _time_rows(plan: Plan, times: TimeEstimate) -> list[tuple[str, str]]:
     low, mid, high = times.total_s
     pace = times.pace
     rows = [
         (
             "speed",
-            f"{count(pace.low)} to {count(pace.high)} tokens/s, MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
+            f"{format_count(pace.low)} to {format_count(pace.high)} tokens/s, MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
         ),
         ("", pace.why),
-        ("time", f"{duration(mid)} ({duration(low)} to {duration(high)})"),
+        ("time", f"{format_duration(mid)} ({format_duration(low)} to {format_duration(high)})"),
         (
             "",
-            f"of it evaluating {duration(times.evaluation_s)} ({_often(times.evaluations)}), start "
-            f"{duration(times.start_s)}, last checkpoint {duration(times.saving_s)}",
+            f"of it evaluating {format_duration(times.evaluation_s)} ({_often(times.evaluations)}), start "
+            f"{format_duration(times.start_s)}, last checkpoint {format_duration(times.saving_s)}",
         ),
     ]
     if times.compile_breaks_even is not None:
         rows.append(
             (
                 "compile",
-                f"would cost {duration(times.compile_cost_s)}, and pay from update "
+                f"would cost {format_duration(times.compile_cost_s)}, and pay from update "
                 f"{times.compile_breaks_even:,} on",
             )
         )
@@ -254,8 +266,8 @@ def _time_rows(plan: Plan, times: Times) -> list[tuple[str, str]]:
 
 
 def _why_no_time(plan: Plan) -> str:
-    told = f"unknown: there is no {plan.decided.work.dtype} peak of this card in the table"
-    return f"{told}; with --dtype=float32 there is" if plan.target.peak("float32") else told
+    told = f"unknown: there is no {plan.spec.workload.dtype} peak of this card in the table"
+    return f"{told}; with --dtype=float32 there is" if plan.target.peak_flops_per_s("float32") else told
 
 
 def _often(times: int) -> str:
@@ -263,7 +275,7 @@ def _often(times: int) -> str:
 
 
 def _loss_rows(plan: Plan) -> list[tuple[str, str]]:
-    ahead = plan.prospect
+    ahead = plan.training_estimate
     if ahead.loss is None:
         return [("loss", ahead.loss_reason)]
     low, mid, high = ahead.loss
@@ -278,14 +290,17 @@ def _loss_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
-    ahead, text = plan.prospect, plan.text
+    ahead, text = plan.training_estimate, plan.dataset
     return [
-        ("data", f"{count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it"),
+        (
+            "data",
+            f"{format_count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it",
+        ),
         ("", _tokens_per_parameter(plan)),
         (
             "checkpoints",
-            f"{size(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
-            f"up to {size(ahead.disk_bytes)} on disk",
+            f"{format_bytes(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
+            f"up to {format_bytes(ahead.disk_bytes)} on disk",
         ),
         ("schedule", ahead.schedule),
     ]
@@ -293,17 +308,19 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _tokens_per_parameter(plan: Plan) -> str:
     """What is usual for web text from scratch says nothing about little text, or weights that know much."""
-    ratio = plan.prospect.tokens_per_parameter
+    ratio = plan.training_estimate.tokens_per_parameter
     told = f"{ratio:.3g} tokens per parameter" if ratio < 1000 else f"{ratio:,.0f} tokens per parameter"
-    usual = plan.config.init_from == "scratch" and plan.text.tokenizer not in ("char", "byte")
+    usual = plan.config.init_from == "scratch" and plan.dataset.tokenizer not in ("char", "byte")
     return f"{told}; about 20 make the most of the time" if usual else told
 
 
-def _print_problems(problems: tuple[Problem, ...], out: Console) -> None:
+def _print_problems(problems: tuple[PlanProblem, ...], out: Console) -> None:
     for problem in problems:
-        line = Text.assemble((f"{problem.kind}  ", _STYLES[problem.kind]), harmless_words(problem.what))
+        line = Text.assemble(
+            (f"{problem.kind}  ", _STYLES[problem.kind]), sanitize_keeping_bidi(problem.what)
+        )
         out.print(line)
-        out.print(Text(f"  {harmless_words(problem.fix)}", style="green"))
+        out.print(Text(f"  {sanitize_keeping_bidi(problem.fix)}", style="green"))
     if not problems:
         out.print(Text("nothing speaks against it", style="green"))
 
@@ -311,21 +328,21 @@ def _print_problems(problems: tuple[Problem, ...], out: Console) -> None:
 _INDENT = 14
 
 
-def _rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
+def _print_rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", width=_INDENT - 2)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(harmless_words(value)))
+        table.add_row(name, Text(sanitize_keeping_bidi(value)))
     out.print(table)
     if end:
         out.print()
 
 
-def _print_whole(table: Table, out: Console) -> None:
+def _print_uncropped(table: Table, out: Console) -> None:
     """A narrow terminal breaks its lines, but no figure is cut."""
-    table.width = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    table.width = Measurement.get(out, out.options.update(max_width=_MAX_TABLE_COLUMNS), table).maximum
     out.print(table, soft_wrap=True)
 
 
-_WIDEST = 1000  # columns
+_MAX_TABLE_COLUMNS = 1000  # columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from glassgpt.record.journal import Record
 
 
-def sharing_line(ranks: Record) -> str:
+def scaling_efficiency_line(ranks: Record) -> str:
     """Of an `end` record; empty where exchanging cannot be told from computing."""
     if ranks["efficiency"] is None:
         return ""

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from glassgpt.errors import UserError, first_line
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
-from glassgpt.sanitize import harmless
+from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.run_console import RunConsole
 
 
 def replay(run_dir: Path, out: Console) -> None:
-    path = run_dir if run_dir.name == journal.NAME else run_dir / journal.NAME
+    path = run_dir if run_dir.name == journal.FILE_NAME else run_dir / journal.FILE_NAME
     if not path.is_file():
         raise UserError(
-            f"{run_dir} holds no run: there is no {journal.NAME} in it; `glass runs` lists the runs"
+            f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
         )
-    records = journal.current(journal.read(path))
+    records = journal.effective_records(journal.read(path))
     if not records:
         raise UserError(f"{run_dir} has no records of a run in it yet")
     show = RunConsole(out)
@@ -29,7 +29,9 @@ def replay(run_dir: Path, out: Console) -> None:
             show(record)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # A journal is a file like any other: in this record something is of another kind than we write.
-            what = harmless(f"the {record['kind']} record of iter {record['iter']}: {first_line(error)}")
+            what = sanitize_text(
+                f"the {record['kind']} record of iter {record['iter']}: {error_type_and_message(error)}"
+            )
             out.print(f"{'warning':<13} not shown: {what}", soft_wrap=True, markup=False)
 
 

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.runs.run_list import RunSummary
-from glassgpt.sanitize import harmless_name
+from glassgpt.sanitize import sanitize_line
 
-_RIGHT = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
+_RIGHT_ALIGNED_COLUMNS = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
 
 
 def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
@@ -24,10 +24,10 @@ def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
         )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "state", *_RIGHT):
-        table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True)
+    for name in ("run", "state", *_RIGHT_ALIGNED_COLUMNS):
+        table.add_column(name, justify="right" if name in _RIGHT_ALIGNED_COLUMNS else "left", no_wrap=True)
     for run in runs:
-        table.add_row(*(Text(harmless_name(cell)) for cell in _cells(run)))
+        table.add_row(*(Text(sanitize_line(cell)) for cell in _cells(run)))
     out.print(table)
 
 
@@ -36,9 +36,9 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
         str(run.path),
         run.state,
         f"{run.iter}/{run.max_iters}" if run.max_iters is not None else str(run.iter),
-        "" if run.loss is None else format.loss(run.loss),
-        "" if run.best_val_loss is None else format.loss(run.best_val_loss),
+        "" if run.loss is None else format.format_loss(run.loss),
+        "" if run.best_val_loss is None else format.format_loss(run.best_val_loss),
         "" if run.best_iter is None else str(run.best_iter),
-        "" if run.tokens_per_s is None else format.count(run.tokens_per_s),
-        format.size(run.bytes),
+        "" if run.tokens_per_s is None else format.format_count(run.tokens_per_s),
+        format.format_bytes(run.bytes),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from glassgpt.explain.watch import News
+from glassgpt.explain.watch import WatchUpdate
 from glassgpt.i18n import say
 from glassgpt.show.terminal.explain_view import print_finding
 
 
-def print_news(news: News, out: Console) -> None:
+def print_watch_update(news: WatchUpdate, out: Console) -> None:
     facts = news.explanation.facts
     for done in news.evaluations[-3:]:
         if done.val_loss is None:

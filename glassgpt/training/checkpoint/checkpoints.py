@@ -30,27 +30,30 @@ from safetensors import SafetensorError
 
 from glassgpt.data.digests import file_sha256, sha256_in_pieces
 from glassgpt.errors import UserError
-from glassgpt.paths import read_document
+from glassgpt.paths import read_small_file
 from glassgpt.record import journal
-from glassgpt.record.machine import available_memory
-from glassgpt.record.run_dir import CHECKPOINTS, COMMITTED
+from glassgpt.record.machine import available_memory_bytes
+from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
 
 if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` does without
     from torch import Tensor
 
-FOLDER = CHECKPOINTS
-VERSION = 2
-_FILE = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
+CHECKPOINTS_FOLDER = CHECKPOINTS_DIR
+CHECKPOINT_VERSION = 2
+_TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
 # How files are hashed, by version: the first took the SHA-256 of a file as a whole.
-DIGESTS: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {1: file_sha256, 2: sha256_in_pieces}
+FILE_DIGEST_BY_VERSION: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {
+    1: file_sha256,
+    2: sha256_in_pieces,
+}
 
 # Of a file that is gone or that the disk has lost. Any other error (no rights, no descriptors, a network
 # drive that is away) says nothing against the checkpoint: it is raised, and nothing is set aside.
-_LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.EIO)
+_FILE_LOST_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.EIO)
 
 # What is in state.json, by name: of what kind, and what is in it.
 _NUMBER = int | float
-_KINDS: dict[str, Any] = {
+_STATE_TYPES: dict[str, Any] = {
     "iter": int,
     "val_loss": _NUMBER | None,
     "progress": {
@@ -73,8 +76,8 @@ _KINDS: dict[str, Any] = {
 }
 
 # By file ("model", "optimizer", "evaluation"), then by name.
-Tensors: TypeAlias = "dict[str, dict[str, Tensor]]"
-Rows = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: from, to, of how many in all
+TensorsByFile: TypeAlias = "dict[str, dict[str, Tensor]]"
+RowRanges = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: from, to, of how many in all
 
 
 @dataclass(frozen=True)
@@ -96,73 +99,82 @@ class Checkpoint:
 # --- reading ---
 
 
-def committed(run_dir: Path) -> list[Path]:
+def committed_paths(run_dir: Path) -> list[Path]:
     """Folders of committed checkpoints, oldest first; also damaged ones, not misnamed ones."""
-    others = {point.path for point in misnamed(run_dir)}
-    return [path for path in _numbered(run_dir) if path not in others]
+    others = {point.path for point in misnamed_checkpoints(run_dir)}
+    return [path for path in _numbered_folders(run_dir) if path not in others]
 
 
-def misnamed(run_dir: Path) -> list[Checkpoint]:
+def misnamed_checkpoints(run_dir: Path) -> list[Checkpoint]:
     """Checkpoints whose name is not their iteration: copies that somebody made. They are never loaded and
     never removed."""
-    return [point for point in _described(run_dir) if not _has_its_name(point)]
+    return [point for point in _readable_with_any_name(run_dir) if not _name_matches_iter(point)]
 
 
-def _described(run_dir: Path) -> Iterator[Checkpoint]:
+def _readable_with_any_name(run_dir: Path) -> Iterator[Checkpoint]:
     """Without those that cannot be read, whether damaged or not; whoever loads one reports that."""
-    for path in _numbered(run_dir):
+    for path in _numbered_folders(run_dir):
         with suppress(UserError, OSError):
-            yield describe(path)
+            yield read_checkpoint(path)
 
 
-def _has_its_name(point: Checkpoint) -> bool:
+def _name_matches_iter(point: Checkpoint) -> bool:
     return point.path.name.partition(".")[0] == f"{point.iter:08d}"
 
 
-def misnamed_complaints(run_dir: Path) -> list[str]:
+def misnamed_warnings(run_dir: Path) -> list[str]:
     return [
         f"{point.path} is not used: it holds iteration {point.iter}; "
         f"rename it to {point.iter:08d} to use it, or move it away"
-        for point in misnamed(run_dir)
+        for point in misnamed_checkpoints(run_dir)
     ]
 
 
-def _numbered(run_dir: Path) -> list[Path]:
-    found = [(match, path) for path in entries(run_dir / FOLDER) if (match := COMMITTED.fullmatch(path.name))]
+def _numbered_folders(run_dir: Path) -> list[Path]:
+    found = [
+        (match, path)
+        for path in list_folder(run_dir / CHECKPOINTS_FOLDER)
+        if (match := COMMITTED_NAME_PATTERN.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))]
 
 
-def entries(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def describe(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint's state without its tensors."""
     try:
-        document = journal.loads(read_document(path / "state.json"))
+        document = journal.loads(read_small_file(path / "state.json"))
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
-        if state["version"] not in DIGESTS:
-            raise UserError(f"{path} is of version {state['version']}; this program reads up to {VERSION}")
-        if wrong := [*({"iter", "val_loss", "sha256"} - state.keys()), *_of_another_kind(state, _KINDS)]:
+        if state["version"] not in FILE_DIGEST_BY_VERSION:
+            raise UserError(
+                f"{path} is of version {state['version']}; this program reads up to {CHECKPOINT_VERSION}"
+            )
+        if wrong := [
+            *({"iter", "val_loss", "sha256"} - state.keys()),
+            *_wrongly_typed_names(state, _STATE_TYPES),
+        ]:
             raise UserError(f"{path} is damaged: its state.json is wrong in {', '.join(wrong)}")
-        if strange := [name for name in state["sha256"] if not _FILE.fullmatch(name)]:
+        if strange := [name for name in state["sha256"] if not _TENSOR_FILE_PATTERN.fullmatch(name)]:
             raise UserError(
                 f"{path} is refused: its state.json names {strange[0]!r}, no file of a checkpoint"
             )
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        _raise_if_well(error, path / "state.json")
+        _reraise_unless_damage(error, path / "state.json")
         raise UserError(f"{path} is damaged: {error!r}") from None
 
 
-def best(run_dir: Path) -> Checkpoint | None:
+def best_checkpoint(run_dir: Path) -> Checkpoint | None:
     """The committed checkpoint with the lowest validation loss, measured as it is now."""
-    return next(reversed(bests(readable(run_dir))), None)
+    return next(reversed(best_checkpoints(readable_checkpoints(run_dir))), None)
 
 
-def bests(points: Iterable[Checkpoint]) -> list[Checkpoint]:
+def best_checkpoints(points: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The lowest validation loss, the earliest of equals, for each way of measuring it; the latest way last.
 
     A run resumed with other evaluation tokens or other data measures something else: losses before and
@@ -177,58 +189,58 @@ def bests(points: Iterable[Checkpoint]) -> list[Checkpoint]:
     return list(found.values())
 
 
-def readable(run_dir: Path) -> Iterator[Checkpoint]:
+def readable_checkpoints(run_dir: Path) -> Iterator[Checkpoint]:
     """Committed checkpoints that can be read, oldest first."""
-    return filter(_has_its_name, _described(run_dir))
+    return filter(_name_matches_iter, _readable_with_any_name(run_dir))
 
 
-def newest(run_dir: Path) -> Checkpoint | None:
+def latest_checkpoint(run_dir: Path) -> Checkpoint | None:
     """The last of those that can be read."""
-    return next(reversed(list(readable(run_dir))), None)
+    return next(reversed(list(readable_checkpoints(run_dir))), None)
 
 
-def load_tensors(point: Checkpoint) -> Tensors:
+def load_tensors(point: Checkpoint) -> TensorsByFile:
     """Everything, on the CPU, each file checked against its digest."""
     from safetensors.torch import load
 
-    from glassgpt.training.checkpoint.tensor_file import digest
+    from glassgpt.training.checkpoint.tensor_file import content_digest
 
     tensors = {}
     whole_file = point.state["version"] == 1
-    digest_of = (lambda content: hashlib.sha256(content).hexdigest()) if whole_file else digest
+    digest_of = (lambda content: hashlib.sha256(content).hexdigest()) if whole_file else content_digest
     for name, recorded in point.state["sha256"].items():
         path = point.path / name
         try:
             # Not mapped: what was checked is what is used, whatever happens to the file meanwhile.
-            content = read_document(path, available_memory())
+            content = read_small_file(path, available_memory_bytes())
             if digest_of(content) != recorded:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
-            _raise_if_well(error, path)
+            _reraise_unless_damage(error, path)
             raise UserError(f"{path} is damaged: {error!r}") from None
     try:
-        return _put_together(tensors, point.state["index"]) if "index" in point.state else tensors
+        return _merge_row_shards(tensors, point.state["index"]) if "index" in point.state else tensors
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f"{point.path} is damaged: its index does not fit its files: {error!r}") from None
 
 
-def verify(path: Path) -> None:
+def verify_checkpoint(path: Path) -> None:
     """Reads every file of a checkpoint back from the disk and compares it with its digest."""
-    state = describe(path).state
-    digest_of = DIGESTS[state["version"]]
+    state = read_checkpoint(path).state
+    digest_of = FILE_DIGEST_BY_VERSION[state["version"]]
     for name, recorded in state["sha256"].items():
         try:
             if digest_of(path / name, lambda size: None) != recorded:
                 raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
         except OSError as error:
-            _raise_if_well(error, path / name)
+            _reraise_unless_damage(error, path / name)
             raise UserError(f"{path / name} is damaged: {error!r}") from None
 
 
-def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
+def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> TensorsByFile:
     """Whole tensors from the rows that are spread over files."""
-    whole: Tensors = {file: part for file, part in files.items() if file not in index}
+    whole: TensorsByFile = {file: part for file, part in files.items() if file not in index}
     for file, rows in index.items():
         for name, (start, end, count) in rows.items():
             part = files[file][name]
@@ -239,13 +251,13 @@ def _put_together(files: Tensors, index: Mapping[str, Any]) -> Tensors:
     return whole
 
 
-def _of_another_kind(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
+def _wrongly_typed_names(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
     """Names of values that are not what is written under these names."""
     wrong = []
     for name in kinds.keys() & values.keys():
         kind, value = kinds[name], values[name]
         if isinstance(kind, dict) and isinstance(value, dict):
-            wrong += [f"{name}.{inner}" for inner in _of_another_kind(value, kind)]
+            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, kind)]
             continue
         numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
         if (
@@ -258,19 +270,19 @@ def _of_another_kind(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> lis
     return sorted(wrong)
 
 
-def _raise_if_well(error: Exception, path: Path) -> None:
+def _reraise_unless_damage(error: Exception, path: Path) -> None:
     """Raises an error that is not the checkpoint's, with the file's name, which errors of reading lack."""
-    if isinstance(error, OSError) and error.errno not in _LOST:
+    if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
         raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
 
 
-def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]]:
+def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[Path], list[str]]:
     """The newest checkpoint that is whole; newer ones that are damaged, and what is wrong with them."""
     damaged: list[Path] = []
-    complaints = misnamed_complaints(run_dir)
-    for path in reversed(committed(run_dir)):
+    complaints = misnamed_warnings(run_dir)
+    for path in reversed(committed_paths(run_dir)):
         try:
-            point = describe(path)
+            point = read_checkpoint(path)
             return point, load_tensors(point), damaged, complaints
         except UserError as error:
             damaged.append(path)
@@ -280,23 +292,23 @@ def load_last(run_dir: Path) -> tuple[Checkpoint, Tensors, list[Path], list[str]
     )
 
 
-def set_aside(damaged: list[Path]) -> None:
+def quarantine_damaged(damaged: list[Path]) -> None:
     """Renames damaged checkpoints, so that they count neither as last nor as best; deletes nothing."""
     for path in damaged:
-        path.rename(free_place(path.parent, f"damaged-{path.name}"))
+        path.rename(next_free_path(path.parent, f"damaged-{path.name}"))
 
 
 # --- what writing needs ---
 
 
-def free_place(folder: Path, name: str) -> Path:
+def next_free_path(folder: Path, name: str) -> Path:
     """NAME, or NAME.1, NAME.2, …: one more than there is, so that the newest sorts last."""
     pattern = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    taken = [int(match[1] or 0) for entry in entries(folder) if (match := pattern.fullmatch(entry.name))]
+    taken = [int(match[1] or 0) for entry in list_folder(folder) if (match := pattern.fullmatch(entry.name))]
     return folder / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
-def state_text(state: Mapping[str, Any]) -> str:
+def encode_state(state: Mapping[str, Any]) -> str:
     """What `describe` reads."""
     return journal.dumps({"digest": _digest(state), "state": state}) + "\n"
 

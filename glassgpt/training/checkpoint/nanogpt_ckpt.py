@@ -20,48 +20,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.config import TrainConfig, Value
-from glassgpt.errors import UserError, complaint
+from glassgpt.config import ConfigValue, TrainConfig
+from glassgpt.errors import UserError, first_message_line
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import CAUSAL_MASKS, check_fit, with_head
-from glassgpt.paths import regular
-from glassgpt.record.machine import available_memory
+from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, check_state_dict, with_tied_head
+from glassgpt.paths import regular_file_opener
+from glassgpt.record.machine import available_memory_bytes
 
-SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-_ADAMW = {"step", "exp_avg", "exp_avg_sq"}
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+_ADAMW_STATE_KEYS = {"step", "exp_avg", "exp_avg_sq"}
+_WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 # Decided for the machine and the moment it was trained on; here they are open again.
-_NOT_TAKEN_OVER = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
-_INFLATION = 10  # torch does not compress; whoever did gains a few times at most
+_NOT_INHERITED_SETTINGS = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
+_MAX_UNZIP_RATIO = 10  # torch does not compress; whoever did gains a few times at most
 
 # What torch.load raises on files that are none of its own, or that want something executed.
-_UNREADABLE = (
+_TORCH_LOAD_ERRORS = (
     zipfile.BadZipFile, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
     AssertionError,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Ckpt:
+class NanoGPTCheckpoint:
     """A ckpt.pt, checked. What it does not hold is empty, or None."""
 
     path: Path
-    shape: GPTConfig
+    model_config: GPTConfig
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     iter: int
     best_val_loss: float | None
-    settings: dict[str, Value]
+    settings: dict[str, ConfigValue]
 
 
-def read_ckpt(path: Path) -> Ckpt:
+def read_nanogpt_ckpt(path: Path) -> NanoGPTCheckpoint:
     content = _load(path)
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
     try:
-        return _understood(path, content)
+        return _parse_ckpt(path, content)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
     except UserError as error:
@@ -73,8 +73,8 @@ def _load(path: Path) -> Any:
     try:
         if not _looks_like_torch(path):
             raise UserError(f"{path} is not a checkpoint: neither a run of ours nor nanoGPT's ckpt.pt")
-        _check_parts(path)
-        with torch.serialization.safe_globals(_NUMPY):
+        _check_archive(path)
+        with torch.serialization.safe_globals(_NUMPY_STAND_INS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         if error.errno == errno.EINVAL:  # places before the file's beginning were asked for
@@ -85,8 +85,8 @@ def _load(path: Path) -> Any:
             f"{path} is damaged, or holds more than tensors and plain values: loading it would execute what "
             "is in it, so it is refused"
         ) from None
-    except _UNREADABLE as error:
-        raise UserError(f"{path} is damaged: {complaint(error)}") from None
+    except _TORCH_LOAD_ERRORS as error:
+        raise UserError(f"{path} is damaged: {first_message_line(error)}") from None
 
 
 class _Dtype:
@@ -107,39 +107,39 @@ def _numpy_number(dtype: _Dtype, content: bytes) -> int | float:
     return cast("int | float", number)
 
 
-_NUMPY: list[Any] = [
+_NUMPY_STAND_INS: list[Any] = [
     (_Dtype, "numpy.dtype"),
     (_numpy_number, "numpy.core.multiarray.scalar"),
     (_numpy_number, "numpy._core.multiarray.scalar"),
 ]
 
 
-def _understood(path: Path, content: dict[str, Any]) -> Ckpt:
-    shape = _shape(content["model_args"])
-    weights = _weights(content["model"])
+def _parse_ckpt(path: Path, content: dict[str, Any]) -> NanoGPTCheckpoint:
+    shape = _parse_model_args(content["model_args"])
+    weights = _parse_weights(content["model"])
     _check_sizes(shape, weights)
     with torch.device("meta"):
         model = GPT(shape)
-    check_fit(model, weights, "it")
+    check_state_dict(model, weights, "it")
     best = content.get("best_val_loss")
-    return Ckpt(
+    return NanoGPTCheckpoint(
         path,
         shape,
         weights,
-        _optimizer(content["optimizer"], model) if "optimizer" in content else {},
+        _parse_optimizer(content["optimizer"], model) if "optimizer" in content else {},
         max(0, int(content.get("iter_num", 0))),
         None if best is None else float(best),
-        _settings(content.get("config", {})),
+        _parse_settings(content.get("config", {})),
     )
 
 
 def _looks_like_torch(path: Path) -> bool:
     """A zip archive, or in old files a pickle."""
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=regular_file_opener) as file:
         return file.read(2) in (b"PK", b"\x80\x02")
 
 
-def _check_parts(path: Path) -> None:
+def _check_archive(path: Path) -> None:
     """What has to be known before torch reads it: how much memory it asks for, and that it is not damaged."""
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -147,7 +147,7 @@ def _check_parts(path: Path) -> None:
         return
     with zipfile.ZipFile(path) as archive:
         size = sum(part.file_size for part in archive.infolist())
-        most = min(_INFLATION * path.stat().st_size, available_memory())
+        most = min(_MAX_UNZIP_RATIO * path.stat().st_size, available_memory_bytes())
         if size > most:
             raise UserError(
                 f"{path} is refused: it unpacks to {size:,} bytes, and at most {most:,} are allowed"
@@ -166,8 +166,8 @@ def _check_pickle(content: bytes | mmap.mmap) -> None:
         raise pickle.UnpicklingError("it asks for a bytearray")
 
 
-def _shape(arguments: Mapping[str, Any]) -> GPTConfig:
-    sizes = {name: int(arguments[name]) for name in SIZES}
+def _parse_model_args(arguments: Mapping[str, Any]) -> GPTConfig:
+    sizes = {name: int(arguments[name]) for name in MODEL_SIZES}
     if problems := size_problems(sizes):
         raise UserError(problems)
     dropout = float(arguments.get("dropout", 0.0))
@@ -192,11 +192,11 @@ def size_problems(sizes: Mapping[str, int]) -> list[str]:
     return [f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}"]
 
 
-def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _parse_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ours: dict[str, Tensor] = {}
     for key, tensor in state.items():
         name = _without_prefixes(key)
-        if name.endswith(CAUSAL_MASKS):
+        if name.endswith(CAUSAL_MASK_SUFFIXES):
             continue
         if name in ours:
             raise UserError(f"it has {name} twice, once as {key}")
@@ -206,14 +206,14 @@ def _weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     head, embedding = ours.get("lm_head.weight"), ours.get("transformer.wte.weight")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
         raise UserError("lm_head.weight differs from transformer.wte.weight, which are one matrix here")
-    return with_head(ours)
+    return with_tied_head(ours)
 
 
 def _tensor_problem(tensor: Any) -> str | None:
     """Why it cannot be a weight, or None."""
     if not isinstance(tensor, Tensor):
         return f"is a {type(tensor).__name__}, not a tensor"
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
+    if tensor.dtype not in _WEIGHT_DTYPES or tensor.layout is not torch.strided:
         kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
         return f"is of {kind}; only float32, bfloat16 and float16 are read"
     if tensor.is_meta:
@@ -243,7 +243,7 @@ def _without_prefixes(key: str) -> str:
     return key
 
 
-def _optimizer(state: Mapping[str, Any], model: GPT) -> dict[str, Tensor]:
+def _parse_optimizer(state: Mapping[str, Any], model: GPT) -> dict[str, Tensor]:
     """AdamW's state, which nanoGPT keeps by position: matrices, then vectors, as the model lists them."""
     parameters = dict(model.named_parameters())
     matrices = [name for name, parameter in parameters.items() if parameter.dim() >= 2]
@@ -254,8 +254,8 @@ def _optimizer(state: Mapping[str, Any], model: GPT) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, position in zip(names, positions, strict=True):
         kept = state["state"].get(position, {})
-        if state["state"] and kept.keys() != _ADAMW:
-            raise UserError(f"its optimizer has {sorted(kept)} for {name}, not {sorted(_ADAMW)}")
+        if state["state"] and kept.keys() != _ADAMW_STATE_KEYS:
+            raise UserError(f"its optimizer has {sorted(kept)} for {name}, not {sorted(_ADAMW_STATE_KEYS)}")
         for key, value in kept.items():
             tensor = torch.as_tensor(value, dtype=torch.float32)
             if problem := _tensor_problem(tensor):
@@ -273,12 +273,12 @@ def _positions(groups: Sequence[Mapping[str, Any]]) -> list[int]:
     return [position for group in groups for position in group["params"]]
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Value]:
+def _parse_settings(config: Mapping[str, Any]) -> dict[str, ConfigValue]:
     """The settings it was trained with that are settings here; people add others of their own."""
     known = {
         name: value
         for name, value in config.items()
-        if name in field_types(TrainConfig) and name not in _NOT_TAKEN_OVER
+        if name in field_types(TrainConfig) and name not in _NOT_INHERITED_SETTINGS
     }
     checked, problems = check_settings(known, TrainConfig, " in its config")
     if problems:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassgpt.data.digests import PIECE_BYTES
+from glassgpt.data.digests import HASHED_PIECE_BYTES
 
 _DTYPES = {
     torch.float64: "F64",
@@ -36,20 +36,20 @@ _DTYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-_PIECE_BYTES = PIECE_BYTES
-_AT_ONCE = 4  # pieces that are being hashed
-_FLUSHED_BYTES = 2**25  # the disk is told to begin when there are so many
+_PIECE_BYTES = HASHED_PIECE_BYTES
+_MAX_PIECES_IN_FLIGHT = 4  # pieces that are being hashed
+_FLUSH_INTERVAL_BYTES = 2**25  # the disk is told to begin when there are so many
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensors:
     """A copy of some tensors."""
 
     header: bytes
     content: Tensor  # all their bytes, one tensor after the other
 
 
-def pack(tensors: Mapping[str, Tensor], device: torch.device) -> Packed:
+def pack_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> PackedTensors:
     """Copies the tensors into memory of `device`."""
     # The widest numbers first, so that each lies at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -72,34 +72,34 @@ def pack(tensors: Mapping[str, Tensor], device: torch.device) -> Packed:
             torch._foreach_copy_(rooms, [tensor for _, tensor in ordered], non_blocking=True)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return Packed(len(text).to_bytes(8, "little") + text, content)
+    return PackedTensors(len(text).to_bytes(8, "little") + text, content)
 
 
-class Staging:
+class PinnedBuffer:
     """Some pinned memory through which bytes leave a card, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(_AT_ONCE, _PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._memory = torch.empty(_MAX_PIECES_IN_FLIGHT, _PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.Stream(device)
-        self._packed = torch.cuda.Event()
+        self._pack_event = torch.cuda.Event()
 
-    def mark(self) -> None:
+    def record_pack_event(self) -> None:
         """What the training stream was given up to now has to be done before anything is read."""
-        self._packed.record()
+        self._pack_event.record()
 
     def pieces(self, content: Tensor) -> Iterator[memoryview]:
         """Each is overwritten when so many others have come as are hashed at once."""
         for number, start in enumerate(range(0, len(content), _PIECE_BYTES)):
             piece = content[start : start + _PIECE_BYTES]
-            room = self._memory[number % _AT_ONCE, : len(piece)]
+            room = self._memory[number % _MAX_PIECES_IN_FLIGHT, : len(piece)]
             with torch.cuda.stream(self._stream):
-                self._packed.wait()
+                self._pack_event.wait()
                 room.copy_(piece, non_blocking=True)
             self._stream.synchronize()
             yield room.numpy().data
 
 
-def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> str:
+def write_packed(path: Path, packed: PackedTensors, staging: PinnedBuffer | None = None) -> str:
     """Writes the file, which is on the disk then, and returns its digest. What is packed on a card leaves it
     through `staging`.
 
@@ -108,14 +108,17 @@ def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> 
     digests: list[bytes] = []
     hashing: deque[Future[bytes]] = deque()
     flushing, unflushed = _done(), 0
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(_AT_ONCE + 1, "write") as beside:
+    with (
+        path.open("wb", buffering=0) as file,
+        ThreadPoolExecutor(_MAX_PIECES_IN_FLIGHT + 1, "write") as beside,
+    ):
         for piece in _pieces(packed, staging):
             hashing.append(beside.submit(_sha256, piece))
             _write(file, piece)
-            if len(hashing) == _AT_ONCE:
+            if len(hashing) == _MAX_PIECES_IN_FLIGHT:
                 digests.append(hashing.popleft().result())  # before the piece is overwritten
             unflushed += len(piece)
-            if unflushed >= _FLUSHED_BYTES and flushing.done():
+            if unflushed >= _FLUSH_INTERVAL_BYTES and flushing.done():
                 flushing.result()  # what the disk could not take raises here
                 flushing, unflushed = beside.submit(os.fsync, file.fileno()), 0
         flushing.result()
@@ -124,12 +127,12 @@ def write_packed(path: Path, packed: Packed, staging: Staging | None = None) -> 
     return _digest_of(digests)
 
 
-def digest(content: bytes) -> str:
+def content_digest(content: bytes) -> str:
     """Of a file that was read, as `write_packed` has it."""
     header = 8 + int.from_bytes(content[:8], "little")
     whole = memoryview(content)
-    with ThreadPoolExecutor(_AT_ONCE, "read") as beside:
-        return _digest_of(beside.map(_sha256, [whole[:header], *_cut(whole[header:])]))
+    with ThreadPoolExecutor(_MAX_PIECES_IN_FLIGHT, "read") as beside:
+        return _digest_of(beside.map(_sha256, [whole[:header], *_split_pieces(whole[header:])]))
 
 
 def _digest_of(digests: Iterable[bytes]) -> str:
@@ -151,10 +154,12 @@ def _done() -> Future[None]:
     return future
 
 
-def _pieces(packed: Packed, staging: Staging | None) -> Iterator[memoryview]:
+def _pieces(packed: PackedTensors, staging: PinnedBuffer | None) -> Iterator[memoryview]:
     yield memoryview(packed.header)
-    yield from _cut(packed.content.numpy().data) if staging is None else staging.pieces(packed.content)
+    yield from (
+        _split_pieces(packed.content.numpy().data) if staging is None else staging.pieces(packed.content)
+    )
 
 
-def _cut(whole: memoryview) -> Iterator[memoryview]:
+def _split_pieces(whole: memoryview) -> Iterator[memoryview]:
     return (whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES))

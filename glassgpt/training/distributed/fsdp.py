@@ -24,18 +24,18 @@ def shard(model: GPT, device: torch.device, ranks: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")  # which plain tensors do not have; their class is slow to import
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The rows that this process holds."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def put_together(part: Tensor, like: Tensor) -> Tensor:
+def gather_full_tensor(part: Tensor, like: Tensor) -> Tensor:
     """The whole of what every process has a part of, cut as `like` is. All processes have to ask."""
-    if not is_spread(like):
+    if not is_dtensor(like):
         return part
     from torch.distributed.tensor import DTensor
 
@@ -51,9 +51,9 @@ def put_together(part: Tensor, like: Tensor) -> Tensor:
     return whole
 
 
-def cut(whole: Tensor, like: Tensor) -> Tensor:
+def shard_like(whole: Tensor, like: Tensor) -> Tensor:
     """Spread as `like` is; every process has the whole already."""
-    if not is_spread(like):
+    if not is_dtensor(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
@@ -62,7 +62,7 @@ def cut(whole: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(whole.to(like.device), spread.device_mesh, spread.placements, src_data_rank=None)
 
 
-def rows_of(rank: int, ranks: int, rows: int) -> tuple[int, int]:
+def rows_of_rank(rank: int, ranks: int, rows: int) -> tuple[int, int]:
     """From where to where: as many for each, less for the last, none if there are few."""
     most = -(-rows // ranks)
     return min(rank * most, rows), min((rank + 1) * most, rows)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from glassgpt.errors import UserError
-from glassgpt.training.distributed.process_group import Team
+from glassgpt.training.distributed.process_group import ProcessGroup
 
 _STATED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # by torchrun
 
 
-def join() -> Team:
+def join() -> ProcessGroup:
     """The team that this process was started for: by torchrun, `glass train --nproc`, or alone."""
     said = [name for name in _STATED if os.environ.get(name)]
     if "RANK" not in said and os.environ.get("WORLD_SIZE", "") in ("", "0", "1"):
-        return Team()
+        return ProcessGroup()
     missing = [name for name in _STATED if name not in said]
     if missing:
         raise UserError(
@@ -26,6 +26,6 @@ def join() -> Team:
         raise UserError(
             f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks count from 0 to one less"
         )
-    from glassgpt.training.distributed.torch_group import Ranks  # needs torch
+    from glassgpt.training.distributed.torch_group import TorchProcessGroup  # needs torch
 
-    return Ranks.from_environment(os.environ)
+    return TorchProcessGroup.from_environment(os.environ)

@@ -41,16 +41,16 @@ def every_log() -> dict[str, str]:
 
 def _printed() -> dict[str, str]:
     printed, more = _generator("printed"), _generator("printed_more")
-    course = printed.Course()
+    course = printed.SyntheticRun()
     logs = {f"printed-{_file_name(title)}": log.text for title, log in more.every_trainer(course).items()}
     logs["printed-nanogpt-resumed"] = (
-        printed.nanogpt(course).first(60).text + printed.nanogpt(course, resumes_at=20, segment=1).text
+        printed.nanogpt(course).truncated(60).text + printed.nanogpt(course, resumes_at=20, segment=1).text
     )
     diverged = replace(course, nan_from=25)
     for title in ("nanogpt", "llm.c", "nanochat", "litgpt", "trainer", "unknown"):
         log = more.every_trainer(diverged)[title]
         logs[f"printed-{_file_name(title)}-nan"] = log.text
-        logs[f"printed-{_file_name(title)}-cut"] = more.every_trainer(course)[title].first(45).text
+        logs[f"printed-{_file_name(title)}-cut"] = more.every_trainer(course)[title].truncated(45).text
     return logs
 
 

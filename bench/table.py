@@ -46,15 +46,15 @@ THRESHOLDS: dict[tuple[str, str], Threshold] = {
     ("shakespeare-whole-warm", "cuda"): Threshold("the same, compile caches warm", None, None),
     ("shakespeare-to-loss", "cuda"): Threshold("shakespeare_char, time to loss", 4.0, 7.0),
     ("mdn-to-loss", "cuda"): Threshold("GPT-2 124M on mdn, time to loss", 2.5, 4.0),
-    ("sampling-1", "cuda"): Threshold("writing one text, GPT-2 124M", 10, 40),
-    ("sampling-8", "cuda"): Threshold("writing eight texts, GPT-2 124M", 10, 40),
-    ("overhead", "cuda"): Threshold("evaluating, saving, logging: share", 0.03, 0.01, "<%"),
+    ("sampling-1", "cuda"): Threshold("sampling, one sample, GPT-2 124M", 10, 40),
+    ("sampling-8", "cuda"): Threshold("sampling, eight at once, GPT-2 124M", 10, 40),
+    ("overhead", "cuda"): Threshold("evaluation, checkpoints and logging: share", 0.03, 0.01, "<%"),
     ("steadiness", "cuda"): Threshold("an update's p99 over p50", 1.15, 1.05, "<x"),
     ("cpu-speed", "cpu"): Threshold("README CPU run, tokens/s", 1.2, 1.6),
     ("cpu-to-loss", "cpu"): Threshold("README CPU run, time to loss", 4.0, 8.0),
-    ("sampling-1", "cpu"): Threshold("writing one text, GPT-2 124M", 4, 10),
-    ("sampling-8", "cpu"): Threshold("writing eight texts, GPT-2 124M", 4, 10),
-    ("overhead", "cpu"): Threshold("evaluating, saving, logging: share", 0.03, 0.01, "<%"),
+    ("sampling-1", "cpu"): Threshold("sampling, one sample, GPT-2 124M", 4, 10),
+    ("sampling-8", "cpu"): Threshold("sampling, eight at once, GPT-2 124M", 4, 10),
+    ("overhead", "cpu"): Threshold("evaluation, checkpoints and logging: share", 0.03, 0.01, "<%"),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -35,15 +36,23 @@ def test_every_row_with_a_bar_was_measured() -> None:
 
 
 def test_the_readme_says_what_was_measured() -> None:
-    """Every `N times` of its section is a ratio of the file, rounded as it is written."""
+    """Every ratio of its table is one of the file, to the digits shown; so are the figures beside it."""
     section = text("README.md").partition("## How fast")[2].partition("\n## ")[0]
     assert f"![{ratios_alt_text(FOUND)}](docs/speed.svg)" in section
-    prose = section.partition("![")[0]
-    said = re.findall(r"(\d+(?:\.\d+)?) times", prose)
-    assert len(said) >= 5
-    for number in said:
-        places = len(number.partition(".")[2])
-        assert number in {f"{result.value:.{places}f}" for result in FOUND if counts(result)}, number
+    rows = re.findall(r"^\|.*\| ([^|]+) \| ([^|]+) \| ([\d.]+)x \|$", section, re.M)
+    assert len(rows) >= 8
+    measured = {f"{result.value:.2f}": result for result in FOUND if counts(result)}
+    for nanogpt, glassgpt, ratio in rows:
+        result = measured[ratio]
+        assert shown(nanogpt, median(result.nanogpt)), (nanogpt, ratio)
+        assert shown(glassgpt, median(result.glassgpt)), (glassgpt, ratio)
+
+
+def shown(figure: str, value: float) -> bool:
+    """Whether `26.7k`, `12 s` or `613 tok/s` is this value, rounded as it is written."""
+    number, thousands = re.match(r"([\d.]+)(k?)", figure).groups()  # type: ignore[union-attr]
+    places = len(number.partition(".")[2])
+    return f"{value / (1000 if thousands else 1):.{places}f}" == number
 
 
 def counts(result: Result) -> bool:

@@ -100,13 +100,13 @@ def test_enough_ends_the_processes_of_a_process_too(tmp_path: Path) -> None:
 ROW = """
 import os, pathlib, runpy, signal, sys, threading
 from bench import writing
-from bench.watch import environment, watch
+from bench.watch import cache_environment, run_timed
 
 command, folder, again = {command!r}, pathlib.Path({folder!r}), {again!r}
 
 def row(ground):
     '''A row that takes a minute.'''
-    watch(command, folder, environment(folder / "caches"))
+    run_timed(command, folder, cache_environment(folder / "caches"))
 
 class Timer(threading.Timer):
     def cancel(self):

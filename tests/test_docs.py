@@ -184,13 +184,13 @@ def test_every_fact_is_defined_in_its_order() -> None:
 def test_every_finding_is_documented_and_no_other() -> None:
     documented = rows("explain.md", "Findings")
     assert len(documented) == len(set(documented))
-    assert set(documented) == named_in(ROOT / "glassgpt/insight/findings", "Finding")
+    assert set(documented) == named_in(ROOT / "glassgpt/explain/rules", "Finding")
 
 
 def test_every_conclusion_is_documented_and_no_other() -> None:
     documented = rows("compare.md", "The verdict")
     assert len(documented) == len(set(documented))
-    assert set(documented) == named_in(ROOT / "glassgpt/insight/compare", "Conclusion")
+    assert set(documented) == named_in(ROOT / "glassgpt/compare", "Claim")
 
 
 def example_logs() -> list[tuple[str, str]]:

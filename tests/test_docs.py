@@ -227,6 +227,17 @@ def test_what_can_be_said_about_a_run() -> None:
         assert parse_overrides([f"--a.{name}={value}"], 1)[0].from_flags.keys() == {name}
 
 
+def test_the_example_of_stopping_really_stops_a_run_that_trains() -> None:
+    page = (DOCS / "faults.md").read_text(encoding="utf-8").partition("## Stopping")[2].partition("\n## ")[0]
+    stopped = [
+        int(count.replace(",", "")) for count in re.findall(r"interrupted after ([\d,]+) update", page)
+    ]
+    (resumed,) = (
+        int(count.replace(",", "")) for count in re.findall(r"^resume .* ([\d,]+) update", page, re.M)
+    )
+    assert 0 < stopped[0] == resumed < stopped[1]
+
+
 # --- Python ---
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import overhead, results, speed, sweep, to_loss, writing
-from bench.ground import BenchContext, BenchOptions, MissingOption
+from bench import overhead, results, sampling_rows, speed, sweep, to_loss
+from bench.context import BenchContext, BenchOptions, MissingOption
 from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
 from bench.table import fill_page, markdown_table, results_document
@@ -41,7 +41,7 @@ ROWS: dict[str, Benchmark] = {
     "mdn-to-loss": to_loss.mdn_to_loss,
     "overhead": overhead.overhead,
     "steadiness": overhead.steadiness,
-    "sampling": writing.sampling,
+    "sampling": sampling_rows.sampling,
     "sweep": sweep.sweep,
     "cpu-speed": speed.cpu_speed,
     "cpu-to-loss": to_loss.cpu_to_loss,
@@ -58,10 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = BenchOptions(**asked | {"ours": tuple(asked["ours"])})
     code = 0
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
-        ground = BenchContext(options, Path(folder))
+        ctx = BenchContext(options, Path(folder))
         for name in rows:
-            if name != "table" and (again or not is_done(name, ground)):
-                code |= run_row(name, ground)
+            if name != "table" and (again or not is_done(name, ctx)):
+                code |= run_row(name, ctx)
     found = results.read_latest(options.out)
     print(f"\n{markdown_table(found)}")
     for name, place in show.items():
@@ -86,20 +86,20 @@ OUTPUT_WRITERS: dict[str, Callable[[list[Result], Path], str]] = {
 }
 
 
-def is_done(name: str, ground: BenchContext) -> bool:
+def is_done(name: str, ctx: BenchContext) -> bool:
     row = FIRST_RESULT.get(name, name)
-    done = results.latest(ground.options.out, row, ground.device_type) is not None
+    done = results.latest(ctx.options.out, row, ctx.device_type) is not None
     if done:
-        print(f"{name}: is in {ground.options.out} already; --again measures again", flush=True)
+        print(f"{name}: is in {ctx.options.out} already; --again measures again", flush=True)
     return done
 
 
-def run_row(name: str, ground: BenchContext) -> int:
+def run_row(name: str, ctx: BenchContext) -> int:
     """A row that fails leaves the others alone."""
     print(f"{name}: {ROWS[name].__doc__}", flush=True)
     try:
-        for result in ROWS[name](ground):
-            results.append(ground.options.out, result)
+        for result in ROWS[name](ctx):
+            results.append(ctx.options.out, result)
     except (CommandFailed, MissingOption, UserError) as error:
         print(f"{name} failed: {error}", file=sys.stderr, flush=True)
         return 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import glass
-from bench.ground import BenchContext
+from bench.context import BenchContext
 from bench.results import Result, read_latest
 from bench.speed import gpt2_settings
 from glassgpt.config import TrainConfig
@@ -20,33 +20,33 @@ MEASURED_PRESETS = {
 PROJECTED_PRESETS = {"cuda": ("gpt2_124m", "fineweb_edu_12gb"), "cpu": ()}
 
 
-def dataset_for(ground: BenchContext, preset: str) -> Path:
+def dataset_for(ctx: BenchContext, preset: str) -> Path:
     """mdn stands in for the texts that are not at hand: a token costs the same, whatever it says."""
     dataset = str(find_recipe(preset).settings.get("dataset", ""))
-    return ground.shakespeare if dataset == "shakespeare_char" else ground.mdn
+    return ctx.shakespeare if dataset == "shakespeare_char" else ctx.mdn
 
 
-def recorded_shares(ground: BenchContext) -> dict[str, float]:
+def recorded_shares(ctx: BenchContext) -> dict[str, float]:
     """Of whole runs of presets that were made already, by other rows or for this one; the latest counts."""
     shares: dict[str, float] = {}
-    for result in read_latest(ground.options.out):
-        if result.device == ground.device_type:
+    for result in read_latest(ctx.options.out):
+        if result.device == ctx.device_type:
             shares |= result.details.get("measured" if result.row == "overhead" else "overhead", {})
     return shares
 
 
-def measure_share(ground: BenchContext, preset: str) -> float:
-    run = ground.run_glass(preset, dataset_for(ground, preset), ground.fresh_dir("caches"), {})
-    ground.log(", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.ledger.items()))
+def measure_share(ctx: BenchContext, preset: str) -> float:
+    run = ctx.run_glass(preset, dataset_for(ctx, preset), ctx.fresh_dir("caches"), {})
+    ctx.log(", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in run.ledger.items()))
     return glass.overhead_share(run)
 
 
-def project_share(ground: BenchContext, preset: str) -> float:
-    updates = ground.options.updates or 12
+def project_share(ctx: BenchContext, preset: str) -> float:
+    updates = ctx.options.updates or 12
     short = {"max_iters": updates, "eval_interval": updates // 3, "log_interval": 1, "warmup_iters": 1}
-    caches = ground.fresh_dir("caches")
-    run = ground.run_glass(
-        preset, dataset_for(ground, preset), caches, short | {"checkpoint_interval": updates // 3}
+    caches = ctx.fresh_dir("caches")
+    run = ctx.run_glass(
+        preset, dataset_for(ctx, preset), caches, short | {"checkpoint_interval": updates // 3}
     )
     settings, usual = find_recipe(preset).settings, TrainConfig()
     names = ("eval_interval", "checkpoint_interval", "log_interval")
@@ -55,39 +55,39 @@ def project_share(ground: BenchContext, preset: str) -> float:
     )
 
 
-def overhead(ground: BenchContext) -> list[Result]:
+def overhead(ctx: BenchContext) -> list[Result]:
     """Evaluating, saving and logging: their share of the run, of every preset; the worst one counts."""
-    asked = (ground.options.preset,) if ground.options.preset else MEASURED_PRESETS[ground.device_type]
-    known = {} if ground.options.preset or ground.options.tiny else recorded_shares(ground)
-    shares = {preset: known[preset] if preset in known else measure_share(ground, preset) for preset in asked}
+    asked = (ctx.options.preset,) if ctx.options.preset else MEASURED_PRESETS[ctx.device_type]
+    known = {} if ctx.options.preset or ctx.options.tiny else recorded_shares(ctx)
+    shares = {preset: known[preset] if preset in known else measure_share(ctx, preset) for preset in asked}
     projected = (
         {}
-        if ground.options.preset
-        else {name: project_share(ground, name) for name in PROJECTED_PRESETS[ground.device_type]}
+        if ctx.options.preset
+        else {name: project_share(ctx, name) for name in PROJECTED_PRESETS[ctx.device_type]}
     )
     every = shares | projected
     for preset, share in every.items():
-        ground.log(f"{share:7.2%}  {preset}")
+        ctx.log(f"{share:7.2%}  {preset}")
     details: dict[str, Any] = {"measured": shares, "projected": projected}
     return [
-        ground.make_result("overhead", "of the run", nanogpt=[], glassgpt=list(every.values()),
+        ctx.make_result("overhead", "of the run", nanogpt=[], glassgpt=list(every.values()),
                       values=[max(every.values())], details=details)
     ]  # fmt: skip
 
 
-def steadiness(ground: BenchContext) -> list[Result]:
+def steadiness(ctx: BenchContext) -> list[Result]:
     """GPT-2 124M with evaluations and saves on, every update timed: the 99th percentile over the median."""
-    updates = ground.options.updates or 250
+    updates = ctx.options.updates or 250
     often = {"log_interval": 1, "eval_interval": updates // 5, "eval_tokens": 65_536, "probe_seconds": 0}
-    settings = gpt2_settings(ground, updates) | often
-    run = ground.run_glass("gpt2_124m", ground.mdn, ground.fresh_dir("caches"), settings)
+    settings = gpt2_settings(ctx, updates) | often
+    run = ctx.run_glass("gpt2_124m", ctx.mdn, ctx.fresh_dir("caches"), settings)
     ms = glass.update_times_ms(run, warm_up=min(20, updates // 4))
     p50, p99 = glass.percentile(ms, 50), glass.percentile(ms, 99)
-    ground.log(f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(ms)} updates")
+    ctx.log(f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(ms)} updates")
     details = {"p50_ms": p50, "p99_ms": p99, "slowest_ms": max(ms), "updates": len(ms)}
     details |= {"evaluations": len(run.records_of("eval")), "saves": len(run.records_of("checkpoint"))}
     return [
-        ground.make_result(
+        ctx.make_result(
             "steadiness", "ms", nanogpt=[], glassgpt=[p50, p99], values=[p99 / p50], details=details
         )
     ]

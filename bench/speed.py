@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from bench import glass, peers
+from bench.context import TINY_UPDATE_TOKENS, BenchContext
 from bench.glass import GlassRun
-from bench.ground import TINY_UPDATE_TOKENS, BenchContext
 from bench.peers import Flags, PeerRun
 from bench.results import LossByContext, Result, median_loss
 from bench.watch import CommandFailed
@@ -47,10 +47,10 @@ class TimedSide:
 # --- GPT-2 124M ---
 
 
-def gpt2_settings(ground: BenchContext, updates: int) -> dict[str, Any]:
+def gpt2_settings(ctx: BenchContext, updates: int) -> dict[str, Any]:
     """What both sides are told. The last evaluation comes with a checkpoint, which the evaluator reads."""
     return GPT2_SETTINGS | {
-        "batch_size": ground.options.batch,
+        "batch_size": ctx.options.batch,
         "max_iters": updates,
         "lr_decay_iters": updates,
         "warmup_iters": updates // 10,
@@ -59,54 +59,54 @@ def gpt2_settings(ground: BenchContext, updates: int) -> dict[str, Any]:
     }
 
 
-def time_nanogpt_gpt2(ground: BenchContext, caches: Path, updates: int, seed: int) -> TimedSide:
-    data = ground.mdn
-    settings = gpt2_settings(ground, updates) | {"dataset": "mdn", "eval_iters": 1}
-    run = ground.run_nanogpt(caches, settings, seed=seed, memory=True)
+def time_nanogpt_gpt2(ctx: BenchContext, caches: Path, updates: int, seed: int) -> TimedSide:
+    data = ctx.mdn
+    settings = gpt2_settings(ctx, updates) | {"dataset": "mdn", "eval_iters": 1}
+    run = ctx.run_nanogpt(caches, settings, seed=seed, memory=True)
     lines = run.output.lines
     ms = median(peers.interval_ms(lines, updates // 4))
-    return TimedSide(ms, peers.peak_bytes(lines), ground.score_nanogpt(run, data))
+    return TimedSide(ms, peers.peak_bytes(lines), ctx.score_nanogpt(run, data))
 
 
-def time_glass_gpt2(ground: BenchContext, caches: Path, updates: int, seed: int, **more: object) -> TimedSide:
+def time_glass_gpt2(ctx: BenchContext, caches: Path, updates: int, seed: int, **more: object) -> TimedSide:
     tokens = {"eval_tokens": 65_536}  # nanoGPT's one batch
-    settings = gpt2_settings(ground, updates) | tokens | {"seed": seed, "probe_seconds": 0} | more
-    run = ground.run_glass("gpt2_124m", ground.mdn, caches, settings)
-    losses = ground.score_glass(run, ground.mdn, 1024, "last")
+    settings = gpt2_settings(ctx, updates) | tokens | {"seed": seed, "probe_seconds": 0} | more
+    run = ctx.run_glass("gpt2_124m", ctx.mdn, caches, settings)
+    losses = ctx.score_glass(run, ctx.mdn, 1024, "last")
     ms = median(glass.interval_ms(run, updates // 4))
     return TimedSide(ms, glass.peak_bytes(run), losses, glass.read_choices(run))
 
 
-def gpt2_update_tokens(ground: BenchContext) -> int:
+def gpt2_update_tokens(ctx: BenchContext) -> int:
     """Of an update."""
-    return TINY_UPDATE_TOKENS if ground.options.tiny else ground.options.batch * 1024
+    return TINY_UPDATE_TOKENS if ctx.options.tiny else ctx.options.batch * 1024
 
 
-def gpt2_speed(ground: BenchContext) -> list[Result]:
+def gpt2_speed(ctx: BenchContext) -> list[Result]:
     """GPT-2 124M: tokens/s and peak memory; with --fp8, ours in 8-bit floats too."""
-    updates = ground.options.updates or 100
+    updates = ctx.options.updates or 100
     # Compiling is not what is timed here: each side compiles in its first round only.
-    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
+    their_caches, our_caches = ctx.fresh_dir("caches"), ctx.fresh_dir("caches")
     theirs = []
-    ours: dict[str, list[TimedSide]] = {"": [], **({"-fp8": []} if ground.options.fp8 else {})}
-    for number in range(ground.options.rounds):
-        theirs.append(time_nanogpt_gpt2(ground, their_caches, updates, 1337 + number))
+    ours: dict[str, list[TimedSide]] = {"": [], **({"-fp8": []} if ctx.options.fp8 else {})}
+    for number in range(ctx.options.rounds):
+        theirs.append(time_nanogpt_gpt2(ctx, their_caches, updates, 1337 + number))
         for kind, timed in ours.items():
-            timed.append(time_glass_gpt2(ground, our_caches, updates, 1337 + number, fp8=kind == "-fp8"))
-    details: dict[str, Any] = {"updates": updates, "batch": ground.options.batch}
-    if ground.options.nanochat is not None:
-        details["nanochat"] = nanochat_speed(ground, updates)
+            timed.append(time_glass_gpt2(ctx, our_caches, updates, 1337 + number, fp8=kind == "-fp8"))
+    details: dict[str, Any] = {"updates": updates, "batch": ctx.options.batch}
+    if ctx.options.nanochat is not None:
+        details["nanochat"] = nanochat_speed(ctx, updates)
     rows = []
     for kind, timed in ours.items():
         # A hundred updates into training, seeds differ by some hundredths; fp8-loss is stricter.
-        tokens = gpt2_update_tokens(ground)
-        rows.append(compare_speed(ground, f"gpt2-speed{kind}", theirs, timed, tokens, 0.05, details))
-        rows += compare_memory(ground, f"gpt2-memory{kind}", theirs, timed)
+        tokens = gpt2_update_tokens(ctx)
+        rows.append(compare_speed(ctx, f"gpt2-speed{kind}", theirs, timed, tokens, 0.05, details))
+        rows += compare_memory(ctx, f"gpt2-memory{kind}", theirs, timed)
     return rows
 
 
 def compare_speed(
-    ground: BenchContext,
+    ctx: BenchContext,
     row: str,
     theirs: list[TimedSide],
     ours: list[TimedSide],
@@ -119,11 +119,11 @@ def compare_speed(
         details = details | {"choices": ours[0].choices}
     nanogpt, glassgpt = ([tokens / one.ms * 1000 for one in side] for side in (theirs, ours))
     their_losses, our_losses = [one.losses for one in theirs], [one.losses for one in ours]
-    if ground.device_type == "cuda":
+    if ctx.device_type == "cuda":
         rates = {"nanogpt": nanogpt, "glassgpt": glassgpt}
         factor = GPT2_FLOPS_PER_TOKEN / H200_PEAK
         details = details | {"mfu_of_989": {side: factor * median(rate) for side, rate in rates.items()}}
-    return ground.make_result(
+    return ctx.make_result(
         row,
         "tokens/s",
         nanogpt=nanogpt,
@@ -137,14 +137,14 @@ def compare_speed(
 
 
 def compare_memory(
-    ground: BenchContext, row: str, theirs: list[TimedSide], ours: list[TimedSide]
+    ctx: BenchContext, row: str, theirs: list[TimedSide], ours: list[TimedSide]
 ) -> list[Result]:
     """Peak memory, where there is a card that counts it."""
     gib = [[one.peak_bytes / 2**30 for one in side if one.peak_bytes is not None] for side in (theirs, ours)]
     if not gib[0] or not gib[1]:
         return []
     ratios = [our / their for their, our in zip(*gib, strict=True)]
-    return [ground.make_result(row, "GiB", nanogpt=gib[0], glassgpt=gib[1], values=ratios)]
+    return [ctx.make_result(row, "GiB", nanogpt=gib[0], glassgpt=gib[1], values=ratios)]
 
 
 def loss_objection(ours: float, theirs: float, slack: float) -> str:
@@ -154,23 +154,21 @@ def loss_objection(ours: float, theirs: float, slack: float) -> str:
     return f"loss {ours:.4f} is worse than {theirs:.4f} by more than {slack:g}"
 
 
-def nanochat_speed(ground: BenchContext, updates: int) -> dict[str, Any]:
+def nanochat_speed(ctx: BenchContext, updates: int) -> dict[str, Any]:
     """Steps of nanochat's d12, model and optimizer alone; another model, so a figure and no ratio."""
-    assert ground.options.nanochat is not None
-    depth, T, B, vocabulary = (
-        (2, 32, 4, 512) if ground.options.tiny else (12, 1024, ground.options.batch, 32768)
-    )
-    caches = ground.fresh_dir("caches")
+    assert ctx.options.nanochat is not None
+    depth, T, B, vocabulary = (2, 32, 4, 512) if ctx.options.tiny else (12, 1024, ctx.options.batch, 32768)
+    caches = ctx.fresh_dir("caches")
     caches.mkdir()
     try:
         times = peers.time_nanochat(
-            ground.options.nanochat, caches, ground.options.device, updates, depth, T, B, vocabulary
+            ctx.options.nanochat, caches, ctx.options.device, updates, depth, T, B, vocabulary
         )
     except CommandFailed as error:  # the row is about nanoGPT, and stands without it
-        ground.log(f"nanochat  {error}")
+        ctx.log(f"nanochat  {error}")
         return {"failed": str(error)}
     per_s = B * T / median(times.seconds[updates // 4 :])
-    ground.log(f"nanochat  {per_s:,.0f} tokens/s")
+    ctx.log(f"nanochat  {per_s:,.0f} tokens/s")
     return {
         "tokens_per_s": per_s,
         "peak_gib": None if times.peak_bytes is None else times.peak_bytes / 2**30,
@@ -180,55 +178,55 @@ def nanochat_speed(ground: BenchContext, updates: int) -> dict[str, Any]:
     }
 
 
-def fp8_loss(ground: BenchContext) -> list[Result]:
+def fp8_loss(ctx: BenchContext) -> list[Result]:
     """FP8: speed and loss over 500 updates; nanoGPT, ours in bf16 and ours in FP8, in turns, seed by seed."""
-    updates = ground.options.updates or 500
-    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
+    updates = ctx.options.updates or 500
+    their_caches, our_caches = ctx.fresh_dir("caches"), ctx.fresh_dir("caches")
     theirs, plain, fp8 = [], [], []
-    for seed in ground.options.seeds:
-        theirs.append(time_nanogpt_gpt2(ground, their_caches, updates, seed))
-        plain.append(time_glass_gpt2(ground, our_caches, updates, seed))
-        fp8.append(time_glass_gpt2(ground, our_caches, updates, seed, fp8=True))
-    tokens, details = gpt2_update_tokens(ground), {"updates": updates, "seeds": list(ground.options.seeds)}
+    for seed in ctx.options.seeds:
+        theirs.append(time_nanogpt_gpt2(ctx, their_caches, updates, seed))
+        plain.append(time_glass_gpt2(ctx, our_caches, updates, seed))
+        fp8.append(time_glass_gpt2(ctx, our_caches, updates, seed, fp8=True))
+    tokens, details = gpt2_update_tokens(ctx), {"updates": updates, "seeds": list(ctx.options.seeds)}
     rows = [
-        compare_speed(ground, name, theirs, ours, tokens, 0.01, details)
+        compare_speed(ctx, name, theirs, ours, tokens, 0.01, details)
         for name, ours in (("fp8", fp8), ("gpt2-500", plain))
     ]
     # Within 0.01 of nanoGPT's is the bar; of our own in bf16, on the same batches, is what FP8 itself costs.
     in_8_bits, in_16 = (median_loss([one.losses for one in side]) for side in (fp8, plain))
     objection = rows[0].objection or loss_objection(in_8_bits, in_16, 0.01)
-    memory = compare_memory(ground, "gpt2-memory", theirs, plain)
+    memory = compare_memory(ctx, "gpt2-memory", theirs, plain)
     return [replace(rows[0], objection=objection), rows[1], *memory]
 
 
 # --- shakespeare_char, the whole command ---
 
 
-def shakespeare_settings(ground: BenchContext) -> Flags:
+def shakespeare_settings(ctx: BenchContext) -> Flags:
     """nanoGPT's config says it all; what is tiny is for tests."""
-    return {"max_iters": 40, "eval_interval": 20, "eval_iters": 2} if ground.options.tiny else {}
+    return {"max_iters": 40, "eval_interval": 20, "eval_iters": 2} if ctx.options.tiny else {}
 
 
-def shakespeare_whole(ground: BenchContext) -> list[Result]:
+def shakespeare_whole(ctx: BenchContext) -> list[Result]:
     """The whole command of shakespeare_char, 5000 updates: caches cold, then both again with them warm."""
-    data = ground.shakespeare
-    their_caches, our_caches = ground.fresh_dir("caches"), ground.fresh_dir("caches")
+    data = ctx.shakespeare
+    their_caches, our_caches = ctx.fresh_dir("caches"), ctx.fresh_dir("caches")
     rows = []
-    for row in ("shakespeare-whole", *(["shakespeare-whole-warm"] if ground.options.warm else [])):
-        ours = ground.run_glass("shakespeare_char", data, our_caches, shakespeare_settings(ground))
-        theirs = ground.run_nanogpt(their_caches, shakespeare_settings(ground), SHAKESPEARE_CONFIG)
-        rows.append(compare_whole_commands(ground, row, theirs, ours, data))
+    for row in ("shakespeare-whole", *(["shakespeare-whole-warm"] if ctx.options.warm else [])):
+        ours = ctx.run_glass("shakespeare_char", data, our_caches, shakespeare_settings(ctx))
+        theirs = ctx.run_nanogpt(their_caches, shakespeare_settings(ctx), SHAKESPEARE_CONFIG)
+        rows.append(compare_whole_commands(ctx, row, theirs, ours, data))
     return rows
 
 
 def compare_whole_commands(
-    ground: BenchContext, row: str, theirs: PeerRun, ours: GlassRun, data: Path
+    ctx: BenchContext, row: str, theirs: PeerRun, ours: GlassRun, data: Path
 ) -> Result:
     """Both commands from start to end."""
-    their_losses = ground.score_nanogpt(theirs, data)
-    our_losses = ground.score_glass(ours, data, 256)
-    ground.log(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
-    return ground.make_result(
+    their_losses = ctx.score_nanogpt(theirs, data)
+    our_losses = ctx.score_glass(ours, data, 256)
+    ctx.log(f"loss: nanoGPT {their_losses}, GlassGPT {our_losses}")
+    return ctx.make_result(
         row,
         "s",
         nanogpt=[theirs.output.wall_s],
@@ -250,10 +248,10 @@ def compare_whole_commands(
 # --- the CPU command of nanoGPT's README ---
 
 
-def cpu_speed(ground: BenchContext) -> list[Result]:
+def cpu_speed(ctx: BenchContext) -> list[Result]:
     """nanoGPT's README run for a CPU: tokens/s."""
-    updates = ground.options.updates or 250
-    data, warm_up = ground.shakespeare, 20 if updates > 40 else updates // 4
+    updates = ctx.options.updates or 250
+    data, warm_up = ctx.shakespeare, 20 if updates > 40 else updates // 4
     often = {
         "max_iters": updates,
         "eval_interval": updates,
@@ -261,17 +259,17 @@ def cpu_speed(ground: BenchContext) -> list[Result]:
         "log_interval": 1,
     }
     settings = README_CPU_SETTINGS | often
-    caches = ground.fresh_dir("caches")
+    caches = ctx.fresh_dir("caches")
     theirs, ours = [], []
-    for number in range(ground.options.rounds):
+    for number in range(ctx.options.rounds):
         seed = 1337 + number
-        peer = ground.run_nanogpt(caches, settings, SHAKESPEARE_CONFIG, seed=seed)
+        peer = ctx.run_nanogpt(caches, settings, SHAKESPEARE_CONFIG, seed=seed)
         their_ms = median(peers.interval_ms(peer.output.lines, warm_up))
-        theirs.append(TimedSide(their_ms, None, ground.score_nanogpt(peer, data)))
-        run = ground.run_glass("shakespeare_char_cpu", data, caches, often | {"seed": seed})
+        theirs.append(TimedSide(their_ms, None, ctx.score_nanogpt(peer, data)))
+        run = ctx.run_glass("shakespeare_char_cpu", data, caches, often | {"seed": seed})
         our_ms = median(glass.interval_ms(run, warm_up))
-        ours.append(TimedSide(our_ms, None, ground.score_glass(run, data, 64, "last")))
-        ground.log(f"{their_ms:.2f} and {our_ms:.2f} ms per update")
-    tokens = TINY_UPDATE_TOKENS if ground.options.tiny else 12 * 64
+        ours.append(TimedSide(our_ms, None, ctx.score_glass(run, data, 64, "last")))
+        ctx.log(f"{their_ms:.2f} and {our_ms:.2f} ms per update")
+    tokens = TINY_UPDATE_TOKENS if ctx.options.tiny else 12 * 64
     # The README run's seeds differ by 0.03.
-    return [compare_speed(ground, "cpu-speed", theirs, ours, tokens, 0.03, {"updates": updates})]
+    return [compare_speed(ctx, "cpu-speed", theirs, ours, tokens, 0.03, {"updates": updates})]

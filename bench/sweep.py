@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.ground import BenchContext
+from bench.context import BenchContext
 from bench.results import Result
 from glassgpt.config import TrainConfig
 from glassgpt.record.clock import Ledger
@@ -70,27 +70,25 @@ def random_data(folder: Path) -> Path:
     return folder
 
 
-def sweep(ground: BenchContext) -> list[Result]:
+def sweep(ctx: BenchContext) -> list[Result]:
     """Tokens/s and peak memory against model size, context and micro-batch."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         data = random_data(Path(scratch))
-        for axis, (layers, heads, width), context, batch in sweep_points(ground.options.tiny):
+        for axis, (layers, heads, width), context, batch in sweep_points(ctx.options.tiny):
             config = TrainConfig(
                 data_dir=str(data), n_layer=layers, n_head=heads, n_embd=width, block_size=context,
                 batch_size=batch, gradient_accumulation_steps=1, max_iters=1000, eval_tokens=context,
-                device=ground.options.device, compile=ground.options.compile, probe_seconds=0,  # type: ignore[arg-type]
+                device=ctx.options.device, compile=ctx.options.compile, probe_seconds=0,  # type: ignore[arg-type]
             )  # fmt: skip
-            point = measure_point(axis, config, ground.fresh_dir("sweep"), ground.options.updates or 5)
+            point = measure_point(axis, config, ctx.fresh_dir("sweep"), ctx.options.updates or 5)
             rate = "does not fit" if point.tokens_per_s is None else f"{point.tokens_per_s:,.0f} tokens/s"
-            ground.log(f"{axis:<8}{point.parameters / 1e6:8,.0f}M  {context:5} x {batch:<3} {rate}")
+            ctx.log(f"{axis:<8}{point.parameters / 1e6:8,.0f}M  {context:5} x {batch:<3} {rate}")
             found.append(point)
     rates = [point.tokens_per_s for point in found if point.tokens_per_s is not None]
-    details = {"points": [dataclasses.asdict(point) for point in found], "compile": ground.options.compile}
+    details = {"points": [dataclasses.asdict(point) for point in found], "compile": ctx.options.compile}
     return [
-        ground.make_result(
-            "sweep", "tokens/s", nanogpt=[], glassgpt=rates, values=[max(rates)], details=details
-        )
+        ctx.make_result("sweep", "tokens/s", nanogpt=[], glassgpt=rates, values=[max(rates)], details=details)
     ]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import glass, peers
+from bench.context import BenchContext
 from bench.glass import GlassRun
-from bench.ground import BenchContext
 from bench.peers import Flags, PeerRun
 from bench.results import LossByContext, Result, full_context_loss, latest
 from bench.speed import (
@@ -39,15 +39,15 @@ class NanoGptBest:
     details: dict[str, Any]
 
 
-def find_nanogpt_best(ground: BenchContext, run: PeerRun, data: Path, **details: Any) -> NanoGptBest:
+def find_nanogpt_best(ctx: BenchContext, run: PeerRun, data: Path, **details: Any) -> NanoGptBest:
     evaluated = [(one.number, one.val_loss) for one in peers.evaluations(run.output.lines)]
-    loss = ground.score_nanogpt(run, data)
-    ground.log(f"nanoGPT was at {loss} after {run.best_at_s:.1f} s")
+    loss = ctx.score_nanogpt(run, data)
+    ctx.log(f"nanoGPT was at {loss} after {run.best_at_s:.1f} s")
     return NanoGptBest(loss, run.best_at_s, details | {"nanogpt_evaluations": evaluated})
 
 
 def time_to_loss_result(
-    ground: BenchContext,
+    ctx: BenchContext,
     row: str,
     theirs: NanoGptBest,
     runs: list[GlassRun],
@@ -58,15 +58,15 @@ def time_to_loss_result(
 ) -> Result:
     """`target`: a loss known from before; nanoGPT's own in this very command counts if it is lower."""
     known = [full_context_loss(theirs.losses), *([] if target is None else [target])]
-    goal = min(known) if ground.options.target is None else ground.options.target
-    losses = [ground.score_glass(run, data, context) for run in runs]
-    ground.log(f"target {goal:.4f}; GlassGPT {losses}")
+    goal = min(known) if ctx.options.target is None else ctx.options.target
+    losses = [ctx.score_glass(run, data, context) for run in runs]
+    ctx.log(f"target {goal:.4f}; GlassGPT {losses}")
     late = [
         full_context_loss(loss) for loss in losses if not full_context_loss(loss) <= goal
     ]  # nor is NaN an arrival
     walls = [run.wall_s for run in runs]
     at_baseline = [loss.get(context, full_context_loss(loss)) for loss in losses]
-    return ground.make_result(
+    return ctx.make_result(
         row,
         "s",
         nanogpt=[theirs.at_s],
@@ -79,7 +79,7 @@ def time_to_loss_result(
         | {
             "target": goal,
             "preset": preset,
-            "seeds": list(ground.options.seeds),
+            "seeds": list(ctx.options.seeds),
             "at_the_baseline's_context": {"context": context, "losses": at_baseline},
             "all_arrived_there_too": all(loss <= goal for loss in at_baseline),
             "overhead": {preset: max(glass.overhead_share(run) for run in runs)},
@@ -89,108 +89,109 @@ def time_to_loss_result(
     )
 
 
-def run_preset(ground: BenchContext, preset: str, data: Path, seed: int) -> GlassRun:
+def run_preset(ctx: BenchContext, preset: str, data: Path, seed: int) -> GlassRun:
     """Caches cold, nothing told but the seed: the preset is fixed."""
-    return ground.run_glass(preset, data, ground.fresh_dir("caches"), {"seed": seed})
+    return ctx.run_glass(preset, data, ctx.fresh_dir("caches"), {"seed": seed})
 
 
-def shakespeare_to_loss(ground: BenchContext) -> list[Result]:
+def shakespeare_to_loss(ctx: BenchContext) -> list[Result]:
     """shakespeare_char on a GPU: wall clock to nanoGPT's best loss."""
-    data, preset = ground.shakespeare, ground.options.preset or "shakespeare_char_fast"
+    data, preset = ctx.shakespeare, ctx.options.preset or "shakespeare_char_fast"
     return [
         race_to_loss(
-            ground,
+            ctx,
             "shakespeare-to-loss",
             data,
             preset,
             256,
             SHAKESPEARE_TARGET_LOSS,
-            shakespeare_settings(ground),
+            shakespeare_settings(ctx),
         )
     ]
 
 
-def shakespeare(ground: BenchContext) -> list[Result]:
+def shakespeare(ctx: BenchContext) -> list[Result]:
     """Both at once, with one run of nanoGPT's: the whole command, and the wall clock to its best loss."""
-    data, preset = ground.shakespeare, ground.options.preset or "shakespeare_char_fast"
-    first, *others = ground.options.seeds
-    settings = shakespeare_settings(ground)
-    runs = [run_preset(ground, preset, data, first)]
-    ours = ground.run_glass("shakespeare_char", data, ground.fresh_dir("caches"), settings)
-    theirs = ground.run_nanogpt(ground.fresh_dir("caches"), settings, SHAKESPEARE_CONFIG)
-    runs += [run_preset(ground, preset, data, seed) for seed in others]
-    target = None if ground.options.tiny else SHAKESPEARE_TARGET_LOSS
-    best = find_nanogpt_best(ground, theirs, data)
+    data, preset = ctx.shakespeare, ctx.options.preset or "shakespeare_char_fast"
+    first, *others = ctx.options.seeds
+    settings = shakespeare_settings(ctx)
+    runs = [run_preset(ctx, preset, data, first)]
+    ours = ctx.run_glass("shakespeare_char", data, ctx.fresh_dir("caches"), settings)
+    theirs = ctx.run_nanogpt(ctx.fresh_dir("caches"), settings, SHAKESPEARE_CONFIG)
+    runs += [run_preset(ctx, preset, data, seed) for seed in others]
+    target = None if ctx.options.tiny else SHAKESPEARE_TARGET_LOSS
+    best = find_nanogpt_best(ctx, theirs, data)
     return [
-        compare_whole_commands(ground, "shakespeare-whole", theirs, ours, data),
-        time_to_loss_result(ground, "shakespeare-to-loss", best, runs, data, preset, 256, target),
+        compare_whole_commands(ctx, "shakespeare-whole", theirs, ours, data),
+        time_to_loss_result(ctx, "shakespeare-to-loss", best, runs, data, preset, 256, target),
     ]
 
 
-def cpu_to_loss(ground: BenchContext) -> list[Result]:
+def cpu_to_loss(ctx: BenchContext) -> list[Result]:
     """The CPU command of nanoGPT's README: wall clock to the loss it ends at."""
-    data, preset = ground.shakespeare, ground.options.preset or "shakespeare_char_cpu_fast"
-    settings = {**README_CPU_SETTINGS, "max_iters": 2000, **shakespeare_settings(ground)}
-    return [race_to_loss(ground, "cpu-to-loss", data, preset, 64, CPU_TARGET_LOSS, settings)]
+    data, preset = ctx.shakespeare, ctx.options.preset or "shakespeare_char_cpu_fast"
+    settings = {**README_CPU_SETTINGS, "max_iters": 2000, **shakespeare_settings(ctx)}
+    return [race_to_loss(ctx, "cpu-to-loss", data, preset, 64, CPU_TARGET_LOSS, settings)]
 
 
 def race_to_loss(
-    ground: BenchContext, row: str, data: Path, preset: str, context: int, target: float, settings: Flags
+    ctx: BenchContext, row: str, data: Path, preset: str, context: int, target: float, settings: Flags
 ) -> Result:
     """One of ours, nanoGPT, then the other seeds: a machine that drifts does so for both."""
-    first, *others = ground.options.seeds
-    runs = [run_preset(ground, preset, data, first)]
+    first, *others = ctx.options.seeds
+    runs = [run_preset(ctx, preset, data, first)]
     # Its schedule does not depend on where it is stopped; past its best there is nothing to wait for.
-    enough = partial(peers.is_past_best, patience=ground.options.patience)
-    peer = ground.run_nanogpt(ground.fresh_dir("caches"), settings, SHAKESPEARE_CONFIG, enough=enough)
-    runs += [run_preset(ground, preset, data, seed) for seed in others]
-    theirs = find_nanogpt_best(ground, peer, data)
+    enough = partial(peers.is_past_best, patience=ctx.options.patience)
+    peer = ctx.run_nanogpt(ctx.fresh_dir("caches"), settings, SHAKESPEARE_CONFIG, enough=enough)
+    runs += [run_preset(ctx, preset, data, seed) for seed in others]
+    theirs = find_nanogpt_best(ctx, peer, data)
     return time_to_loss_result(
-        ground, row, theirs, runs, data, preset, context, None if ground.options.tiny else target
+        ctx, row, theirs, runs, data, preset, context, None if ctx.options.tiny else target
     )
 
 
 # --- GPT-2 124M on mdn ---
 
 
-def mdn_rates(ground: BenchContext) -> list[Result]:
+def mdn_rates(ctx: BenchContext) -> list[Result]:
     """Which of three learning rates is nanoGPT's best on mdn, in so many seconds of updates."""
-    tried = [nanogpt_on_mdn(ground, rate) for rate in ground.options.rates or LEARNING_RATES]
+    tried = [nanogpt_on_mdn(ctx, rate) for rate in ctx.options.rates or LEARNING_RATES]
     losses = [one.losses for one in tried]
-    details = {"rates": list(ground.options.rates or LEARNING_RATES), "runs": [one.details for one in tried]}
+    details = {"rates": list(ctx.options.rates or LEARNING_RATES), "runs": [one.details for one in tried]}
     seconds = [one.at_s for one in tried]
     return [
-        ground.make_result("mdn-rates", "s", nanogpt=seconds, glassgpt=[], values=[min(map(full_context_loss, losses))],
+        ctx.make_result("mdn-rates", "s", nanogpt=seconds, glassgpt=[],
+                      values=[min(map(full_context_loss, losses))],
                       nanogpt_losses=losses, details=details)
     ]  # fmt: skip
 
 
-def best_learning_rates(ground: BenchContext) -> tuple[float, ...]:
+def best_learning_rates(ctx: BenchContext) -> tuple[float, ...]:
     """The best that `mdn-rates` found; or all of them, if nobody looked."""
-    found = latest(ground.options.out, "mdn-rates", ground.device_type)
-    if ground.options.rates or found is None:
-        return ground.options.rates or LEARNING_RATES
+    found = latest(ctx.options.out, "mdn-rates", ctx.device_type)
+    if ctx.options.rates or found is None:
+        return ctx.options.rates or LEARNING_RATES
     pairs = zip(found.nanogpt_losses, found.details["rates"], strict=True)
     return (min((full_context_loss(losses), rate) for losses, rate in pairs)[1],)
 
 
-def updates_that_fit(ground: BenchContext) -> int:
+def updates_that_fit(ctx: BenchContext) -> int:
     """In the seconds that nanoGPT is given, at its own speed as measured, evaluations not counted."""
-    step_ms = ground.options.step_ms
+    step_ms = ctx.options.step_ms
     if step_ms is None:
-        found = latest(ground.options.out, "gpt2-speed", ground.device_type)
-        tokens = ground.options.batch * 1024
+        found = latest(ctx.options.out, "gpt2-speed", ctx.device_type)
+        tokens = ctx.options.batch * 1024
         step_ms = 1000 * tokens / max(found.nanogpt) if found else NANOGPT_STEP_MS
-    return max(8, int(1000 * ground.options.seconds / step_ms))
+    return max(8, int(1000 * ctx.options.seconds / step_ms))
 
 
-def nanogpt_on_mdn(ground: BenchContext, rate: float) -> NanoGptBest:
+def nanogpt_on_mdn(ctx: BenchContext, rate: float) -> NanoGptBest:
     """Warm-up and decay fitted to the time it has. It looks at its loss four times, and keeps the best."""
-    updates = updates_that_fit(ground)
-    data = ground.mdn
+    updates = updates_that_fit(ctx)
+    data = ctx.mdn
     settings = GPT2_SETTINGS | {
         "dataset": "mdn",
-        "batch_size": ground.options.batch,
+        "batch_size": ctx.options.batch,
         "learning_rate": rate,
         "min_lr": rate / 10,
         "max_iters": updates,
@@ -199,21 +200,21 @@ def nanogpt_on_mdn(ground: BenchContext, rate: float) -> NanoGptBest:
         "eval_interval": max(1, updates // 4),
         "eval_iters": 10,
         "always_save_checkpoint": False,
-        "log_interval": 1 if ground.options.tiny else 10,
+        "log_interval": 1 if ctx.options.tiny else 10,
     }
     # It evaluates at multiples of the interval: the last one must be the end.
     settings["max_iters"] = 4 * settings["eval_interval"]
-    run = ground.run_nanogpt(ground.fresh_dir("caches"), settings)
+    run = ctx.run_nanogpt(ctx.fresh_dir("caches"), settings)
     steps_s = peers.iterations_s(run.output.lines)
-    return find_nanogpt_best(ground, run, data, rate=rate, updates=settings["max_iters"], steps_s=steps_s)
+    return find_nanogpt_best(ctx, run, data, rate=rate, updates=settings["max_iters"], steps_s=steps_s)
 
 
-def mdn_to_loss(ground: BenchContext) -> list[Result]:
+def mdn_to_loss(ctx: BenchContext) -> list[Result]:
     """GPT-2 124M on mdn: wall clock to the lowest loss that nanoGPT reaches in 90 s of updates."""
-    data, preset = ground.mdn, ground.options.preset or "gpt2_124m_fast"
-    first, *others = ground.options.seeds
-    runs = [run_preset(ground, preset, data, first)]
-    tried = [nanogpt_on_mdn(ground, rate) for rate in best_learning_rates(ground)]
+    data, preset = ctx.mdn, ctx.options.preset or "gpt2_124m_fast"
+    first, *others = ctx.options.seeds
+    runs = [run_preset(ctx, preset, data, first)]
+    tried = [nanogpt_on_mdn(ctx, rate) for rate in best_learning_rates(ctx)]
     theirs = min(tried, key=lambda one: full_context_loss(one.losses))
-    runs += [run_preset(ground, preset, data, seed) for seed in others]
-    return [time_to_loss_result(ground, "mdn-to-loss", theirs, runs, data, preset, 1024, None)]
+    runs += [run_preset(ctx, preset, data, seed) for seed in others]
+    return [time_to_loss_result(ctx, "mdn-to-loss", theirs, runs, data, preset, 1024, None)]

@@ -45,34 +45,34 @@ class GridPoint:
     tokens_per_s: float
 
 
-def grid_settings(ground: TuneContext, names: Sequence[str], sizes: Sequence[int]) -> list[SpeedSettings]:
+def grid_settings(ctx: TuneContext, names: Sequence[str], sizes: Sequence[int]) -> list[SpeedSettings]:
     """Every combination of the dimensions named, around what a run would decide for each micro-batch."""
-    chosen = [n for n in sizes or ground.micro_batches if n in ground.micro_batches]
-    base = chosen if "micro_batch" in names else [ground.automatic_batch]
-    values = {name: _values(ground, name) for name in names if name != "micro_batch"}
+    chosen = [n for n in sizes or ctx.micro_batches if n in ctx.micro_batches]
+    base = chosen if "micro_batch" in names else [ctx.automatic_batch]
+    values = {name: _values(ctx, name) for name in names if name != "micro_batch"}
     found: dict[SpeedSettings, None] = {}
     for number in base:
         for combination in itertools.product(*values.values()):
             changes: dict[str, Any] = dict(zip(values, combination, strict=True))
-            setting = dataclasses.replace(ground.automatic_setting_at(number), **changes)
+            setting = dataclasses.replace(ctx.automatic_setting_at(number), **changes)
             if not (setting.compile and (setting.kernels or setting.graph)):
                 found[setting] = None
     # Another number of threads is another process: all with the same number come together.
     return sorted(found, key=lambda setting: setting.threads or 0)
 
 
-def _values(ground: TuneContext, name: str) -> list[Any]:
-    on_card = ground.device_type == "cuda"
+def _values(ctx: TuneContext, name: str) -> list[Any]:
+    on_card = ctx.device_type == "cuda"
     if name == "attention":
-        formula = ["manual"] if ground.block_size <= 256 else []
+        formula = ["manual"] if ctx.block_size <= 256 else []
         return ["cudnn", "flash", "efficient"] if on_card else ["sdpa", *formula]
     if name == "threads":
-        return [None, *range(1, ground.threads)] if ground.device_type == "cpu" else [None]
+        return [None, *range(1, ctx.threads)] if ctx.device_type == "cpu" else [None]
     return [False, True] if on_card or name in ("checkpointing", "compile") else [False]
 
 
 def measure_grid(
-    workshop: TrialRunner, ground: TuneContext, settings: Iterable[SpeedSettings], limit_s: float
+    workshop: TrialRunner, ctx: TuneContext, settings: Iterable[SpeedSettings], limit_s: float
 ) -> list[GridPoint]:
     found = []
     end = time.monotonic() + limit_s
@@ -82,10 +82,10 @@ def measure_grid(
             break
         trial = workshop.measure(setting, _LIMIT_S)
         figures = summarize_updates([trial])
-        keeps = figures is not None and (figures.peak_bytes or 0) <= ground.usable_bytes
-        speed = run_tokens_per_s(ground, setting, figures) if figures is not None and keeps else 0.0
+        keeps = figures is not None and (figures.peak_bytes or 0) <= ctx.usable_bytes
+        speed = run_tokens_per_s(ctx, setting, figures) if figures is not None and keeps else 0.0
         found.append(GridPoint(setting, trial, speed))
-        print(f"{describe_setting(ground, setting):<60} {_in_words(found[-1])}", flush=True)
+        print(f"{describe_setting(ctx, setting):<60} {_in_words(found[-1])}", flush=True)
     return found
 
 
@@ -96,7 +96,7 @@ def _in_words(point: GridPoint) -> str:
 
 
 def measure_in_turns(
-    workshop: TrialRunner, ground: TuneContext, settings: Sequence[SpeedSettings], rounds: int
+    workshop: TrialRunner, ctx: TuneContext, settings: Sequence[SpeedSettings], rounds: int
 ) -> dict[SpeedSettings, float]:
     """The speed of each, measured again, one after the other and from the beginning."""
     trials: dict[SpeedSettings, list[Trial]] = {setting: [] for setting in settings}
@@ -107,27 +107,27 @@ def measure_in_turns(
     speeds = {}
     for setting, done in trials.items():
         figures = summarize_updates(done)
-        speeds[setting] = run_tokens_per_s(ground, setting, figures) if figures is not None else 0.0
+        speeds[setting] = run_tokens_per_s(ctx, setting, figures) if figures is not None else 0.0
     return speeds
 
 
-def grid_table(ground: TuneContext, found: Sequence[GridPoint]) -> str:
+def grid_table(ctx: TuneContext, found: Sequence[GridPoint]) -> str:
     lines = ["| setting | tokens/s | ms | MFU | peak |", "|---|---:|---:|---:|---:|"]
     for point in sorted(found, key=lambda point: -point.tokens_per_s):
-        name, trial = describe_setting(ground, point.setting), point.trial
+        name, trial = describe_setting(ctx, point.setting), point.trial
         if trial.outcome != "ran":
             lines.append(f"| {name} | {trial.outcome} | | | |")
             continue
         seconds = median(trial.update_s)
-        rate = ground.tokens_per_update / seconds
-        mfu = format_percent_value(100 * rate * ground.flops_per_token / ground.peak) if ground.peak else ""
+        rate = ctx.tokens_per_update / seconds
+        mfu = format_percent_value(100 * rate * ctx.flops_per_token / ctx.peak) if ctx.peak else ""
         peak = "" if trial.peak_bytes is None else format_bytes(trial.peak_bytes)
         lines.append(f"| {name} | {format_count(rate)} | {format_ms(seconds * 1000)} | {mfu} | {peak} |")
     return "\n".join(lines)
 
 
 def grid_document(
-    ground: TuneContext,
+    ctx: TuneContext,
     tuning: Tuning | None,
     found: Sequence[GridPoint],
     again: Mapping[SpeedSettings, float],
@@ -145,8 +145,8 @@ def grid_document(
     ]
     return {
         "row": "tune",
-        "machine": ground.device_name,
-        "tokens_per_update": ground.tokens_per_update,
+        "machine": ctx.device_name,
+        "tokens_per_update": ctx.tokens_per_update,
         "settings": len(found),
         "best": dataclasses.asdict(best),
         "best_tokens_per_s": again[best],
@@ -165,22 +165,22 @@ def main(arguments: list[str] | None = None) -> int:
         kind = workshop.device_type(str({**recipe.settings, **changes}.get("device", "auto")), _LIMIT_S)
         config = build_config(recipe, changes, kind)
         tuning = None if asked.no_tune else _tuned(config, workshop, asked.budget)
-        ground = workshop.inspect_machine(config, None, _LIMIT_S, _LIMIT_S)
+        ctx = workshop.inspect_machine(config, None, _LIMIT_S, _LIMIT_S)
         workshop.timed_s = asked.seconds
-        settings = grid_settings(ground, asked.grid.split(","), asked.sizes)
-        found = measure_grid(workshop, ground, settings, asked.limit)
+        settings = grid_settings(ctx, asked.grid.split(","), asked.sizes)
+        found = measure_grid(workshop, ctx, settings, asked.limit)
         order = sorted(found, key=lambda point: -point.tokens_per_s)
         chosen = None if tuning is None else tuning.result.chosen.setting
         finalists = [point.setting for point in order[: asked.finalists] if point.tokens_per_s]
         workshop.timed_s = asked.finalist_seconds
-        again = measure_in_turns(workshop, ground, [*finalists, *([chosen] if chosen else [])], asked.rounds)
+        again = measure_in_turns(workshop, ctx, [*finalists, *([chosen] if chosen else [])], asked.rounds)
         best = max(again, key=lambda setting: again[setting])
         for setting, speed in again.items():
             mark = {chosen: "  chosen"}.get(setting, "") + ("  best" if setting == best else "")
-            print(f"again: {describe_setting(ground, setting):<53} {format_count(speed)} tokens/s{mark}")
+            print(f"again: {describe_setting(ctx, setting):<53} {format_count(speed)} tokens/s{mark}")
         ratio = None if chosen is None else again[chosen] / again[best]
-    print(f"\n{grid_table(ground, found)}")
-    print(json.dumps(grid_document(ground, tuning, found, again, ratio)))
+    print(f"\n{grid_table(ctx, found)}")
+    print(json.dumps(grid_document(ctx, tuning, found, again, ratio)))
     return 0
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bench import overhead, results, speed, sweep, to_loss
 from bench.glass import GlassRun
-from bench.ground import BenchContext, BenchOptions
+from bench.context import BenchContext, BenchOptions
 from bench.peers import PeerRun
 from bench.watch import TimedLine, TimedOutput
 from glassgpt.config import TrainConfig
@@ -66,13 +66,13 @@ class Made(BenchContext):
 
 
 def test_speed_is_compared_round_by_round_on_the_same_seeds(tmp_path: Path) -> None:
-    ground = Made(tmp_path, rounds=2)
-    (row,) = speed.gpt2_speed(ground)
+    ctx = Made(tmp_path, rounds=2)
+    (row,) = speed.gpt2_speed(ctx)
     assert row.value == pytest.approx(100 / 80)
     assert row.nanogpt == pytest.approx([655_360.0] * 2)
     assert not row.objection
-    assert [side for side, _ in ground.asked] == ["nanogpt", "gpt2_124m"] * 2
-    assert [settings["seed"] for _, settings in ground.asked] == [1337, 1337, 1338, 1338]
+    assert [side for side, _ in ctx.asked] == ["nanogpt", "gpt2_124m"] * 2
+    assert [settings["seed"] for _, settings in ctx.asked] == [1337, 1337, 1338, 1338]
     same = (
         "n_layer",
         "n_head",
@@ -83,75 +83,75 @@ def test_speed_is_compared_round_by_round_on_the_same_seeds(tmp_path: Path) -> N
         "max_iters",
         "log_interval",
     )
-    theirs, ours = ground.asked[0][1], ground.asked[1][1]
+    theirs, ours = ctx.asked[0][1], ctx.asked[1][1]
     assert {name: theirs[name] for name in same} == {name: ours[name] for name in same}
 
 
 def test_a_worse_loss_is_objected_to(tmp_path: Path) -> None:
-    ground = Made(tmp_path, rounds=1)
-    ground.our_loss = lambda settings: 3.1
-    assert "3.1000 is worse than 3.0000" in speed.gpt2_speed(ground)[0].objection
+    ctx = Made(tmp_path, rounds=1)
+    ctx.our_loss = lambda settings: 3.1
+    assert "3.1000 is worse than 3.0000" in speed.gpt2_speed(ctx)[0].objection
 
 
 def test_a_loss_that_is_not_a_number_is_objected_to(tmp_path: Path) -> None:
     """Of one seed too, which a median would pass over."""
-    ground = Made(tmp_path, rounds=3)
-    ground.our_loss = lambda settings: math.nan if settings["seed"] in (1, 1337) else 2.9
-    assert speed.gpt2_speed(ground)[0].objection
-    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("3 of 3")
-    ground.their_loss, ground.our_loss = lambda settings: 3.0, lambda settings: 1.4
-    assert not to_loss.shakespeare_to_loss(ground)[0].objection
-    ground.our_loss = lambda settings: math.nan if settings["seed"] == 1 else 1.4
-    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("1 of 3")
+    ctx = Made(tmp_path, rounds=3)
+    ctx.our_loss = lambda settings: math.nan if settings["seed"] in (1, 1337) else 2.9
+    assert speed.gpt2_speed(ctx)[0].objection
+    assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("3 of 3")
+    ctx.their_loss, ctx.our_loss = lambda settings: 3.0, lambda settings: 1.4
+    assert not to_loss.shakespeare_to_loss(ctx)[0].objection
+    ctx.our_loss = lambda settings: math.nan if settings["seed"] == 1 else 1.4
+    assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("1 of 3")
 
 
 def test_fp8_is_held_against_nanogpt_and_against_bf16(tmp_path: Path) -> None:
-    ground = Made(tmp_path)
-    ground.our_loss = lambda settings: 2.985 if settings.get("fp8") else 2.96
-    fp8, plain = speed.fp8_loss(ground)
+    ctx = Made(tmp_path)
+    ctx.our_loss = lambda settings: 2.985 if settings.get("fp8") else 2.96
+    fp8, plain = speed.fp8_loss(ctx)
     assert (fp8.row, plain.row) == ("fp8", "gpt2-500")
     assert "worse than 2.9600" in fp8.objection
     assert not plain.objection
-    assert [side for side, _ in ground.asked] == ["nanogpt", "gpt2_124m", "gpt2_124m"] * 3
-    assert [settings["seed"] for _, settings in ground.asked] == [1337] * 3 + [1] * 3 + [2] * 3
-    assert [bool(settings.get("fp8")) for _, settings in ground.asked] == [False, False, True] * 3
+    assert [side for side, _ in ctx.asked] == ["nanogpt", "gpt2_124m", "gpt2_124m"] * 3
+    assert [settings["seed"] for _, settings in ctx.asked] == [1337] * 3 + [1] * 3 + [2] * 3
+    assert [bool(settings.get("fp8")) for _, settings in ctx.asked] == [False, False, True] * 3
 
 
 def test_a_race_is_won_only_if_all_seeds_arrive(tmp_path: Path) -> None:
-    ground = Made(tmp_path)
-    ground.their_loss = lambda settings: 1.48
-    ground.our_loss = lambda settings: 1.469
-    (row,) = to_loss.shakespeare_to_loss(ground)
+    ctx = Made(tmp_path)
+    ctx.their_loss = lambda settings: 1.48
+    ctx.our_loss = lambda settings: 1.469
+    (row,) = to_loss.shakespeare_to_loss(ctx)
     assert row.details["target"] == 1.4697  # nanoGPT was worse this time: what it is known to reach counts
     assert not row.objection
     # nanoGPT: 39 iterations of 100 ms and the evaluation; ours: the whole process.
     assert row.nanogpt == pytest.approx([4.9])
     assert row.value == pytest.approx(4.9 / (39 * 0.08))
-    assert [side for side, _ in ground.asked] == [
+    assert [side for side, _ in ctx.asked] == [
         "shakespeare_char_fast",
         "nanogpt",
         *["shakespeare_char_fast"] * 2,
     ]
-    caches = {settings["caches"] for side, settings in ground.asked if side != "nanogpt"}
+    caches = {settings["caches"] for side, settings in ctx.asked if side != "nanogpt"}
     assert len(caches) == 3  # each process starts cold
     assert row.details["overhead"] == {"shakespeare_char_fast": pytest.approx(0.03)}
 
-    ground.our_loss = lambda settings: 1.4698 if settings["seed"] == 2 else 1.4
-    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("1 of 3 seeds did not reach 1.4697")
-    ground.their_loss = lambda settings: 1.3  # better than known: that is the target then
-    assert to_loss.shakespeare_to_loss(ground)[0].objection.startswith("3 of 3")
+    ctx.our_loss = lambda settings: 1.4698 if settings["seed"] == 2 else 1.4
+    assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("1 of 3 seeds did not reach 1.4697")
+    ctx.their_loss = lambda settings: 1.3  # better than known: that is the target then
+    assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("3 of 3")
 
 
 def test_nanogpt_races_on_mdn_at_its_best_rate(tmp_path: Path) -> None:
-    ground = Made(tmp_path, seconds=2.0)
-    ground.their_loss = lambda settings: {6e-4: 3.2, 1.2e-3: 3.0, 2.4e-3: 3.1}[settings["learning_rate"]]
-    ground.our_loss = lambda settings: 2.9
-    assert to_loss.best_learning_rates(ground) == to_loss.LEARNING_RATES  # nobody looked yet
-    results.append(ground.options.out, to_loss.mdn_rates(ground)[0])
-    assert to_loss.best_learning_rates(ground) == (1.2e-3,)
-    ground.asked.clear()
-    (row,) = to_loss.mdn_to_loss(ground)
-    theirs = [settings for side, settings in ground.asked if side == "nanogpt"]
+    ctx = Made(tmp_path, seconds=2.0)
+    ctx.their_loss = lambda settings: {6e-4: 3.2, 1.2e-3: 3.0, 2.4e-3: 3.1}[settings["learning_rate"]]
+    ctx.our_loss = lambda settings: 2.9
+    assert to_loss.best_learning_rates(ctx) == to_loss.LEARNING_RATES  # nobody looked yet
+    results.append(ctx.options.out, to_loss.mdn_rates(ctx)[0])
+    assert to_loss.best_learning_rates(ctx) == (1.2e-3,)
+    ctx.asked.clear()
+    (row,) = to_loss.mdn_to_loss(ctx)
+    theirs = [settings for side, settings in ctx.asked if side == "nanogpt"]
     assert [settings["learning_rate"] for settings in theirs] == [1.2e-3]
     assert theirs[0]["max_iters"] == theirs[0]["eval_interval"] * 4 == 16  # 2 s at 125 ms
     assert row.details["target"] == 3.0
@@ -159,33 +159,33 @@ def test_nanogpt_races_on_mdn_at_its_best_rate(tmp_path: Path) -> None:
 
 
 def test_nanogpts_updates_fit_its_measured_speed(tmp_path: Path) -> None:
-    ground = Made(tmp_path, rounds=1)
-    assert to_loss.updates_that_fit(ground) == 720
-    results.append(ground.options.out, speed.gpt2_speed(ground)[0])
-    assert to_loss.updates_that_fit(ground) == 900  # at 100 ms
+    ctx = Made(tmp_path, rounds=1)
+    assert to_loss.updates_that_fit(ctx) == 720
+    results.append(ctx.options.out, speed.gpt2_speed(ctx)[0])
+    assert to_loss.updates_that_fit(ctx) == 900  # at 100 ms
     half = Made(tmp_path, batch=32)  # an update of half as many tokens takes half as long
     assert to_loss.updates_that_fit(half) == 1800
 
 
 def test_overhead_takes_what_races_found_and_runs_the_rest(tmp_path: Path) -> None:
-    ground = Made(tmp_path)
-    ground.our_loss = lambda settings: 1.0
-    results.append(ground.options.out, to_loss.cpu_to_loss(ground)[0])
-    ground.asked.clear()
-    (row,) = overhead.overhead(ground)
+    ctx = Made(tmp_path)
+    ctx.our_loss = lambda settings: 1.0
+    results.append(ctx.options.out, to_loss.cpu_to_loss(ctx)[0])
+    ctx.asked.clear()
+    (row,) = overhead.overhead(ctx)
     assert row.details["measured"] == {"shakespeare_char_cpu_fast": pytest.approx(0.03)}
-    assert not ground.asked
+    assert not ctx.asked
 
 
 def test_a_preset_that_was_measured_again_counts_as_it_is_now(tmp_path: Path) -> None:
-    ground = Made(tmp_path)
+    ctx = Made(tmp_path)
     for row, details in (
         ("mdn-to-loss", {"overhead": {"gpt2_124m_fast": 0.1}}),
         ("overhead", {"measured": {"gpt2_124m_fast": 0.02}}),
     ):
-        result = ground.make_result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
-        results.append(ground.options.out, result)
-    assert overhead.recorded_shares(ground) == {"gpt2_124m_fast": 0.02}
+        result = ctx.make_result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
+        results.append(ctx.options.out, result)
+    assert overhead.recorded_shares(ctx) == {"gpt2_124m_fast": 0.02}
 
 
 def test_tiny_results_never_count(tmp_path: Path) -> None:

@@ -99,12 +99,12 @@ def test_enough_ends_the_processes_of_a_process_too(tmp_path: Path) -> None:
 # `python -m bench sampling`, whose row watches the family; and the moment at which it begins to clean up.
 ROW = """
 import os, pathlib, runpy, signal, sys, threading
-from bench import writing
+from bench import sampling_rows
 from bench.watch import cache_environment, run_timed
 
 command, folder, again = {command!r}, pathlib.Path({folder!r}), {again!r}
 
-def row(ground):
+def row(ctx):
     '''A row that takes a minute.'''
     run_timed(command, folder, cache_environment(folder / "caches"))
 
@@ -115,7 +115,7 @@ class Timer(threading.Timer):
         super().cancel()
 
 threading.Timer = Timer
-writing.sampling = row
+sampling_rows.sampling = row
 sys.argv = ["bench", "sampling", "--out", str(folder / "out.jsonl")]
 runpy.run_module("bench", run_name="__main__")
 """

@@ -6,30 +6,30 @@ import json
 import sys
 from typing import Any
 
+from bench.context import BenchContext
 from bench.glass import ROOT
-from bench.ground import BenchContext
 from bench.results import Result
 from bench.watch import cache_environment, run_timed
 
 
-def sampling(ground: BenchContext) -> list[Result]:
+def sampling(ctx: BenchContext) -> list[Result]:
     """Writing 500 tokens with GPT-2 124M, one text and eight at a time."""
     flags = {
-        "nanogpt": ground.nanogpt.root,
-        "device": ground.device_type,
-        "rounds": ground.options.rounds,
-        "tokens": ground.options.updates or 500,
+        "nanogpt": ctx.nanogpt.root,
+        "device": ctx.device_type,
+        "rounds": ctx.options.rounds,
+        "tokens": ctx.options.updates or 500,
     }
     command = [sys.executable, str(ROOT / "bench" / "sampling.py")]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
-    watched = run_timed(command, ROOT, cache_environment(ground.fresh_dir("caches")))
-    return sampling_results(ground, json.loads(watched.lines[-1].text))
+    watched = run_timed(command, ROOT, cache_environment(ctx.fresh_dir("caches")))
+    return sampling_results(ctx, json.loads(watched.lines[-1].text))
 
 
-def sampling_results(ground: BenchContext, document: dict[str, Any]) -> list[Result]:
+def sampling_results(ctx: BenchContext, document: dict[str, Any]) -> list[Result]:
     return [
-        ground.make_result(
+        ctx.make_result(
             f"sampling-{batch}",
             "tokens/s",
             nanogpt=found["rounds"]["nanogpt"],

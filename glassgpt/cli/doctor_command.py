@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
-from glassgpt.doctor.doctor_options import DoctorOptions, check_doctor_options, runs_dir
+from glassgpt.cli.command import make_console
+from glassgpt.cli.command import parse_options
+from glassgpt.cli.command import print_help
+from glassgpt.cli.command import wants_help
+from glassgpt.doctor.doctor_options import DoctorOptions
+from glassgpt.doctor.doctor_options import check_doctor_options
+from glassgpt.doctor.doctor_options import runs_dir
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from glassgpt.doctor import (
-    compile_check,
-    cpu_checks,
-    disk_check,
-    dtype_check,
-    gpu_checks,
-    memory_check,
-    selftests,
-    software_check,
-    speed_check,
-)
+from glassgpt.doctor import compile_check
+from glassgpt.doctor import cpu_checks
+from glassgpt.doctor import disk_check
+from glassgpt.doctor import dtype_check
+from glassgpt.doctor import gpu_checks
+from glassgpt.doctor import memory_check
+from glassgpt.doctor import selftests
+from glassgpt.doctor import software_check
+from glassgpt.doctor import speed_check
 from glassgpt.doctor.check import Check
 
 _TORCH = "torch"

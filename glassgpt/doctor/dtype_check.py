@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
-from glassgpt.doctor.gpu_checks import device_label, find_gpus
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.gpu_checks import device_label
+from glassgpt.doctor.gpu_checks import find_gpus
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,12 @@ from __future__ import annotations
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
-from glassgpt.cgroup import CGROUP_ROOT, memory_limit_and_free_bytes, read_own_cgroups
+from glassgpt.cgroup import CGROUP_ROOT
+from glassgpt.cgroup import memory_limit_and_free_bytes
+from glassgpt.cgroup import read_own_cgroups
 from glassgpt.doctor import gpt2
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.check import DiagnosticLine
 
 _LOW_MEMORY_BYTES, _TOO_LOW_MEMORY_BYTES = 4 * 2**30, 2**30
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
-from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
-from glassgpt.doctor.isolate import IsolatedCheckFailed, summarize_error
+from glassgpt.doctor.check import Check
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.check import CheckResult
+from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.check import DoctorReport
+from glassgpt.doctor.isolate import IsolatedCheckFailed
+from glassgpt.doctor.isolate import summarize_error
 
 
 def run_checks(

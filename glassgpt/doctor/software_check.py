@@ -6,7 +6,8 @@ import platform
 import sys
 from pathlib import Path
 
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.record.machine import source_commit
 from glassgpt.version import VERSION
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import replace
 
-from glassgpt.tune.setting import CONFIG_FIELDS, TUNABLE_DIMENSIONS, SpeedSettings
+from glassgpt.tune.setting import CONFIG_FIELDS
+from glassgpt.tune.setting import TUNABLE_DIMENSIONS
+from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.tune_facts import TuneContext
 
 # --- micro-batch ---

@@ -6,7 +6,9 @@ import math
 from statistics import median
 
 from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.trial import Trial, UpdateStats, summarize_updates
+from glassgpt.tune.trial import Trial
+from glassgpt.tune.trial import UpdateStats
+from glassgpt.tune.trial import summarize_updates
 from glassgpt.tune.tune_facts import TuneContext
 
 MIN_WORTHWHILE_GAIN = 0.01  # a gain of less is not worth a change, nor more memory

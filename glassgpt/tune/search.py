@@ -8,14 +8,19 @@ It knows neither torch nor the machine: `measure` does a trial, the budget's `cl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from collections.abc import Collection
+from dataclasses import dataclass
+from dataclasses import replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.tune import candidates
-from glassgpt.tune.budget import NO_TIME, RUN_TOO_SHORT, TrialEstimator
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, TrialResults
+from glassgpt.tune.budget import NO_TIME
+from glassgpt.tune.budget import RUN_TOO_SHORT
+from glassgpt.tune.budget import TrialEstimator
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN
+from glassgpt.tune.results import TrialResults
 from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.tune_facts import TuneContext

@@ -7,23 +7,31 @@ import gc
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
+from glassgpt.estimate.batching import BatchPlan
+from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
-from glassgpt.training.device import ExecutionConfig, configure_model
-from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
+from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.device import configure_model
+from glassgpt.training.kernel_choice import SpeedupInputs
+from glassgpt.training.kernel_choice import choose_speedups
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.tune.peak_memory import PeakMemory
-from glassgpt.tune.setting import SpeedSettings, apply_setting
-from glassgpt.tune.trial import Trial, UpdateMarks, update_seconds
-from glassgpt.tune.trial_setup import TrialSetup, setting_from_placement
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.setting import apply_setting
+from glassgpt.tune.trial import Trial
+from glassgpt.tune.trial import UpdateMarks
+from glassgpt.tune.trial import update_seconds
+from glassgpt.tune.trial_setup import TrialSetup
+from glassgpt.tune.trial_setup import setting_from_placement
 
 Clock = Callable[[], float]
 RunUpdates = Callable[[int], list[UpdateMarks]]  # does so many updates

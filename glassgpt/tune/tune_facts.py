@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate import memory, overheads
-from glassgpt.tune.setting import SpeedSettings, apply_setting
+from glassgpt.estimate import memory
+from glassgpt.estimate import overheads
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.setting import apply_setting
 from glassgpt.tune.trial import trial_micro_steps
 
 # Of the memory that was free, what a setting may take. Evaluation, checkpoints and a desktop want some too.

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.format import format_count, format_duration, pluralize
-from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
-from glassgpt.tune.search import Budget, Search, TrialEvent
-from glassgpt.tune.setting import TUNABLE_DIMENSIONS, SpeedSettings, describe_dimension
+from glassgpt.format import format_count
+from glassgpt.format import format_duration
+from glassgpt.format import pluralize
+from glassgpt.tune.ranking import SettingResult
+from glassgpt.tune.ranking import TuneResult
+from glassgpt.tune.ranking import summarize_trials
+from glassgpt.tune.search import Budget
+from glassgpt.tune.search import Search
+from glassgpt.tune.search import TrialEvent
+from glassgpt.tune.setting import TUNABLE_DIMENSIONS
+from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.setting import describe_dimension
 from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.worker_process import TrialRunner
 from glassgpt.validate import find_config_problems

@@ -22,7 +22,8 @@ from glassgpt.paths import child_pythonpath
 from glassgpt.tune.search import budget_too_short_message
 from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import TuneContext, from_document
+from glassgpt.tune.tune_facts import TuneContext
+from glassgpt.tune.tune_facts import from_document
 
 JsonObject = dict[str, Any]
 _SIGKILL = 9  # which Windows has no name for

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from glassgpt.doctor import cpu_checks, gpt2, software_check
+from glassgpt.doctor import cpu_checks
+from glassgpt.doctor import gpt2
+from glassgpt.doctor import software_check
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.cpu_checks import (
-    Cores,
-    CpuClock,
-    check_processor,
-    check_threads,
-    clock_line,
-    cores_line,
-    hottest_cpu_celsius,
-    load_line,
-    read_clock,
-    threads_line,
-)
-from glassgpt.doctor.memory_check import check_memory, memory_line
+from glassgpt.doctor.cpu_checks import Cores
+from glassgpt.doctor.cpu_checks import CpuClock
+from glassgpt.doctor.cpu_checks import check_processor
+from glassgpt.doctor.cpu_checks import check_threads
+from glassgpt.doctor.cpu_checks import clock_line
+from glassgpt.doctor.cpu_checks import cores_line
+from glassgpt.doctor.cpu_checks import hottest_cpu_celsius
+from glassgpt.doctor.cpu_checks import load_line
+from glassgpt.doctor.cpu_checks import read_clock
+from glassgpt.doctor.cpu_checks import threads_line
+from glassgpt.doctor.memory_check import check_memory
+from glassgpt.doctor.memory_check import memory_line
 from glassgpt.version import VERSION
 
 GIB = 2**30
@@ -260,7 +261,8 @@ def test_this_memory(tmp_path: Path) -> None:
 def test_gpt2_is_as_large_as_we_say() -> None:
     import torch
 
-    from glassgpt.model.gpt import GPT, GPTConfig
+    from glassgpt.model.gpt import GPT
+    from glassgpt.model.gpt import GPTConfig
 
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50_304, block_size=1024, n_layer=12, n_head=12, n_embd=768))

@@ -11,9 +11,16 @@ import doctor_checks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from glassgpt.doctor.check import Check, CheckContext, CheckResult, CheckVerdict, DiagnosticLine, DoctorReport
+from glassgpt.doctor.check import Check
+from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.check import CheckResult
+from glassgpt.doctor.check import CheckVerdict
+from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.check import DoctorReport
 from glassgpt.doctor.checks import CHECKS
-from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated, summarize_error
+from glassgpt.doctor.isolate import IsolatedCheckFailed
+from glassgpt.doctor.isolate import run_isolated
+from glassgpt.doctor.isolate import summarize_error
 from glassgpt.doctor.redact import redact
 from glassgpt.doctor.runner import run_checks
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.search import Budget, Search, TrialEvent
+from glassgpt.tune.search import Budget
+from glassgpt.tune.search import Search
+from glassgpt.tune.search import TrialEvent
 from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.tune_facts import TuneContext

@@ -26,9 +26,8 @@ from glassgpt.config import TrainConfig
 from glassgpt.format import format_bytes, format_count, format_ms, format_percent_value
 from glassgpt.recipe import build_config, find_recipe
 from glassgpt.tune.results import run_tokens_per_s
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial, summarize_updates
-from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.tuning import Tuning, describe_setting, tune
 from glassgpt.tune.worker_process import TrialRunner
 

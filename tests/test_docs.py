@@ -21,7 +21,7 @@ from glassgpt.cli.completion import CompletionOptions
 from glassgpt.cli.runs_commands import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.doctor.doctor_options import DoctorOptions
+from glassgpt.doctor.check import DoctorOptions
 from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.plan.plan_options import PlanOptions
@@ -37,7 +37,7 @@ from glassgpt.track.metrics import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
 from glassgpt.track.track_options import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
-from glassgpt.tune.tune_options import TuneOptions
+from glassgpt.tune.tuning import TuneOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -13,8 +13,7 @@ from glassgpt import format
 from glassgpt.config import TrainConfig
 from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.gpu_checks import default_device
-from glassgpt.doctor.isolate import run_isolated
-from glassgpt.doctor.shell import CommandOutput, run_command
+from glassgpt.doctor.isolate import CommandOutput, run_command, run_isolated
 from glassgpt.estimate.decide import choose_compile, choose_kernels
 from glassgpt.record.machine import COMPILER_COMMANDS, find_compiler
 

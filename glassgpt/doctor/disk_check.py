@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from glassgpt import format
-from glassgpt.doctor import gpt2
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES, GPT2_NAME
 from glassgpt.paths import nearest_existing_folder
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
@@ -44,15 +44,13 @@ def check_disk(visit: CheckContext) -> list[DiagnosticLine]:
 def free_space_line(place: str, free: int, exists: bool) -> DiagnosticLine:
     says = f"{format.format_bytes(free)} free at {place}" + ("" if exists else " (to be made)")
     numbers: dict[str, ReportValue] = {"free": free, "out_dir": place}
-    need = (
-        f"{_CHECKPOINTS_ON_DISK} checkpoints of {gpt2.MODEL_NAME}, which is what a run may need at once, are "
-    )
-    need += format.format_bytes(_CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES)
-    if free < gpt2.CHECKPOINT_BYTES:
+    need = f"{_CHECKPOINTS_ON_DISK} checkpoints of {GPT2_NAME}, which is what a run may need at once, are "
+    need += format.format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
+    if free < GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
             "disk", f"{says}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
         )
-    if free < _CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES:
+    if free < _CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
             "disk", f"{says}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
         )
@@ -103,10 +101,10 @@ def random_payload(size: int) -> PackedTensors:
 
 def checkpoint_line(write: float, free: int) -> DiagnosticLine:
     """`write`: bytes per second of what a checkpoint is written by."""
-    size = gpt2.CHECKPOINT_BYTES
+    size = GPT2_CHECKPOINT_BYTES
     seconds = size / write
     says = (
-        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {gpt2.MODEL_NAME} (weights and AdamW's "
+        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {GPT2_NAME} (weights and AdamW's "
         f"state, {format.format_bytes(size)}) takes about {format.format_duration(seconds)}, in the background; "
         f"{format.format_integer(free // size)} would fit"
     )

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
+
+if TYPE_CHECKING:
+    import torch
 import os
 import time
 import warnings
@@ -12,16 +18,43 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import format
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.check import ReportValue
+from glassgpt.doctor.isolate import run_command
 from glassgpt.doctor.nvidia_smi import CardState, read_card_states
-from glassgpt.doctor.shell import run_command
 from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name
 from glassgpt.training.probe import describe_machine
 
-if TYPE_CHECKING:
+_GPT2_WIDTH = 768  # of the model to be trained: GPT-2's
+
+
+def check_dtypes(visit: CheckContext) -> list[DiagnosticLine]:
     import torch
+
+    devices = [*find_gpus(), torch.device("cpu")]
+    return [dtype_line(f"dtype {device_label(device)}", device) for device in devices]
+
+
+def dtype_line(name: str, device: torch.device) -> DiagnosticLine:
+    from glassgpt.training.device import choose_dtype
+
+    choice = choose_dtype("auto", device, _GPT2_WIDTH)
+    says = f"{choice.value}: {choice.reason}"
+    if device.type == "cuda" and choice.value != "bfloat16":
+        # Its reason begins with "asked for", and goes on with what speaks against it.
+        remark = choose_dtype("bfloat16", device, _GPT2_WIDTH).reason.partition("; ")[2]
+        says += f"; bfloat16: {remark}" if remark else ""
+    return DiagnosticLine(name, says, numbers={"device": str(device), "dtype": str(choice.value)})
+
+
+def dtypes_to_measure(device: torch.device) -> list[str]:
+    """Those whose speed matters: the one chosen, and float32 to compare with."""
+    from glassgpt.training.device import choose_dtype
+
+    chosen = str(choose_dtype("auto", device, _GPT2_WIDTH).value)
+    return list(dict.fromkeys((chosen, "float32")))
+
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from glassgpt.doctor.shell import CommandOutput
+from glassgpt.doctor.isolate import CommandOutput
 
 RunCommand = Callable[..., CommandOutput | None]
 

@@ -13,8 +13,7 @@ import psutil  # type: ignore[import-untyped]
 from glassgpt import format
 from glassgpt.cgroup import read_text_or_empty
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
-from glassgpt.doctor.dtype_check import dtypes_to_measure
-from glassgpt.doctor.gpu_checks import device_label, find_gpus
+from glassgpt.doctor.gpu_checks import device_label, dtypes_to_measure, find_gpus
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
 from glassgpt.record.machine import cpu_model

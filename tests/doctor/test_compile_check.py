@@ -22,8 +22,7 @@ from glassgpt.doctor.compile_check import (
     compile_small_function,
     compiler_line,
 )
-from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated
-from glassgpt.doctor.shell import CommandOutput
+from glassgpt.doctor.isolate import CommandOutput, IsolatedCheckFailed, run_isolated
 from glassgpt.record.machine import find_compiler
 
 

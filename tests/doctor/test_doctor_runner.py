@@ -11,11 +11,17 @@ import doctor_checks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from glassgpt.doctor.check import Check, CheckContext, CheckResult, CheckVerdict, DiagnosticLine, DoctorReport
-from glassgpt.doctor.checks import CHECKS
+from glassgpt.doctor.check import (
+    Check,
+    CheckContext,
+    CheckResult,
+    CheckVerdict,
+    DiagnosticLine,
+    DoctorReport,
+    redact,
+)
+from glassgpt.doctor.checks import CHECKS, run_checks
 from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated, summarize_error
-from glassgpt.doctor.redact import redact
-from glassgpt.doctor.runner import run_checks
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"
 

@@ -14,19 +14,21 @@ import torch
 from glassgpt.doctor import gpu_checks
 from glassgpt.doctor import nvidia_smi as nvidia_smi_module
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.dtype_check import check_dtypes, dtype_line, dtypes_to_measure
 from glassgpt.doctor.gpu_checks import (
     TorchCard,
     card_line,
     check_clocks,
+    check_dtypes,
     check_gpus,
     clocks_line,
+    dtype_line,
+    dtypes_to_measure,
     has_code_for,
     query_under_load,
     without_gpu_line,
 )
+from glassgpt.doctor.isolate import CommandOutput, run_command
 from glassgpt.doctor.nvidia_smi import CardState, parse_card_states, read_card_states
-from glassgpt.doctor.shell import CommandOutput, run_command
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)

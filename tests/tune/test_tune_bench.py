@@ -9,7 +9,7 @@ import pytest
 from tune_machines import GIB, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from bench import tune as bench
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.worker_process import TrialRunner
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tune_machines import GIB, SMALL, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from glassgpt.errors import UserError
-from glassgpt.tune import candidates
+from glassgpt.tune import speed_settings as candidates
 from glassgpt.tune.ranking import TuneResult, choose_setting, summarize_trials
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.trial import Trial
 
 

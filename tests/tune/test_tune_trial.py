@@ -14,8 +14,7 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
-from glassgpt.tune.peak_memory import PeakMemory
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.trial import (
     Trial,
     UpdateMarks,
@@ -24,7 +23,7 @@ from glassgpt.tune.trial import (
     trial_micro_steps,
     update_seconds,
 )
-from glassgpt.tune.trial_run import TrialUpdates, run_trial, time_updates, warm_up
+from glassgpt.tune.trial_run import PeakMemory, TrialUpdates, run_trial, time_updates, warm_up
 from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 
 # --- from marks to updates ---

@@ -17,8 +17,7 @@ from conftest import MakeConfig
 from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.tune_facts import to_document
+from glassgpt.tune.speed_settings import SpeedSettings, to_document
 from glassgpt.tune.worker import TrialServer
 from glassgpt.tune.worker_process import TrialRunner, TrialWorker, WorkerDied, WorkerHung
 

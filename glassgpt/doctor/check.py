@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and the page made of all findings."""
+"""A check of this machine, the lines it prints, and the report of all checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ReportValue = str | float | int | bool | None
 
 @dataclass(frozen=True)
 class DiagnosticLine:
-    """One thing that was found."""
+    """One line of the report."""
 
     name: str
     says: str
@@ -49,13 +49,12 @@ class DiagnosticLine:
     error: str = ""  # in full, where a check failed
 
     def sanitized(self) -> DiagnosticLine:
-        """Without what could harm a terminal, and without what says whose machine it is."""
+        """Without control characters, and without names of the user and the machine."""
+        numbers = {
+            name: redact(value) if isinstance(value, str) else value for name, value in self.numbers.items()
+        }
         texts = {name: redact(value) for name, value in asdict(self).items() if isinstance(value, str)}
-        return replace(self, **sanitize_record(texts), numbers=sanitize_record(_discreet(self.numbers)))
-
-
-def _discreet(numbers: Mapping[str, ReportValue]) -> dict[str, ReportValue]:
-    return {name: redact(value) if isinstance(value, str) else value for name, value in numbers.items()}
+        return replace(self, **sanitize_record(texts), numbers=sanitize_record(numbers))
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check and what it found."""
+    """A check and its lines."""
 
     check: Check
     lines: tuple[DiagnosticLine, ...]
@@ -88,7 +87,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Everything that was found, in order."""
+    """All results, in order."""
 
     results: tuple[CheckResult, ...]
     skipped: tuple[Check, ...]

@@ -77,7 +77,7 @@ def run_checks(
     left_out: list[Check] = []
     broken: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="glass-doctor-", ignore_cleanup_errors=True) as folder:
-        visit = CheckContext(out_dir, Path(folder), quick)
+        context = CheckContext(out_dir, Path(folder), quick)
         for check in checks:
             if quick and check.is_slow:
                 left_out.append(check)
@@ -90,17 +90,17 @@ def run_checks(
                     )
                 ]
             else:
-                lines, failed = run_check(check, visit)
+                lines, failed = run_check(check, context)
                 broken |= {check.name} if failed else set()
             answers.append(CheckResult(check, tuple(line.sanitized() for line in lines)))
             tell(answers[-1])
     return DoctorReport(tuple(answers), tuple(left_out), clock() - started)
 
 
-def run_check(check: Check, visit: CheckContext) -> tuple[list[DiagnosticLine], bool]:
+def run_check(check: Check, context: CheckContext) -> tuple[list[DiagnosticLine], bool]:
     """What a check finds, and whether it failed."""
     try:
-        return list(check.run(visit)), False
+        return list(check.run(context)), False
     except IsolatedCheckFailed as error:  # in a process of its own
         return [
             DiagnosticLine(

@@ -27,10 +27,10 @@ _SLOW_CHECKPOINT_S, _VERY_SLOW_CHECKPOINT_S = 30.0, 300.0
 _OTHER_OUT_DIR_FIX = "choose another place by --out_dir"
 
 
-def check_disk(visit: CheckContext) -> list[DiagnosticLine]:
-    place = nearest_existing_folder(visit.out_dir)
+def check_disk(context: CheckContext) -> list[DiagnosticLine]:
+    place = nearest_existing_folder(context.out_dir)
     free = shutil.disk_usage(place).free
-    room = free_space_line(f"{visit.out_dir}", free, exists=place == visit.out_dir)
+    room = free_space_line(f"{context.out_dir}", free, exists=place == context.out_dir)
     sizes = [size for size in _TEST_FILE_BYTES if size <= free / 4]
     if not sizes:  # a full disk; the line above says so
         return [room]
@@ -103,9 +103,10 @@ def checkpoint_line(write: float, free: int) -> DiagnosticLine:
     """`write`: bytes per second of what a checkpoint is written by."""
     size = GPT2_CHECKPOINT_BYTES
     seconds = size / write
+    took, checkpoint = format.format_duration(seconds), format.format_bytes(size)
     says = (
-        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {GPT2_NAME} (weights and AdamW's "
-        f"state, {format.format_bytes(size)}) takes about {format.format_duration(seconds)}, in the background; "
+        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {GPT2_NAME} (weights and "
+        f"AdamW's state, {checkpoint}) takes about {took}, in the background; "
         f"{format.format_integer(free // size)} would fit"
     )
     numbers: dict[str, ReportValue] = {

@@ -1,4 +1,4 @@
-"""The processor: cores, threads, clock, and who else uses it."""
+"""System, Python, torch, processor, threads, load, clock and memory of this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 8)  # as pyproject.toml has them
 
 
-def check_system(visit: CheckContext) -> list[DiagnosticLine]:
+def check_system(context: CheckContext) -> list[DiagnosticLine]:
     system, kind = _system_name(), platform.machine()
     numbers = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": kind}
     found = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
@@ -68,7 +68,7 @@ def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
 
 
 def _own_line() -> DiagnosticLine:
-    commit = source_commit(Path(__file__).resolve().parents[3])
+    commit = source_commit(Path(__file__).resolve().parents[2])
     numbers = {"version": VERSION, "commit": commit}
     return DiagnosticLine(
         "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), numbers=numbers
@@ -81,7 +81,7 @@ def _short_commit(commit: str) -> str:
     return digits[:12] + dash + state
 
 
-def check_torch(visit: CheckContext) -> list[DiagnosticLine]:
+def check_torch(context: CheckContext) -> list[DiagnosticLine]:
     """Fails, and with it all that needs torch, where torch cannot be imported."""
     import numpy
     import torch
@@ -133,7 +133,7 @@ def find_cores() -> Cores:
     return Cores(psutil.cpu_count(logical=False) or logical, logical, usable_cores(), quota)
 
 
-def check_processor(visit: CheckContext) -> list[DiagnosticLine]:
+def check_processor(context: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
     model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     lines = [cores_line(model, cores), load_line(load_average(), cores)]
@@ -168,7 +168,7 @@ def cores_line(model: str, cores: Cores) -> DiagnosticLine:
 # --- threads ---
 
 
-def check_threads(visit: CheckContext) -> list[DiagnosticLine]:
+def check_threads(context: CheckContext) -> list[DiagnosticLine]:
     import torch
 
     return [threads_line(torch.get_num_threads(), find_cores(), os.environ, measure_busy_cores())]
@@ -305,7 +305,7 @@ def hottest_cpu_celsius(sensors: Mapping[str, Any]) -> float | None:
 _LOW_MEMORY_BYTES, _TOO_LOW_MEMORY_BYTES = 4 * 2**30, 2**30
 
 
-def check_memory(visit: CheckContext) -> list[DiagnosticLine]:
+def check_memory(context: CheckContext) -> list[DiagnosticLine]:
     memory = psutil.virtual_memory()
     room = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
     return [memory_line(memory.available, memory.total, room)]

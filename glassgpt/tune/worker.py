@@ -45,7 +45,7 @@ def main() -> None:
 def _listen(requests: queue.Queue[JsonObject]) -> None:
     for line in sys.stdin:
         requests.put(json.loads(line))
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # which runner.py sees to
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # worker_process.py makes us a group leader
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
@@ -57,7 +57,7 @@ def prefer_oom_kill() -> None:
 
 
 class TrialServer:
-    """What the requests ask for. The setup stays set for the next one."""
+    """Answers requests. Keeps the trial setup for the next one."""
 
     def __init__(self) -> None:
         self._trial_setup: tuple[JsonObject, TrialSetup] | None = None
@@ -67,7 +67,7 @@ class TrialServer:
             return self._answer(request)
         except UserError as error:
             return {"problems": error.problems}
-        except Exception as error:  # noqa: BLE001 - whatever it was, the one who asks decides
+        except Exception as error:  # noqa: BLE001 - the parent decides what an error means
             outcome = "out of memory" if is_out_of_memory(error) else "crashed"
             return {"outcome": outcome, "why": error_type_and_message(error)}
 

@@ -25,6 +25,7 @@ from glassgpt.doctor.host_checks import (
     read_clock,
     threads_line,
 )
+from glassgpt.record.machine import source_commit
 from glassgpt.version import VERSION
 
 GIB = 2**30
@@ -68,6 +69,11 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
     assert f'requires-python = ">={host_checks._dotted(host_checks.OLDEST_PYTHON)}"' in text
     assert f'"torch>={host_checks._dotted(host_checks.OLDEST_TORCH)}"' in text
     assert host_checks._python_line((3, 10), "3.10.2").verdict == "problem"
+
+
+def test_the_commit_is_that_of_this_source_tree(tmp_path: Path) -> None:
+    lines = {line.name: line for line in host_checks.check_system(visit(tmp_path))}
+    assert lines["glassgpt"].numbers["commit"] == source_commit(Path(__file__).parents[2])
 
 
 def test_a_commit_says_if_files_differ() -> None:

@@ -253,8 +253,8 @@ def test_a_real_worker(tiny: MakeConfig) -> None:
 
 def test_a_worker_whose_owner_was_killed_ends_too(tmp_path: Path) -> None:
     code = (
-        "import time\nfrom glassgpt.tune.worker_process import Worker\n"
-        "one = Worker()\nprint(one._process.pid, flush=True)\ntime.sleep(60)"
+        "import time\nfrom glassgpt.tune.worker_process import TrialWorker\n"
+        "one = TrialWorker()\nprint(one._process.pid, flush=True)\ntime.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

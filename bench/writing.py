@@ -9,7 +9,8 @@ from typing import Any
 from bench.glass import ROOT
 from bench.ground import BenchContext
 from bench.results import Result
-from bench.watch import cache_environment, run_timed
+from bench.watch import cache_environment
+from bench.watch import run_timed
 
 
 def sampling(ground: BenchContext) -> list[Result]:

@@ -1,5 +1,6 @@
 """Runs side by side: what differs, which is faster, which is better, and why."""
 
-from glassgpt.compare.comparison import Comparison, compare
+from glassgpt.compare.comparison import Comparison
+from glassgpt.compare.comparison import compare
 
 __all__ = ["Comparison", "compare"]

@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.doctor.check import DiagnosticLine

@@ -13,7 +13,9 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
+from glassgpt.config import DEFAULT_BATCH_SIZE
+from glassgpt.config import Choice
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import overheads
 from glassgpt.model import loss_chunks

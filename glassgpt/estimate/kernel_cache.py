@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from importlib import metadata, resources
+from importlib import metadata
+from importlib import resources
 from pathlib import Path
 
 from glassgpt.config import TrainConfig

@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from itertools import pairwise
 
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig

@@ -12,7 +12,8 @@ tests/account/test_memory.py holds them against what PyTorch allocates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops

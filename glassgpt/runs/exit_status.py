@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from glassgpt.runs.run_log import ExitStatus, RunLog
+from glassgpt.runs.run_log import ExitStatus
+from glassgpt.runs.run_log import RunLog
 
 
 def infer_exit_status(history: RunLog) -> ExitStatus | None:

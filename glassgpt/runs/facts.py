@@ -15,7 +15,12 @@ import numpy as np
 
 from glassgpt.estimate import flops
 from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.run_log import Bools, ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import Bools
+from glassgpt.runs.run_log import ExitStatus
+from glassgpt.runs.run_log import Floats
+from glassgpt.runs.run_log import LoggedCheckpoint
+from glassgpt.runs.run_log import LoggedEvaluation
+from glassgpt.runs.run_log import RunLog
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.runs.curve import detrended_std
-from glassgpt.runs.run_log import Floats, LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import Floats
+from glassgpt.runs.run_log import LoggedEvaluation
+from glassgpt.runs.run_log import RunLog
 
 NoiseSource = Literal["stderr", "batches", "tokens", "scatter"]
 

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import Floats
+from glassgpt.runs.run_log import Ints
+from glassgpt.runs.run_log import LoggedCheckpoint
+from glassgpt.runs.run_log import LoggedEvaluation
+from glassgpt.runs.run_log import RunLog
 
 
 @dataclass(frozen=True)

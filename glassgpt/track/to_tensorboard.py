@@ -6,7 +6,8 @@ from importlib import import_module
 
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters, TrackedRun
+from glassgpt.track.tracker import LoggedIters
+from glassgpt.track.tracker import TrackedRun
 
 TENSORBOARD_FOLDER = "tensorboard"
 

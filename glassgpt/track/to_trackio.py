@@ -7,7 +7,8 @@ from typing import Any
 
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters, TrackedRun
+from glassgpt.track.tracker import LoggedIters
+from glassgpt.track.tracker import TrackedRun
 
 
 class Trackio:

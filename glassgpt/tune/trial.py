@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean
+from statistics import median
 from typing import Literal
 
 TrialOutcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]

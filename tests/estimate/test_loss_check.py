@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from reference_curves import CURVES, SHAKESPEARE
+from reference_curves import CURVES
+from reference_curves import SHAKESPEARE
 
 from glassgpt.estimate.loss_check import compare_with_expected
 from glassgpt.estimate.loss_law import predict_loss_curve

@@ -21,8 +21,12 @@ from typing import Any
 
 import campaign
 import torch
-from campaign import differences, make_data, run_outcome, run_to_the_end
-from children import CHILD_PHASES, Child
+from campaign import differences
+from campaign import make_data
+from campaign import run_outcome
+from campaign import run_to_the_end
+from children import CHILD_PHASES
+from children import Child
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
-from glassgpt.training.session import resume, train
+from glassgpt.training.checkpoint.checkpoints import committed_paths
+from glassgpt.training.checkpoint.checkpoints import load_tensors
+from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.session import resume
+from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from glassgpt.record import sink as sink_module
-from glassgpt.record.journal import Record, read
+from glassgpt.record.journal import Record
+from glassgpt.record.journal import read
 from glassgpt.record.sink import Sink
 
 

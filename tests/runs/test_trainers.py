@@ -11,7 +11,8 @@ from pathlib import Path
 
 from glassgpt.runs.recognise import KNOWN
 from glassgpt.runs.trainer import Trainer
-from glassgpt.runs.trainers import BY_ID, TRAINERS
+from glassgpt.runs.trainers import BY_ID
+from glassgpt.runs.trainers import TRAINERS
 
 PACKAGE = Path(str(resources.files("glassgpt")))
 FILES = PACKAGE / "insight" / "logs" / "trainers"

@@ -32,6 +32,10 @@ from bench.context import BenchOptions
 from bench.context import MissingOption
 from bench.picture import ratios_picture
 from bench.picture import sweep_picture
+from bench import writing
+from bench.ground import BenchContext
+from bench.ground import BenchOptions
+from bench.ground import MissingOption
 from bench.results import Result
 from bench.table import fill_page
 from bench.table import markdown_table

@@ -23,6 +23,8 @@ from bench.peers import PeerRun
 from bench.results import LossByContext
 from bench.results import Result
 from bench.results import median_loss
+from bench.ground import TINY_UPDATE_TOKENS
+from bench.ground import BenchContext
 from bench.watch import CommandFailed
 
 H200_PEAK = 989e12  # FLOP/s, dense bf16, of the data sheet

@@ -32,13 +32,13 @@ from glassgpt.format import format_percent_value
 from glassgpt.recipe import build_config
 from glassgpt.recipe import find_recipe
 from glassgpt.tune.results import run_tokens_per_s
-from glassgpt.tune.setting import SpeedSettings
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.trial import summarize_updates
-from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.tuning import Tuning
 from glassgpt.tune.tuning import describe_setting
 from glassgpt.tune.tuning import tune
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.worker_process import TrialRunner
 
 GRID_DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")

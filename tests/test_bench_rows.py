@@ -18,6 +18,8 @@ from bench import to_loss
 from bench.context import BenchContext
 from bench.context import BenchOptions
 from bench.glass import GlassRun
+from bench.ground import BenchContext
+from bench.ground import BenchOptions
 from bench.peers import PeerRun
 from bench.watch import TimedLine
 from bench.watch import TimedOutput

@@ -23,12 +23,12 @@ from glassgpt.cli.runs_commands import RunsOptions
 from glassgpt.cli.runs_commands import ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.doctor.doctor_options import DoctorOptions
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.exchange_options import ImportOptions
 from glassgpt.explain.explain_options import CompareOptions
 from glassgpt.explain.explain_options import ExplainOptions
 from glassgpt.explain.explain_options import ReportOptions
+from glassgpt.doctor.check import DoctorOptions
 from glassgpt.plan.plan_options import PlanOptions
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
@@ -45,7 +45,7 @@ from glassgpt.track.metrics import STEP_METRICS
 from glassgpt.track.track_options import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
-from glassgpt.tune.tune_options import TuneOptions
+from glassgpt.tune.tuning import TuneOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -15,6 +15,9 @@ from glassgpt.cli.command import wants_help
 from glassgpt.doctor.doctor_options import DoctorOptions
 from glassgpt.doctor.doctor_options import check_doctor_options
 from glassgpt.doctor.doctor_options import runs_dir
+from glassgpt.doctor.check import DoctorOptions
+from glassgpt.doctor.check import check_doctor_options
+from glassgpt.doctor.check import runs_dir
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 
@@ -36,7 +39,7 @@ def doctor(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     from glassgpt.doctor.checks import CHECKS
-    from glassgpt.doctor.runner import run_checks
+    from glassgpt.doctor.checks import run_checks
     from glassgpt.show.terminal.doctor_view import DoctorConsole
 
     out = make_console()

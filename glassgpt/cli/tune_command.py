@@ -23,6 +23,9 @@ from glassgpt.recipe import build_config
 from glassgpt.tune.tune_options import TuneOptions
 from glassgpt.tune.tune_options import budget_seconds
 from glassgpt.tune.tune_options import check_tune_options
+from glassgpt.tune.tuning import TuneOptions
+from glassgpt.tune.tuning import budget_seconds
+from glassgpt.tune.tuning import check_tune_options
 
 if TYPE_CHECKING:
     from glassgpt.tune.tuning import Tuning
@@ -43,7 +46,7 @@ def tune(words: list[str]) -> int:
     from glassgpt.show.terminal.tune_view import print_tuning
     from glassgpt.tune import tuned_file
     from glassgpt.tune import tuning
-    from glassgpt.tune.setting import tuned_config_fields
+    from glassgpt.tune.speed_settings import tuned_config_fields
     from glassgpt.tune.worker_process import TrialRunner
 
     budget_s = budget_seconds(options.budget) or 0.0
@@ -56,16 +59,14 @@ def tune(words: list[str]) -> int:
             workshop,
             fixed=flags,
             vocab_size=options.vocab_size,
-            told=told,
-            began=began,
+            on_event=told,
+            started_at=began,
         )
     settled = tuned_config_fields(found.context.device_type)
-    text = tuned_file.tuned_file_text(
-        found.tuned, config, recipe.name, settled, tuning.tuned_file_notes(found)
-    )
+    text = tuning.tuned_file_text(found.tuned, config, recipe.name, settled, tuning.tuned_file_notes(found))
     if not options.json:
         print_tuning(found, out)
-    path = tuned_file.write_tuned_file(text, options.out, options.force)
+    path = tuning.write_tuned_file(text, options.out, options.force)
     if options.json:
         _print_json(found, str(path))
     else:
@@ -83,7 +84,7 @@ def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str
     known, more = check_settings(own, TuneOptions)
     problems += more
     options = TuneOptions(**known)  # type: ignore[arg-type]
-    problems += check_tune_options(options) + tuned_file.check_output_path(options.out, options.force)
+    problems += check_tune_options(options) + tuning.check_output_path(options.out, options.force)
     recipe = recipe_from_names(names, problems, DEFAULT_PRESET)
     if recipe is None or recipe.by_device:  # which of its tables holds is not known yet
         problems += check_settings(flags, TrainConfig)[1]

@@ -1,7 +1,10 @@
-"""What a check is, what it finds, and the page made of all findings."""
+"""A check of this machine, the lines it prints, and the report of all checks."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -13,9 +16,28 @@ from pathlib import Path
 from typing import Any
 from typing import Literal
 
-from glassgpt.doctor.redact import redact
+from glassgpt.config import has_invalid_characters
+from glassgpt.paths import expand_user_path
 from glassgpt.sanitize import sanitize_record
 from glassgpt.version import VERSION
+
+_GENERIC_NAMES = {"root", "user", "runs", "home", "tmp", "localhost"}
+
+
+def redact(text: str, home: str | None = None, user: str | None = None, host: str | None = None) -> str:
+    """With `~` for the home folder, and USER and HOST where a path or an address has their names."""
+    home = str(Path.home()) if home is None else home
+    user = Path(home).name if user is None else user
+    host = platform.node() if host is None else host
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)
+    for name in {user, os.environ.get("USER", ""), os.environ.get("USERNAME", "")} - {""} - _GENERIC_NAMES:
+        # As a part of a path, or behind an underscore as in /tmp/torchinductor_NAME; never a word of a text.
+        text = re.sub(rf"(?<=[/\\_]){re.escape(name)}(?=[/\\'\":\s]|$)", "USER", text)
+    if host and host.lower() not in _GENERIC_NAMES:
+        text = re.sub(rf"(?<=[@/]){re.escape(host)}(?![\w-])", "HOST", text)
+    return text
+
 
 CheckVerdict = Literal["ok", "note", "problem"]
 ReportValue = str | float | int | bool | None
@@ -23,7 +45,7 @@ ReportValue = str | float | int | bool | None
 
 @dataclass(frozen=True)
 class DiagnosticLine:
-    """One thing that was found."""
+    """One line of the report."""
 
     name: str
     says: str
@@ -33,13 +55,12 @@ class DiagnosticLine:
     error: str = ""  # in full, where a check failed
 
     def sanitized(self) -> DiagnosticLine:
-        """Without what could harm a terminal, and without what says whose machine it is."""
+        """Without control characters, and without names of the user and the machine."""
+        numbers = {
+            name: redact(value) if isinstance(value, str) else value for name, value in self.numbers.items()
+        }
         texts = {name: redact(value) for name, value in asdict(self).items() if isinstance(value, str)}
-        return replace(self, **sanitize_record(texts), numbers=sanitize_record(_discreet(self.numbers)))
-
-
-def _discreet(numbers: Mapping[str, ReportValue]) -> dict[str, ReportValue]:
-    return {name: redact(value) if isinstance(value, str) else value for name, value in numbers.items()}
+        return replace(self, **sanitize_record(texts), numbers=sanitize_record(numbers))
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check and what it found."""
+    """A check and its lines."""
 
     check: Check
     lines: tuple[DiagnosticLine, ...]
@@ -72,7 +93,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Everything that was found, in order."""
+    """All results, in order."""
 
     results: tuple[CheckResult, ...]
     skipped: tuple[Check, ...]
@@ -104,3 +125,31 @@ class DoctorReport:
                 for line in answer.lines
             ],
         }
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Look at this machine: what it has, how fast it is, and whether training here does what it should.
+
+    Every line has a verdict: ok, note, or problem with a fix. Exit code 0: no problem. 1: at least one.
+    """
+
+    # Print everything as one JSON document.
+    json: bool = False
+    # Leave out what takes longer than a second: matmuls, compiling, self-tests.
+    quick: bool = False
+    # The folder whose disk is looked at: where runs go. Default: runs/.
+    out_dir: str = ""
+
+
+def check_doctor_options(options: DoctorOptions) -> list[str]:
+    if has_invalid_characters(options.out_dir) or "\0" in options.out_dir:
+        return ["--out_dir is no name that a folder can have"]
+    for path in (place := runs_dir(options), *place.parents):
+        if path.exists() and not path.is_dir():
+            return [f"--out_dir={options.out_dir} cannot be a folder: {path} is a file"]
+    return []
+
+
+def runs_dir(options: DoctorOptions) -> Path:
+    return expand_user_path(options.out_dir or "runs")

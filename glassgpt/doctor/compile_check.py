@@ -14,9 +14,9 @@ from glassgpt.config import TrainConfig
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.gpu_checks import default_device
+from glassgpt.doctor.isolate import CommandOutput
+from glassgpt.doctor.isolate import run_command
 from glassgpt.doctor.isolate import run_isolated
-from glassgpt.doctor.shell import CommandOutput
-from glassgpt.doctor.shell import run_command
 from glassgpt.estimate.decide import choose_compile
 from glassgpt.estimate.decide import choose_kernels
 from glassgpt.record.machine import COMPILER_COMMANDS
@@ -40,7 +40,7 @@ KERNELS_FIX = (
 # --- compilers ---
 
 
-def check_compilers(visit: CheckContext) -> list[DiagnosticLine]:
+def check_compilers(context: CheckContext) -> list[DiagnosticLine]:
     device_type = default_device().type
     return [
         compiler_line(language, find_compiler(language, os.environ, shutil.which), device_type, run_command)
@@ -49,12 +49,12 @@ def check_compilers(visit: CheckContext) -> list[DiagnosticLine]:
 
 
 def compiler_line(
-    language: str, command: str | None, device_type: str, ask: Callable[..., CommandOutput | None]
+    language: str, command: str | None, device_type: str, run: Callable[..., CommandOutput | None]
 ) -> DiagnosticLine:
     name = f"{language} compiler"
     if command is not None:
-        told = ask(command, "--version")
-        version = told.text.splitlines()[0] if told and told.text else "of a version it does not tell"
+        output = run(command, "--version")
+        version = output.text.splitlines()[0] if output and output.text else "of a version it does not tell"
         return DiagnosticLine(
             name, f"{Path(command).name}: {version}", numbers={"command": Path(command).name}
         )
@@ -72,14 +72,14 @@ def compiler_line(
 # --- torch.compile ---
 
 
-def check_compile(visit: CheckContext) -> list[DiagnosticLine]:
+def check_compile(context: CheckContext) -> list[DiagnosticLine]:
     from glassgpt.training.device import device_traits
 
     # Asked as for a run that would gain by it, so that only what is missing can speak against it.
     choice = choose_compile(TrainConfig(), device_traits(default_device()), eager_step_s=1e3, kernels=False)
     if choice.value == "off":
         return [DiagnosticLine("compile", f"not tried: {choice.reason}", "note")]
-    return run_isolated(compile_small_function, visit.scratch_dir, _LIMIT_S)
+    return run_isolated(compile_small_function, context.scratch_dir, _LIMIT_S)
 
 
 def compile_small_function(folder: Path) -> list[DiagnosticLine]:
@@ -113,7 +113,7 @@ def compile_line(is_right: bool, seconds: float) -> DiagnosticLine:
 # --- our kernels ---
 
 
-def check_kernels(visit: CheckContext) -> list[DiagnosticLine]:
+def check_kernels(context: CheckContext) -> list[DiagnosticLine]:
     from glassgpt.training.device import device_traits
 
     device = default_device()
@@ -122,7 +122,7 @@ def check_kernels(visit: CheckContext) -> list[DiagnosticLine]:
     choice = choose_kernels(TrainConfig(), device_traits(device))
     if choice.value != "triton":
         return [DiagnosticLine("kernels", f"not tried: {choice.reason}", "problem", KERNELS_FIX)]
-    return run_isolated(build_kernels, visit.scratch_dir, _LIMIT_S)
+    return run_isolated(build_kernels, context.scratch_dir, _LIMIT_S)
 
 
 def build_kernels(folder: Path) -> list[DiagnosticLine]:

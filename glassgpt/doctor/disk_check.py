@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from glassgpt import format
-from glassgpt.doctor import gpt2
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.check import ReportValue
+from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES
+from glassgpt.doctor.host_checks import GPT2_NAME
 from glassgpt.paths import nearest_existing_folder
 from glassgpt.training.checkpoint.tensor_file import PackedTensors
 from glassgpt.training.checkpoint.tensor_file import pack_tensors
@@ -32,10 +33,10 @@ _SLOW_CHECKPOINT_S, _VERY_SLOW_CHECKPOINT_S = 30.0, 300.0
 _OTHER_OUT_DIR_FIX = "choose another place by --out_dir"
 
 
-def check_disk(visit: CheckContext) -> list[DiagnosticLine]:
-    place = nearest_existing_folder(visit.out_dir)
+def check_disk(context: CheckContext) -> list[DiagnosticLine]:
+    place = nearest_existing_folder(context.out_dir)
     free = shutil.disk_usage(place).free
-    room = free_space_line(f"{visit.out_dir}", free, exists=place == visit.out_dir)
+    room = free_space_line(f"{context.out_dir}", free, exists=place == context.out_dir)
     sizes = [size for size in _TEST_FILE_BYTES if size <= free / 4]
     if not sizes:  # a full disk; the line above says so
         return [room]
@@ -49,15 +50,13 @@ def check_disk(visit: CheckContext) -> list[DiagnosticLine]:
 def free_space_line(place: str, free: int, exists: bool) -> DiagnosticLine:
     says = f"{format.format_bytes(free)} free at {place}" + ("" if exists else " (to be made)")
     numbers: dict[str, ReportValue] = {"free": free, "out_dir": place}
-    need = (
-        f"{_CHECKPOINTS_ON_DISK} checkpoints of {gpt2.MODEL_NAME}, which is what a run may need at once, are "
-    )
-    need += format.format_bytes(_CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES)
-    if free < gpt2.CHECKPOINT_BYTES:
+    need = f"{_CHECKPOINTS_ON_DISK} checkpoints of {GPT2_NAME}, which is what a run may need at once, are "
+    need += format.format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
+    if free < GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
             "disk", f"{says}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
         )
-    if free < _CHECKPOINTS_ON_DISK * gpt2.CHECKPOINT_BYTES:
+    if free < _CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
             "disk", f"{says}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
         )
@@ -108,11 +107,12 @@ def random_payload(size: int) -> PackedTensors:
 
 def checkpoint_line(write: float, free: int) -> DiagnosticLine:
     """`write`: bytes per second of what a checkpoint is written by."""
-    size = gpt2.CHECKPOINT_BYTES
+    size = GPT2_CHECKPOINT_BYTES
     seconds = size / write
+    took, checkpoint = format.format_duration(seconds), format.format_bytes(size)
     says = (
-        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {gpt2.MODEL_NAME} (weights and AdamW's "
-        f"state, {format.format_bytes(size)}) takes about {format.format_duration(seconds)}, in the background; "
+        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {GPT2_NAME} (weights and "
+        f"AdamW's state, {checkpoint}) takes about {took}, in the background; "
         f"{format.format_integer(free // size)} would fit"
     )
     numbers: dict[str, ReportValue] = {

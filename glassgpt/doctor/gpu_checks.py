@@ -19,9 +19,9 @@ from glassgpt import format
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.check import ReportValue
+from glassgpt.doctor.isolate import run_command
 from glassgpt.doctor.nvidia_smi import CardState
 from glassgpt.doctor.nvidia_smi import read_card_states
-from glassgpt.doctor.shell import run_command
 from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name
@@ -29,6 +29,36 @@ from glassgpt.training.probe import describe_machine
 
 if TYPE_CHECKING:
     import torch
+
+_GPT2_WIDTH = 768  # of the model to be trained: GPT-2's
+
+
+def check_dtypes(context: CheckContext) -> list[DiagnosticLine]:
+    import torch
+
+    devices = [*find_gpus(), torch.device("cpu")]
+    return [dtype_line(f"dtype {device_label(device)}", device) for device in devices]
+
+
+def dtype_line(name: str, device: torch.device) -> DiagnosticLine:
+    from glassgpt.training.device import choose_dtype
+
+    choice = choose_dtype("auto", device, _GPT2_WIDTH)
+    says = f"{choice.value}: {choice.reason}"
+    if device.type == "cuda" and choice.value != "bfloat16":
+        # Its reason begins with "asked for", and goes on with what speaks against it.
+        remark = choose_dtype("bfloat16", device, _GPT2_WIDTH).reason.partition("; ")[2]
+        says += f"; bfloat16: {remark}" if remark else ""
+    return DiagnosticLine(name, says, numbers={"device": str(device), "dtype": str(choice.value)})
+
+
+def dtypes_to_measure(device: torch.device) -> list[str]:
+    """Those whose speed matters: the one chosen, and float32 to compare with."""
+    from glassgpt.training.device import choose_dtype
+
+    chosen = str(choose_dtype("auto", device, _GPT2_WIDTH).value)
+    return list(dict.fromkeys((chosen, "float32")))
+
 
 T = TypeVar("T")
 
@@ -58,16 +88,20 @@ def device_label(device: torch.device) -> str:
     return "gpu" if device.type != "cpu" and len(find_gpus()) == 1 else str(device)
 
 
-# --- what is there ---
+# --- GPUs that torch can use ---
 
 
-def check_gpus(visit: CheckContext) -> list[DiagnosticLine]:
+def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
     gpus = find_gpus()
     states, complaint = read_card_states(run_command)
     if not gpus:
         return [without_gpu_line(states, complaint, why_no_cuda(), os.environ)]
     if gpus[0].type == "mps":
-        return [_apple_line()]
+        import torch
+
+        usable = torch.mps.recommended_max_memory()
+        says = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the main memory"
+        return [DiagnosticLine("gpu", says, numbers={"name": apple_gpu_name(), "usable": usable})]
     lines = []
     for device in gpus:
         card = _describe(device)
@@ -92,12 +126,14 @@ class TorchCard:
 def _describe(device: torch.device) -> TorchCard:
     import torch
 
-    told = cast("Mapping[str, str | None]", describe_machine(str(device))["device"])
+    described = cast("Mapping[str, str | None]", describe_machine(str(device))["device"])
     free, total = torch.cuda.mem_get_info(device)
     capability = torch.cuda.get_device_capability(device)
     # AMD's have names of another kind, and no driver that is too new for them.
     architectures = () if torch.version.hip else torch.cuda.get_arch_list()
-    return TorchCard(str(told["name"]), capability, free, total, told["driver"], told["cuda"], architectures)
+    return TorchCard(
+        str(described["name"]), capability, free, total, described["driver"], described["cuda"], architectures
+    )
 
 
 _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
@@ -105,7 +141,8 @@ _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 
 def card_line(name: str, card: TorchCard, state: CardState | None) -> DiagnosticLine:
     major, minor = card.capability
-    says = f"{card.name}: {format.format_bytes(card.free_bytes)} of {format.format_bytes(card.total_bytes)} free, "
+    free, total = format.format_bytes(card.free_bytes), format.format_bytes(card.total_bytes)
+    says = f"{card.name}: {free} of {total} free, "
     says += f"compute capability {major}.{minor}"
     says += f", driver {card.driver}" if card.driver else ""
     says += f", CUDA {card.cuda}" if card.cuda else ""
@@ -159,16 +196,7 @@ def _nvidia_smi_state(device: torch.device, states: Sequence[CardState]) -> Card
     return next((state for state in states if uuid and state.uuid == uuid), None)
 
 
-def _apple_line() -> DiagnosticLine:
-    import torch
-
-    usable = torch.mps.recommended_max_memory()
-    numbers: dict[str, ReportValue] = {"name": apple_gpu_name(), "usable": usable}
-    says = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the main memory"
-    return DiagnosticLine("gpu", says, numbers=numbers)
-
-
-# --- what is missing ---
+# --- no GPU ---
 
 
 def why_no_cuda() -> str:
@@ -213,22 +241,22 @@ def without_gpu_line(
     return DiagnosticLine("gpu", says, "note", numbers=numbers)
 
 
-# --- under load ---
+# --- clocks under load ---
 
 
-def check_clocks(visit: CheckContext) -> list[DiagnosticLine]:
+def check_clocks(context: CheckContext) -> list[DiagnosticLine]:
     lines = []
     for device in find_gpus():
         if device.type == "cuda":
-            load = partial(time.sleep, _IDLE_PAUSE_S) if visit.quick else matmul_load(device)
+            load = partial(time.sleep, _IDLE_PAUSE_S) if context.quick else matmul_load(device)
             states, _ = query_under_load(lambda: read_card_states(run_command), load)
             state = _nvidia_smi_state(device, states)
-            lines.append(clocks_line(f"clocks {device_label(device)}", state, under_load=not visit.quick))
+            lines.append(clocks_line(f"clocks {device_label(device)}", state, under_load=not context.quick))
     return lines
 
 
 def matmul_load(device: torch.device, size: int = 4096) -> Callable[[], None]:
-    """Some milliseconds of work for a card."""
+    """A function that gives a GPU some milliseconds of work."""
     import torch
 
     a = torch.randn(size, size, device=device)
@@ -247,7 +275,7 @@ _IDLE_PAUSE_S = 0.02
 def query_under_load(
     question: Callable[[], T], load: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> T:
-    """The answer to `question`, asked while the device has a `load` to carry."""
+    """The answer to `question`, asked while the device runs `load`."""
     deadline = clock() + _MAX_LOAD_S
     load()
     with ThreadPoolExecutor(1) as thread:
@@ -260,7 +288,16 @@ def query_under_load(
 def clocks_line(name: str, state: CardState | None, under_load: bool) -> DiagnosticLine:
     if state is None:
         return DiagnosticLine(name, "not readable: nvidia-smi does not tell about this card", "note")
-    says = _clocks_in_words(state, under_load)
+    parts = []
+    if state.clock is not None:
+        highest = f" of {state.clock_max:.0f}" if state.clock_max is not None else ""
+        parts.append(f"{state.clock:.0f}{highest} MHz")
+    if state.temperature is not None:
+        parts.append(f"{state.temperature:.0f} °C")
+    if state.power is not None:
+        limit = f" of {state.power_limit:.0f}" if state.power_limit is not None else ""
+        parts.append(f"{state.power:.0f}{limit} W")
+    says = (", ".join(parts) or "nothing is told") + (" under load" if under_load else " just now")
     numbers: dict[str, ReportValue] = {
         "under_load": under_load,
         "mhz": state.clock,
@@ -305,16 +342,3 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Diagnos
 
 _COOLING_FIX = "clean or improve the cooling; in a laptop, raise it from the table"
 _POWER_SUPPLY_FIX = "check the power cables and the supply"
-
-
-def _clocks_in_words(state: CardState, under_load: bool) -> str:
-    parts = []
-    if state.clock is not None:
-        highest = f" of {state.clock_max:.0f}" if state.clock_max is not None else ""
-        parts.append(f"{state.clock:.0f}{highest} MHz")
-    if state.temperature is not None:
-        parts.append(f"{state.temperature:.0f} °C")
-    if state.power is not None:
-        limit = f" of {state.power_limit:.0f}" if state.power_limit is not None else ""
-        parts.append(f"{state.power:.0f}{limit} W")
-    return (", ".join(parts) or "nothing is told") + (" under load" if under_load else " just now")

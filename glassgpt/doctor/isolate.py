@@ -1,6 +1,6 @@
-"""A check in a process of its own: it may hang, crash or leave the device broken, and only that is lost.
+"""Checks in a separate process, and commands with a time limit: a hang or a crash ends that check only.
 
-look_apart(compile_something, folder, limit_s=60)     # its lines; Failed says what went wrong instead
+run_isolated(compile_something, folder, limit_s=60)     # its lines, or IsolatedCheckFailed
 """
 
 from __future__ import annotations
@@ -16,14 +16,40 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.errors import error_type_and_message
 
-IsolatedCheck = Callable[
-    [Path], Sequence[DiagnosticLine]
-]  # given a folder to work in; must be a module's own function
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """What a program printed, and its exit code."""
+
+    text: str
+    exit_code: int = 0
+
+
+def run_command(*command: str, limit_s: float = 15.0) -> CommandOutput | None:
+    """None where there is no such program, or no answer in time."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return CommandOutput(done.stdout.strip(), done.returncode)
+
+
+# Takes a folder to work in; must be a function of a module.
+IsolatedCheck = Callable[[Path], Sequence[DiagnosticLine]]
 
 _SUBPROCESS_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -32,7 +58,7 @@ _SUBPROCESS_CODE = (
 
 
 class IsolatedCheckFailed(Exception):
-    """What went wrong there, and all that is known about it."""
+    """What went wrong, and the traceback or output of the process."""
 
     def __init__(self, what: str, trace: str = "") -> None:
         super().__init__(what)
@@ -40,7 +66,7 @@ class IsolatedCheckFailed(Exception):
 
 
 def run_isolated(look: IsolatedCheck, folder: Path, limit_s: float) -> list[DiagnosticLine]:
-    """The lines that `look` finds. After `limit_s` it is cut off, with all that it started."""
+    """The lines of the check. After `limit_s` it is killed with all its children."""
     path = json.dumps(sys.path)  # the same modules as here
     command = [
         sys.executable,
@@ -62,33 +88,35 @@ def run_isolated(look: IsolatedCheck, folder: Path, limit_s: float) -> list[Diag
         errors="replace",
     )
     try:
-        answer, said = process.communicate(timeout=limit_s)
+        answer, stderr = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         _kill_process_group(process)
-        raise IsolatedCheckFailed(
-            f"took longer than {limit_s:.0f} s and was cut off", _rest(process)
-        ) from None
+        try:
+            stderr = process.communicate(timeout=5)[1]
+        except subprocess.TimeoutExpired:  # a child may have left the process group and hold the pipe
+            stderr = ""
+        raise IsolatedCheckFailed(f"took longer than {limit_s:.0f} s and was cut off", stderr) from None
     finally:
         _kill_process_group(process)
-    return _lines(answer, said, process.returncode)
+    try:
+        document = json.loads(answer)
+    except ValueError:
+        last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "")
+        how = _exit_description(process.returncode)
+        raise IsolatedCheckFailed(f"its process died ({how}){': ' if last else ''}{last}", stderr) from None
+    if "error" in document:
+        raise IsolatedCheckFailed(document["error"], document["trace"])
+    return [DiagnosticLine(**line) for line in document["lines"]]
 
 
 def subprocess_environment(folder: Path) -> dict[str, str]:
-    """What is built is really built: nothing is found that an earlier run left. And it is gone afterwards."""
+    """Empty caches, so that code is really built; they are removed with the folder."""
     caches = {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     # Self-tests compare float32 as it is, not TF32, which keeps ten bits of it.
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     # Tiny models: on a machine of many cores, threads would only wait for each other.
     settings["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "2")
     return {**os.environ, **caches, **settings, "TMPDIR": str(folder), "PYTHONUTF8": "1"}
-
-
-def _rest(process: subprocess.Popen[str]) -> str:
-    """What it said before its end. Something that it started may have left the group and hold the line."""
-    try:
-        return process.communicate(timeout=5)[1]
-    except subprocess.TimeoutExpired:
-        return ""
 
 
 def _kill_process_group(process: subprocess.Popen[str]) -> None:
@@ -99,20 +127,7 @@ def _kill_process_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _lines(answer: str, said: str, code: int) -> list[DiagnosticLine]:
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
-        raise IsolatedCheckFailed(
-            f"its process died ({_how(code)}){': ' if last else ''}{last}", said
-        ) from None
-    if "error" in found:
-        raise IsolatedCheckFailed(found["error"], found["trace"])
-    return [DiagnosticLine(**line) for line in found["lines"]]
-
-
-def _how(code: int) -> str:
+def _exit_description(code: int) -> str:
     """-11: SIGSEGV"""
     if code >= 0:
         return f"exit code {code}"
@@ -133,16 +148,16 @@ def main(look: str, folder: str) -> None:
         try:
             lines = getattr(importlib.import_module(module), name)(Path(folder))
             answer: dict[str, object] = {"lines": [asdict(line) for line in lines]}
-        except Exception as error:  # noqa: BLE001 - it is told over there
+        except Exception as error:  # noqa: BLE001 - the parent process reports it
             answer = {"error": summarize_error(error), "trace": "".join(traceback.format_exception(error))}
         json.dump(answer, out)
 
 
 def summarize_error(error: BaseException) -> str:
-    """Its first line; of a compiler's long complaint also the line that says what."""
+    """The first line; of a long compiler error also the line with the cause."""
     _, *later = str(error).strip().splitlines() or [""]
-    told = next((line.strip() for line in later if "error: " in line), "")
-    return ": ".join(part for part in (error_type_and_message(error), told) if part)[:_MAX_ERROR_CHARS]
+    cause = next((line.strip() for line in later if "error: " in line), "")
+    return ": ".join(part for part in (error_type_and_message(error), cause) if part)[:_MAX_ERROR_CHARS]
 
 
 _MAX_ERROR_CHARS = 400

@@ -1,6 +1,6 @@
 """What nvidia-smi tells about a card: clock, temperature, power, what slows it down, who uses it.
 
-    cards, complaint = read_cards(ask)
+    states, complaint = read_card_states(run_command)
 
 Its fields differ between drivers, and a card may answer "[N/A]" to any of them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from glassgpt.doctor.shell import CommandOutput
+from glassgpt.doctor.isolate import CommandOutput
 
 RunCommand = Callable[..., CommandOutput | None]
 
@@ -67,18 +67,18 @@ class CardState:
         return self.has_throttle_bits(_APPLICATION_CLOCKS_BIT)
 
 
-def read_card_states(ask: RunCommand) -> tuple[list[CardState], str]:
+def read_card_states(run: RunCommand) -> tuple[list[CardState], str]:
     """The cards, and what nvidia-smi complained about. Neither: there is no nvidia-smi, or no answer."""
     complaint = ""
     for reasons in _THROTTLE_REASON_FIELDS:
         fields = [*_QUERY_FIELDS, reasons] if reasons else list(_QUERY_FIELDS)
-        told = ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-        if told is None:
+        output = run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if output is None:
             return [], ""
-        if told.exit_code == 0:
-            return parse_card_states(told.text), ""
-        complaint = (told.text.splitlines() or [f"exit code {told.exit_code}"])[0]
-        if "not a valid field" not in told.text:
+        if output.exit_code == 0:
+            return parse_card_states(output.text), ""
+        complaint = (output.text.splitlines() or [f"exit code {output.exit_code}"])[0]
+        if "not a valid field" not in output.text:
             break
     return [], complaint
 
@@ -92,8 +92,8 @@ def parse_card_states(text: str) -> list[CardState]:
             continue
         uuid, name, *numbers = values[: len(_QUERY_FIELDS)]
         reasons = values[len(_QUERY_FIELDS)] if len(values) > len(_QUERY_FIELDS) else ""
-        told = {name: _number(value) for name, value in zip(_STATE_FIELDS, numbers, strict=True)}
-        cards.append(CardState(uuid.removeprefix("GPU-"), name, reasons=_bits(reasons), **told))
+        values_by_field = {name: _number(value) for name, value in zip(_STATE_FIELDS, numbers, strict=True)}
+        cards.append(CardState(uuid.removeprefix("GPU-"), name, reasons=_bits(reasons), **values_by_field))
     return cards
 
 

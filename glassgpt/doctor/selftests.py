@@ -43,23 +43,23 @@ REPORT_FIX = (
 )
 
 
-def check_accumulation(visit: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_accumulation, visit.scratch_dir, _LIMIT_S)
+def check_accumulation(context: CheckContext) -> list[DiagnosticLine]:
+    return run_isolated(selftest_accumulation, context.scratch_dir, _LIMIT_S)
 
 
-def check_resume(visit: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_resume, visit.scratch_dir, _LIMIT_S)
+def check_resume(context: CheckContext) -> list[DiagnosticLine]:
+    return run_isolated(selftest_resume, context.scratch_dir, _LIMIT_S)
 
 
-def check_devices(visit: CheckContext) -> list[DiagnosticLine]:
+def check_devices(context: CheckContext) -> list[DiagnosticLine]:
     if default_device().type == "cpu":
         says = "there is no GPU here, so there is nothing to compare, and it was not tested on this machine"
         return [DiagnosticLine("cpu and gpu", says, "note")]
-    return run_isolated(selftest_devices, visit.scratch_dir, _LIMIT_S)
+    return run_isolated(selftest_devices, context.scratch_dir, _LIMIT_S)
 
 
-def check_fast_paths(visit: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_fast_paths, visit.scratch_dir, _LIMIT_S)
+def check_fast_paths(context: CheckContext) -> list[DiagnosticLine]:
+    return run_isolated(selftest_fast_paths, context.scratch_dir, _LIMIT_S)
 
 
 # --- the tests ---
@@ -99,8 +99,8 @@ def selftest_resume(folder: Path) -> list[DiagnosticLine]:
     says = f"{2 * _UPDATES} updates in one go, and stopped and resumed after {_UPDATES}"
     numbers: dict[str, ReportValue] = {"differing_tensors": differing}
     if differing or whole.losses[_UPDATES:] != resumed.losses[_UPDATES:]:
-        told = f"{says} end differently: {differing} tensors differ"
-        return [DiagnosticLine("resume", told, "problem", REPORT_FIX, numbers)]
+        difference = f"{says} end differently: {differing} tensors differ"
+        return [DiagnosticLine("resume", difference, "problem", REPORT_FIX, numbers)]
     return [
         DiagnosticLine("resume", f"{says}: weights and optimizer are equal to the last bit", numbers=numbers)
     ]

@@ -16,8 +16,8 @@ from glassgpt.cgroup import read_text_or_empty
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.check import ReportValue
-from glassgpt.doctor.dtype_check import dtypes_to_measure
 from glassgpt.doctor.gpu_checks import device_label
+from glassgpt.doctor.gpu_checks import dtypes_to_measure
 from glassgpt.doctor.gpu_checks import find_gpus
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cards import find_card
@@ -59,7 +59,7 @@ def _name_and_memory(device: torch.device) -> tuple[str, int | None]:
 # --- products ---
 
 
-def check_matmuls(visit: CheckContext) -> list[DiagnosticLine]:
+def check_matmuls(context: CheckContext) -> list[DiagnosticLine]:
     import torch
 
     torch.set_float32_matmul_precision("high")  # as runs have it: TF32 on cards that can
@@ -118,12 +118,16 @@ _SLOW_CARD_FIX = "see the clocks: heat, a power limit or another program can hol
 # --- memory ---
 
 
-def check_bandwidth(visit: CheckContext) -> list[DiagnosticLine]:
+def check_bandwidth(context: CheckContext) -> list[DiagnosticLine]:
+    import torch
+
     lines = []
     for device in all_devices():
         name, memory = _name_and_memory(device)
         with _device_context(device):
-            size = copy_size_bytes(device.type, _free_bytes(device))
+            on_gpu = device.type == "cuda"
+            free = torch.cuda.mem_get_info(device)[0] if on_gpu else int(psutil.virtual_memory().available)
+            size = copy_size_bytes(device.type, free)
             measured = measure_bandwidth(_copying(device, size), size)
         card = find_card(name, memory) if device.type != "cpu" else None
         lines.append(bandwidth_line(f"bandwidth {device_label(device)}", device.type, measured, card))
@@ -140,14 +144,6 @@ def measure_bandwidth(
 ) -> float:
     """Bytes per second; `copy(n)` copies `size` bytes n times, each of them read once and written once."""
     return measure_rate(copy, 2 * size, seconds, clock)
-
-
-def _free_bytes(device: torch.device) -> int:
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
 
 
 def _copying(device: torch.device, size: int) -> RepeatOperation:

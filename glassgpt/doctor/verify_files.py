@@ -100,8 +100,8 @@ def find_target(text: str) -> tuple[VerifiedKind, Path]:
     if any((path / name).is_file() for name in ("train.bin", "ckpt.pt")):
         raise UserError(f"{text} is nanoGPT's, which records no digests: there is nothing to compare with")
     raise UserError(
-        f"{text} is neither a run, nor an export (no {EXPORT_RECORD_FILE}), nor a dataset (no {MANIFEST_FILE}); `glass runs` "
-        "lists the runs there are"
+        f"{text} is neither a run, nor an export (no {EXPORT_RECORD_FILE}), nor a dataset (no "
+        f"{MANIFEST_FILE}); `glass runs` lists the runs there are"
     )
 
 

@@ -1,7 +1,7 @@
 """Which settings make a run fastest on this machine: measured, not guessed.
 
-search.py      what to try next, within the budget; knows no torch and no clock but the one it is given
-workshop.py    the process that does the trials; one that fails is replaced
-worker.py      that process: stage.py sets it up, trying.py does one trial
-outcome.py     what was found: the choice, a verdict on each trial, why
+search.py          what to try next within the budget; no torch, and no clock but the one it is given
+worker_process.py  the process that runs the trials; replaced when it fails
+worker.py          that process: trial_setup.py prepares it, trial_run.py runs one trial
+ranking.py         the result: the choice, a verdict on each trial, why
 """

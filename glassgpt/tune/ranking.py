@@ -1,4 +1,4 @@
-"""What the search found: the setting to choose, a verdict on each, and in one sentence why."""
+"""The result of a search: the setting to choose, a verdict on each, and one sentence that says why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from glassgpt.format import format_bytes
 from glassgpt.format import format_duration
 from glassgpt.format import format_percent
 from glassgpt.format import format_ratio
-from glassgpt.tune.budget import NO_TIME
 from glassgpt.tune.results import MIN_WORTHWHILE_GAIN
+from glassgpt.tune.results import NO_TIME
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.setting import describe_dimension
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import describe_dimension
 from glassgpt.tune.trial import UpdateStats
 
 
@@ -47,57 +47,60 @@ class TuneResult:
         return next((row for row in self.rows if row.is_automatic and row.figures), None)
 
 
-def summarize_trials(evidence: TrialResults) -> TuneResult:
-    judge = _ResultBuilder(evidence, choose_setting(evidence))
-    rows = [judge.result_for(setting) for setting in (*evidence.trials, *evidence.skipped)]
+def summarize_trials(results: TrialResults) -> TuneResult:
+    judge = _ResultBuilder(results, choose_setting(results))
+    rows = [judge.result_for(setting) for setting in (*results.trials, *results.skipped)]
     best = next(row for row in rows if row.is_chosen)
     return TuneResult(best, tuple(rows), _SummarySentence(judge, rows, best).sentence())
 
 
-def choose_setting(evidence: TrialResults) -> SpeedSettings:
+def choose_setting(results: TrialResults) -> SpeedSettings:
     """The fastest; of those that are as fast, the simplest."""
-    able = [setting for setting in evidence.trials if evidence.tokens_per_s(setting)]
-    fastest = max(able, key=evidence.tokens_per_s)
-    ground = evidence.context
+    able = [setting for setting in results.trials if results.tokens_per_s(setting)]
+    fastest = max(able, key=results.tokens_per_s)
+    context = results.context
 
     def effort(setting: SpeedSettings) -> tuple[bool, bool, int, int]:
-        changed = list(setting.differences(ground.automatic_setting_at(setting.micro_batch)))
-        figures = evidence.stats(setting)
+        changed = list(setting.differences(context.automatic_setting_at(setting.micro_batch)))
+        figures = results.stats(setting)
         memory = (figures.peak_bytes if figures else None) or setting.micro_batch
-        return setting.compile, setting != ground.automatic_setting, len(changed), memory
+        return setting.compile, setting != context.automatic_setting, len(changed), memory
 
-    return min((one for one in able if evidence.is_as_fast(one, fastest)), key=effort)
+    return min((one for one in able if results.is_as_fast(one, fastest)), key=effort)
 
 
 # --- verdicts ---
 
 
 class _ResultBuilder:
-    def __init__(self, evidence: TrialResults, chosen: SpeedSettings) -> None:
-        self.results, self.context, self.chosen = evidence, evidence.context, chosen
-        best = evidence.stats(chosen)
+    def __init__(self, results: TrialResults, chosen: SpeedSettings) -> None:
+        self.results, self.context, self.chosen = results, results.context, chosen
+        best = results.stats(chosen)
         assert best is not None, "what is chosen has run"
         self.best_stats = best
 
     def result_for(self, setting: SpeedSettings) -> SettingResult:
-        evidence, ground = self.results, self.context
-        trials, figures = evidence.trials.get(setting, []), evidence.stats(setting)
-        rates = [ground.tokens_per_update / seconds for seconds in _times(figures)] if figures else [None] * 3
+        results, context = self.results, self.context
+        trials, figures = results.trials.get(setting, []), results.stats(setting)
+        rates: list[float | None] = [None] * 3
+        if figures:
+            times = (figures.update_s, figures.slow_s, figures.fast_s)
+            rates = [context.tokens_per_update / seconds for seconds in times]
         mfu = None
-        if rates[0] is not None and ground.peak:
-            mfu = 100 * rates[0] * ground.flops_per_token / ground.peak
+        if rates[0] is not None and context.peak:
+            mfu = 100 * rates[0] * context.flops_per_token / context.peak
         return SettingResult(
             setting=setting,
             outcome=trials[-1].outcome if trials else "not tried",
             verdict=self._verdict(setting, figures),
             is_chosen=setting == self.chosen,
-            is_automatic=setting == ground.automatic_setting,
+            is_automatic=setting == context.automatic_setting,
             figures=figures,
             tokens_per_s=rates[0],
             slow_tokens_per_s=rates[1],
             fast_tokens_per_s=rates[2],
             mfu=mfu,
-            micro_steps=ground.micro_steps(setting),
+            micro_steps=context.micro_steps(setting),
             micro_steps_done=trials[-1].micro_steps if trials else 0,
             trials=len(trials),
         )
@@ -116,9 +119,6 @@ class _ResultBuilder:
             }.get(failed.outcome, f"crashed: {failed.why}")
         if not self.results.leaves_headroom(figures):
             return f"no headroom: {format_bytes(self.context.free_bytes)} were free"
-        return self._compared(setting, figures)
-
-    def _compared(self, setting: SpeedSettings, figures: UpdateStats) -> str:
         steady_gain = self.best_stats.update_s / figures.update_s - 1
         if self.results.is_as_fast(setting, self.chosen):
             more = _describe_extra_memory(figures, self.best_stats)
@@ -133,12 +133,8 @@ class _ResultBuilder:
         return f"{lag} over the run, compiling included" if setting.compile else lag
 
 
-def _times(figures: UpdateStats) -> tuple[float, float, float]:
-    return figures.update_s, figures.slow_s, figures.fast_s
-
-
 def _describe_extra_memory(figures: UpdateStats, than: UpdateStats) -> str:
-    """In words, where it is worth mentioning."""
+    """The difference in peak memory, if it is more than 5 %."""
     if figures.peak_bytes is None or than.peak_bytes is None:
         return ""
     more = figures.peak_bytes - than.peak_bytes

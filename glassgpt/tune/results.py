@@ -1,15 +1,17 @@
-"""What the trials have shown so far: which setting is how fast, and how sure that is."""
+"""What the trials have shown so far, how certain that is, and what the next trial will cost."""
 
 from __future__ import annotations
 
 import math
 from statistics import median
 
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.config import TrainConfig
+from glassgpt.estimate import overheads
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.trial import UpdateStats
 from glassgpt.tune.trial import summarize_updates
-from glassgpt.tune.tune_facts import TuneContext
 
 MIN_WORTHWHILE_GAIN = 0.01  # a gain of less is not worth a change, nor more memory
 _MAX_NOISE = 0.1
@@ -17,10 +19,10 @@ _MIN_PAIRED_ROUNDS = 2
 
 
 class TrialResults:
-    """`found` has every trial, `left_out` what was worth one and had none, with the reason."""
+    """`trials`: all of each setting. `skipped`: settings worth a trial that got none, with the reason."""
 
-    def __init__(self, ground: TuneContext) -> None:
-        self.context = ground
+    def __init__(self, context: TuneContext) -> None:
+        self.context = context
         self.trials: dict[SpeedSettings, list[Trial]] = {}
         self.skipped: dict[SpeedSettings, str] = {}
         self._stats: dict[SpeedSettings, UpdateStats | None] = {}
@@ -42,14 +44,14 @@ class TrialResults:
         return figures.peak_bytes is None or figures.peak_bytes <= self.context.usable_bytes
 
     def tokens_per_s(self, setting: SpeedSettings) -> float:
-        """Tokens/s over the whole run, what compiling takes included; 0 where it cannot be chosen."""
+        """Tokens/s over the whole run, compile time included; 0 for settings that cannot be chosen."""
         figures = self.stats(setting)
         if figures is None or not self.leaves_headroom(figures):
             return 0.0
         return run_tokens_per_s(self.context, setting, figures)
 
     def best_setting(self) -> SpeedSettings:
-        """The fastest that can be chosen; of those that are hardly slower, the first: it is simpler."""
+        """The first that is at most 1 % slower than the fastest: simple settings are tried first."""
         top = max(map(self.tokens_per_s, self.trials))
         return next(
             setting
@@ -61,45 +63,149 @@ class TrialResults:
         return self.tokens_per_s(setting) > self.tokens_per_s(over) * (1 + MIN_WORTHWHILE_GAIN)
 
     def has_faster_updates(self, setting: SpeedSettings, than: SpeedSettings) -> bool:
-        """By its updates alone, whatever comes before them."""
+        """Compares the updates alone, without compile time."""
         figures, others = self.stats(setting), self.stats(than)
         if figures is None or others is None:
             return False
         return figures.update_s * (1 + MIN_WORTHWHILE_GAIN) < others.update_s
 
     def slowdown(self, setting: SpeedSettings, behind: SpeedSettings) -> float:
-        """By what share it is slower."""
+        """How much slower, as a fraction."""
         return 1 - self.tokens_per_s(setting) / self.tokens_per_s(behind)
 
     def comparison_error(self, one: SpeedSettings, other: SpeedSettings) -> float:
-        """The error of comparing the two, as a share."""
+        """The error of the ratio of the two, as a fraction.
+
+        Where both were measured several times in alternation, a machine that drifts slows both down: then the
+        error is how much the ratio of neighbouring trials varies."""
         if one == other:
             return 0.0
         errors = [figures.error for setting in (one, other) if (figures := self.stats(setting)) is not None]
-        return min(math.hypot(*errors), self._noise_in_turns(one, other))
-
-    def _noise_in_turns(self, one: SpeedSettings, other: SpeedSettings) -> float:
-        """Where both were measured several times in turns: a machine that drifts slows both down, and what
-        remains is how much the ratio of neighbours varies."""
+        paired_error = math.inf
         trials = [[trial for trial in self.trials.get(it, ()) if trial.update_s] for it in (one, other)]
-        rounds = min(map(len, trials)) - 1  # the first time was not yet in turns
-        if rounds < _MIN_PAIRED_ROUNDS:
-            return math.inf
-        pairs = zip(trials[0][-rounds:], trials[1][-rounds:], strict=True)
-        ratios = [median(a.update_s) / median(b.update_s) for a, b in pairs]
-        return (max(ratios) - min(ratios)) / rounds
+        rounds = min(map(len, trials)) - 1  # the first trial of each was not yet in alternation
+        if rounds >= _MIN_PAIRED_ROUNDS:
+            pairs = zip(trials[0][-rounds:], trials[1][-rounds:], strict=True)
+            ratios = [median(a.update_s) / median(b.update_s) for a, b in pairs]
+            paired_error = (max(ratios) - min(ratios)) / rounds
+        return min(math.hypot(*errors), paired_error)
 
     def is_as_fast(self, setting: SpeedSettings, other: SpeedSettings) -> bool:
-        """Within the noise, or what is not worth a change. Where all is noise, the median still decides."""
+        """Slower by no more than the noise (at most 10 %), or by less than is worth a change."""
         return self.slowdown(setting, other) <= max(
             MIN_WORTHWHILE_GAIN, min(_MAX_NOISE, self.comparison_error(setting, other))
         )
 
 
-def run_tokens_per_s(ground: TuneContext, setting: SpeedSettings, figures: UpdateStats) -> float:
-    """Tokens/s from the first update to the last. Only compiling takes long enough at every start to count,
-    even where what was compiled is kept; our kernels stay on the disk once they are built."""
-    seconds = ground.updates * figures.update_s
+def run_tokens_per_s(context: TuneContext, setting: SpeedSettings, figures: UpdateStats) -> float:
+    """Tokens/s from the first update to the last. Compile time counts, since every start pays some of it;
+    Triton kernels are cached on disk once they are built."""
+    seconds = context.updates * figures.update_s
     if setting.compile:
         seconds += max(0.0, figures.first_s - figures.update_s)
-    return ground.updates * ground.tokens_per_update / seconds
+    return context.updates * context.tokens_per_update / seconds
+
+
+_DURATION_MARGIN = 1.25  # a trial may take so much longer than those before
+_HANG_FACTOR = 6  # times the expected time; then it hangs
+_MIN_HANG_LIMIT_S = 20.0
+
+_MIN_TRIAL_UPDATES = 4  # of a trial, warming up included
+_FIRST_TRIAL_BUDGET_SHARE = 0.4  # of the budget, that the first trial may take
+_MAX_COMPILE_SAVING = 0.5  # of a run's time, by compiling
+_COMPILE_CACHE_SAVING = 0.6  # of what compiling takes, that need not be done the second time
+
+NO_TIME = "no time left"
+RUN_TOO_SHORT = "the run is too short to save what it takes"
+
+
+class TrialEstimator:
+    """What a trial will take, in seconds and in memory, by those before it."""
+
+    def __init__(self, config: TrainConfig, results: TrialResults) -> None:
+        self._config, self._results, self._context = config, results, results.context
+        self._threads: int | None = None  # of the previous trial; another count needs a new process
+
+    def note_trial(self, setting: SpeedSettings) -> None:
+        self._threads = setting.threads
+
+    def reason_to_skip(self, setting: SpeedSettings, left_s: float) -> str:
+        """Why not to try it now; empty if nothing speaks against it."""
+        if self.trial_s(setting) > left_s:
+            return NO_TIME
+        # On a GPU an out-of-memory error ends the trial only. A machine that swaps slows everything.
+        limit = self._context.usable_bytes if self._context.device_type == "cpu" else self._context.free_bytes
+        need = self.trial_bytes(setting)
+        return f"it would take about {need / 2**30:.1f} GiB" if need > limit else ""
+
+    def trial_s(self, setting: SpeedSettings) -> float:
+        """Expected seconds of a trial; 0 for the very first, of which nothing is known."""
+        trials, kind = self._results.trials, self._context.device_type
+        if setting in trials:
+            last = trials[setting][-1]
+            cached_s = (
+                _COMPILE_CACHE_SAVING * last.first_s if setting.compile and len(trials[setting]) == 1 else 0.0
+            )
+            return _DURATION_MARGIN * (last.wall_s - cached_s)
+        alike, others = self._overheads_s(setting.compile), self._overheads_s(not setting.compile)
+        if alike:
+            expected = median(alike)
+        elif setting.compile and others:
+            expected = median(others) + overheads.compile_cost_s(kind, self._context.n_layer)
+        else:
+            return 0.0
+        expected += self._min_updates_s(setting)
+        if setting.kernels and not any(one.kernels for one in trials):
+            expected += overheads.KERNEL_BUILD_S
+        if setting.threads != self._threads:
+            expected += overheads.STARTUP_S[kind]
+        return _DURATION_MARGIN * expected
+
+    def _overheads_s(self, compiled: bool) -> list[float]:
+        """Seconds that past trials took besides the updates that each needs."""
+        return [
+            max(0.0, trial.wall_s - self._min_updates_s(one))
+            for one, trials in self._results.trials.items()
+            if one.compile == compiled
+            for trial in trials
+        ]
+
+    def _min_updates_s(self, setting: SpeedSettings) -> float:
+        """Seconds of the fewest updates of a trial, at the best rate so far."""
+        context = self._context
+        tokens = context.trial_micro_steps(setting) * setting.micro_batch * context.block_size
+        known = (self._results.stats(one) for one in self._results.trials)
+        rates = [context.tokens_per_update / figures.update_s for figures in known if figures is not None]
+        return _MIN_TRIAL_UPDATES * tokens / max(rates) if rates else 0.0
+
+    def fits_as_first_trial(self, setting: SpeedSettings, left_s: float) -> bool:
+        """Whether the very first trial leaves enough of the budget for others."""
+        micro_s = self._context.estimated_micro_batch_s(setting)
+        steps = self._context.trial_micro_steps(setting)
+        return micro_s is None or _MIN_TRIAL_UPDATES * steps * micro_s < _FIRST_TRIAL_BUDGET_SHARE * left_s
+
+    def hang_limit_s(self, setting: SpeedSettings, left_s: float) -> float:
+        """Seconds after which a trial counts as hung."""
+        expected = self.trial_s(setting)
+        patience = max(_MIN_HANG_LIMIT_S, _HANG_FACTOR * expected) if expected else left_s
+        return min(left_s, patience)
+
+    def can_compiling_pay(self, setting: SpeedSettings) -> bool:
+        """Whether compiling could pay at all, if it went very well."""
+        figures, context = self._results.stats(setting), self._context
+        run_s = context.updates * figures.update_s if figures else 0.0
+        return overheads.compile_cost_s(context.device_type, context.n_layer) < _MAX_COMPILE_SAVING * run_s
+
+    def trial_bytes(self, setting: SpeedSettings) -> float:
+        """The estimate, corrected by its error for the nearest micro-batch that was measured."""
+        counted = self._context.estimated_bytes(self._config, setting)
+        measured = {
+            one: figures.peak_bytes
+            for one in self._results.trials
+            if (figures := self._results.stats(one)) is not None and figures.peak_bytes is not None
+        }
+        if not measured:
+            return counted
+        nearest = min(measured, key=lambda one: abs(one.micro_batch - setting.micro_batch))
+        then = self._context.estimated_bytes(self._config, nearest)
+        return measured[nearest] + (counted - then) * measured[nearest] / then

@@ -1,8 +1,8 @@
-"""The search: from the automatic choice outward, one dimension at a time, until nothing gains or time is up.
+"""The search: coordinate ascent from the automatic choice, until nothing gains or the budget is spent.
 
     micro-batch up and down  ->  graph, attention, kernels, data  ->  threads  ->  compile, the winners again
 
-It knows neither torch nor the machine: `measure` does a trial, the budget's `clock` tells the time.
+It imports no torch: `measure` runs a trial, the budget's `clock` tells the time.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.tune import candidates
-from glassgpt.tune.budget import NO_TIME
-from glassgpt.tune.budget import RUN_TOO_SHORT
-from glassgpt.tune.budget import TrialEstimator
+from glassgpt.tune import speed_settings as candidates
 from glassgpt.tune.results import MIN_WORTHWHILE_GAIN
+from glassgpt.tune.results import NO_TIME
+from glassgpt.tune.results import RUN_TOO_SHORT
+from glassgpt.tune.results import TrialEstimator
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import TuneContext
 
 Measure = Callable[[SpeedSettings, float], Trial]  # within so many seconds
 
-_MIN_GAIN_TO_TRY_BETWEEN = 0.03  # a micro-batch that gained so much lets hope for more
-_FINALIST_SLOWDOWN = 0.04  # to the best: measured again before it is ruled out
+_MIN_GAIN_TO_TRY_BETWEEN = 0.03  # of a larger micro-batch, to try one between it and the next
+_FINALIST_SLOWDOWN = 0.04  # behind the best: measured again before it is ruled out
 _FINALISTS = 3
 _CONFIRM_ROUNDS = 6
 _COMPILED_ROUNDS = 2
@@ -36,10 +36,10 @@ _COMPILED_ROUNDS = 2
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """For whoever watches: what is being tried, or what came of it."""
+    """A trial begins, or has ended: for the console."""
 
     setting: SpeedSettings
-    trial: Trial | None  # None: it begins
+    trial: Trial | None  # None: it is beginning
     best_tokens_per_s: float | None  # tokens/s so far
     left_s: float
 
@@ -63,44 +63,41 @@ class Search:
     def __init__(
         self,
         config: TrainConfig,
-        ground: TuneContext,
+        context: TuneContext,
         measure: Measure,
         budget: Budget,
         fixed: Collection[str] = (),
-        told: Callable[[TrialEvent], None] = lambda step: None,
+        on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
-        """`fixed`: names of the settings that the user has said, which stay as they are."""
-        self._config, self._context, self._measure = config, ground, measure
-        self._budget, self._fixed, self._on_event = budget, fixed, told
-        self.results = TrialResults(ground)
+        """`fixed`: names of the settings that the user gave; they stay as they are."""
+        self._config, self._context, self._measure = config, context, measure
+        self._budget, self._fixed, self._on_event = budget, fixed, on_event
+        self.results = TrialResults(context)
         self._estimator = TrialEstimator(config, self.results)
 
     def run(self) -> TrialResults:
         self._try_automatic_first()
         if self._context.threads > self._context.usable_cores:
-            self._try_threads()  # they get into each other's way: that comes before everything else
+            self._try_threads()  # oversubscribed cores distort every other trial
         self._search_micro_batch()
         self._try_cheap()
         self._try_threads()
         self._try_checkpointing()
-        # With our kernels, compiling promises little.
-        steps = (self._try_compiled, self._remeasure_finalists)
-        for step in reversed(steps) if self.results.best_setting().kernels else steps:
+        # Next to our Triton kernels, torch.compile gains little: confirm the finalists first.
+        last_steps = (self._try_compiled, self._remeasure_finalists)
+        for step in reversed(last_steps) if self.results.best_setting().kernels else last_steps:
             step()
-        self._check_compared()
-        return self.results
-
-    def _check_compared(self) -> None:
-        """The only one that ran is no choice, unless it is what the run would do anyway."""
+        # A single setting that ran is no choice, unless it is what the run would do anyway.
         (first, *others) = [one for one in self.results.trials if self.results.tokens_per_s(one)]
         usual = first == self._uncompiled(self._context.automatic_setting)
         if not others and not usual and NO_TIME in self.results.skipped.values():
             raise UserError(budget_too_short_message(self._budget.seconds))
+        return self.results
 
-    # --- trying ---
+    # --- trials ---
 
     def _try_setting(self, setting: SpeedSettings) -> None:
-        """Measured now, if it was not before, and if there is time and memory for it."""
+        """Measures it, unless it was measured before or there is no time or memory for it."""
         if setting in self.results.trials:
             return
         reason = self._estimator.reason_to_skip(setting, self._budget.left_s)
@@ -130,7 +127,7 @@ class Search:
     # --- the start ---
 
     def _try_automatic_first(self) -> None:
-        """The automatic choice, not compiled unless asked; where that fails, whatever runs."""
+        """The automatic choice, compiled only on request; if it fails, smaller ones until one runs."""
         at: SpeedSettings | None = self._quick_enough(self._uncompiled(self._context.automatic_setting))
         assert at is not None
         self._try_setting(at)
@@ -145,7 +142,7 @@ class Search:
             raise UserError(self._failure_message())
 
     def _quick_enough(self, start: SpeedSettings) -> SpeedSettings:
-        """On a slow machine, the largest micro-batch that leaves time for others."""
+        """The setting, or on a slow machine the largest micro-batch that leaves time for other trials."""
         sizes = [size for size in self._micro_batch_sizes() if size < start.micro_batch]
         if self._estimator.fits_as_first_trial(start, self._budget.left_s) or not sizes:
             return start
@@ -158,12 +155,12 @@ class Search:
         return setting if "compile" in self._fixed else replace(setting, compile=False)
 
     def _lacks_memory(self, setting: SpeedSettings) -> bool:
-        """Whether that is why it cannot be chosen; where it ran, it left no headroom."""
+        """Whether memory is why it cannot be chosen: it ran out, or ran without leaving headroom."""
         outcome = self.results.outcome(setting)
         return not self.results.tokens_per_s(setting) and outcome in ("not tried", "out of memory", "ran")
 
     def _next_smaller(self, setting: SpeedSettings) -> SpeedSettings | None:
-        """The next that may fit: at first as counted, then half; at last one sequence, checkpointed."""
+        """The next to try when memory is short: what fits by estimate, half, activation checkpointing."""
         sizes = [size for size in self._micro_batch_sizes() if size < setting.micro_batch]
         at = {size: self._carry_to_size(setting, size) for size in sizes}
         room, count = self._context.usable_bytes, self._context.estimated_bytes
@@ -178,7 +175,7 @@ class Search:
         return replace(setting, checkpointing=True)
 
     def _failure_message(self) -> str:
-        """Why there is nothing to choose from."""
+        """Why no trial gave a usable setting."""
         found = self.results.trials
         last = next(reversed(found.values()))[-1] if found else None
         if self._budget.left_s <= 0 or (last is not None and last.outcome == "hung"):
@@ -194,7 +191,7 @@ class Search:
     # --- micro-batch ---
 
     def _search_micro_batch(self) -> None:
-        """Larger micro-batches while they gain, then smaller ones; one on each side that does not."""
+        """Larger micro-batches while they gain, then smaller ones."""
         for step in (candidates.next_larger_size, candidates.next_smaller_size):
             at = self.results.best_setting()
             if step is candidates.next_smaller_size and self._has_slower_below(at):
@@ -208,13 +205,13 @@ class Search:
                 at = there
 
     def _has_slower_below(self, at: SpeedSettings) -> bool:
-        """Whether a smaller one not far away has lost already, on the way up."""
+        """Whether a slightly smaller micro-batch has already proved slower."""
         near = [size for size in self._micro_batch_sizes() if at.micro_batch / 3 <= size < at.micro_batch]
         below = [self._carry_to_size(at, size) for size in near]
         return any(self.results.tokens_per_s(one) and self.results.is_faster(at, over=one) for one in below)
 
     def _try_size(self, at: SpeedSettings, size: int) -> SpeedSettings:
-        """As a run would have it there; if that gains nothing, exactly as here."""
+        """Tries a size with a run's own choices for it; if that gains nothing, with the present ones."""
         there, same = self._carry_to_size(at, size), replace(at, micro_batch=size)
         self._try_setting(there)
         if there != same and not self.results.is_faster(there, over=at) and not self._has_no_room(there):
@@ -226,7 +223,7 @@ class Search:
         return self._lacks_memory(setting) and self.results.skipped.get(setting) != NO_TIME
 
     def _try_between(self, at: SpeedSettings, too_large: int) -> None:
-        """The next size has no room; where more would gain, one in between may have."""
+        """The next size does not fit; if the last step gained, tries sizes in between."""
         lower = candidates.next_smaller_size(self._micro_batch_sizes(), at.micro_batch)
         below = self.results.tokens_per_s(self._carry_to_size(at, lower)) if lower is not None else 0.0
         if below and self.results.tokens_per_s(at) < below * (1 + _MIN_GAIN_TO_TRY_BETWEEN):
@@ -241,7 +238,7 @@ class Search:
             too_large = size
 
     def _carry_to_size(self, setting: SpeedSettings, size: int) -> SpeedSettings:
-        """The automatic choice for that micro-batch, with all that was found better than automatic."""
+        """A run's own choice for that micro-batch, with all changes that proved faster so far."""
         base, to = (
             self._uncompiled(self._context.automatic_setting_at(n)) for n in (setting.micro_batch, size)
         )
@@ -258,7 +255,7 @@ class Search:
             self._search_micro_batch()
 
     def _try_threads(self) -> None:
-        """Fewer and fewer, until that loses."""
+        """Fewer and fewer threads, until that is slower."""
         if not self._is_tunable("threads"):
             return
         for count in candidates.thread_counts(self._context.usable_cores, self._context.threads):
@@ -272,7 +269,7 @@ class Search:
                 break
 
     def _try_checkpointing(self) -> None:
-        """Where memory keeps a larger micro-batch from being tried: it costs time, and saves memory."""
+        """If memory rules out the next larger micro-batch, tries it with activation checkpointing."""
         best = self.results.best_setting()
         size = candidates.next_larger_size(self._micro_batch_sizes(), best.micro_batch)
         if best.checkpointing or size is None or not self._is_tunable("checkpointing"):
@@ -294,8 +291,8 @@ class Search:
             self.results.skipped[there] = RUN_TOO_SHORT
 
     def _remeasure_compiled(self, compiled: SpeedSettings, best: SpeedSettings) -> None:
-        """What is compiled once is kept, and the run to come starts with it: so it is measured once more,
-        in turns with the best, where it may win."""
+        """Compiled code is cached, and the run will start from the cache. So measure it again, in alternation
+        with the best, if it may win."""
         for _ in range(_COMPILED_ROUNDS):
             round_s = self._estimator.trial_s(best) + self._estimator.trial_s(compiled)
             if round_s > self._budget.left_s or not self.results.has_faster_updates(compiled, best):
@@ -306,34 +303,33 @@ class Search:
     # --- the winners again ---
 
     def _remeasure_finalists(self) -> None:
-        """Those that are close, in turns: what the machine does meanwhile hits them all."""
+        """Measures the closest again in alternation, so that drift of the machine hits all of them."""
         for number in range(_CONFIRM_ROUNDS):
             close = self._finalists()
             if len(close) < 2 or sum(map(self._estimator.trial_s, close)) > self._budget.left_s:
                 return
-            # There and back: a card that has just worked hard is slower at first.
+            # Alternate the direction: a GPU that has just worked hard is slower at first.
             for setting in reversed(close) if number % 2 else close:
                 if self._estimator.trial_s(setting) > self._budget.left_s:
                     return
                 self._run_trial(setting)
 
     def _finalists(self) -> list[SpeedSettings]:
-        """The fastest, and whatever may be as fast as far as is known; none once that is settled."""
-        evidence, best = self.results, self.results.best_setting()
-        # What compiles takes too long to be done again.
-        able = [one for one in evidence.trials if evidence.tokens_per_s(one) and not one.compile]
-        order = sorted(able, key=evidence.tokens_per_s, reverse=True)
-        close = [one for one in order if self._may_match(one, best)]
+        """The fastest, and what may be as fast within the error; none once the order is settled."""
+        results, best = self.results, self.results.best_setting()
+        # Compiled settings take too long to repeat.
+        able = [one for one in results.trials if results.tokens_per_s(one) and not one.compile]
+        order = sorted(able, key=results.tokens_per_s, reverse=True)
+        close = [
+            one
+            for one in order
+            if results.slowdown(one, best) <= max(_FINALIST_SLOWDOWN, 2 * results.comparison_error(one, best))
+        ]
         automatic = [one for one in close[_FINALISTS:] if one == self._context.automatic_setting]
         close = close[: _FINALISTS - len(automatic)] + automatic
-        repeated = all(len(evidence.trials[one]) > 1 for one in close)
-        in_doubt = any(evidence.comparison_error(one, close[0]) > MIN_WORTHWHILE_GAIN for one in close[1:])
+        repeated = all(len(results.trials[one]) > 1 for one in close)
+        in_doubt = any(results.comparison_error(one, close[0]) > MIN_WORTHWHILE_GAIN for one in close[1:])
         return close if in_doubt or not repeated else []
-
-    def _may_match(self, setting: SpeedSettings, best: SpeedSettings) -> bool:
-        return self.results.slowdown(setting, best) <= max(
-            _FINALIST_SLOWDOWN, 2 * self.results.comparison_error(setting, best)
-        )
 
 
 def budget_too_short_message(budget_s: float) -> str:

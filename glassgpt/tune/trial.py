@@ -1,4 +1,4 @@
-"""What one trial found, and the figures that follow from it. No torch."""
+"""One trial: its outcome, and the statistics of its updates. No torch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ def update_seconds(updates: Sequence[UpdateMarks], micro_steps: int) -> list[flo
     missing = micro_steps - done
     if missing <= 0:
         return [marks[-1] - marks[0] for marks in updates]
-    usual = median(mean(_middle(marks)) for marks in updates)
+    middle_means = []
+    for marks in updates:
+        pairs = list(itertools.pairwise(marks[1:-1]))
+        middle_means.append(mean(after - before for before, after in (pairs[1:] or pairs)))
+    usual = median(middle_means)
     return [marks[-1] - marks[0] + missing * usual for marks in updates]
-
-
-def _middle(marks: UpdateMarks) -> list[float]:
-    pairs = list(itertools.pairwise(marks[1:-1]))
-    return [after - before for before, after in (pairs[1:] or pairs)]
 
 
 REDUCED_MICRO_STEPS = 4
@@ -72,7 +71,10 @@ def trial_micro_steps(micro_steps: int, micro_s: float | None) -> int:
     return micro_steps if whole else min(micro_steps, REDUCED_MICRO_STEPS)
 
 
-# --- figures ---
+# --- statistics ---
+
+_P10_P90_WIDTH_SIGMAS = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
+_MEDIAN_ERROR_FACTOR = 1.25  # the error of a median, in errors of the mean
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,17 @@ def summarize_updates(trials: Sequence[Trial]) -> UpdateStats | None:
     times = sorted(seconds for trial in trials for seconds in trial.update_s)
     peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
     # Each trial counts the same, however many updates it had time for.
-    middle = median(median(trial.update_s) for trial in trials)
+    medians = [median(trial.update_s) for trial in trials]
+    middle = median(medians)
+    # The error: by the spread of the updates, or by how far the trials are apart, since a machine drifts.
+    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _P10_P90_WIDTH_SIGMAS
+    within = _MEDIAN_ERROR_FACTOR * spread / math.sqrt(len(times))
+    between = (max(medians) - min(medians)) / len(medians)  # about the error of their mean, for a few
     return UpdateStats(
         update_s=middle,
         fast_s=min(middle, quantile(times, 0.1)),
         slow_s=max(middle, quantile(times, 0.9)),
-        error=_error(trials, times, middle),
+        error=max(within, between) / middle,
         first_s=min(trial.first_s for trial in trials),
         peak_bytes=max(peaks, default=None),
     )
@@ -114,16 +121,3 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-_P10_P90_WIDTH_SIGMAS = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
-_MEDIAN_ERROR_FACTOR = 1.25  # its error is so many times the mean's
-
-
-def _error(trials: Sequence[Trial], times: Sequence[float], middle: float) -> float:
-    """By the spread of its updates, or by how far its trials are apart: a machine also drifts."""
-    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _P10_P90_WIDTH_SIGMAS
-    within = _MEDIAN_ERROR_FACTOR * spread / math.sqrt(len(times))
-    medians = [median(trial.update_s) for trial in trials]
-    between = (max(medians) - min(medians)) / len(medians)  # about their mean's error, for a few
-    return max(within, between) / middle

@@ -1,18 +1,21 @@
-"""In the worker: one trial, which is real updates of the run's own learner, timed after warming up."""
+"""In the worker process: one trial (real updates of a Learner, timed after a warm-up), and its memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from glassgpt.cgroup import read_text_or_empty
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.batching import eval_batch_rows
@@ -24,40 +27,87 @@ from glassgpt.training.kernel_choice import SpeedupInputs
 from glassgpt.training.kernel_choice import choose_speedups
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
-from glassgpt.tune.peak_memory import PeakMemory
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.setting import apply_setting
+from glassgpt.training.probe import memory_now
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import apply_setting
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.trial import UpdateMarks
 from glassgpt.tune.trial import update_seconds
 from glassgpt.tune.trial_setup import TrialSetup
-from glassgpt.tune.trial_setup import setting_from_placement
+from glassgpt.tune.trial_setup import setting_from_execution
+
+_PROC_STATUS, _PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """Peak memory since it was created."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self._idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        elif sys.platform == "linux":
+            _forget_resident_peak()
+
+    def peak_bytes(self) -> int:
+        """On a GPU the peak that PyTorch allocated, or what stays reserved (CUDA graphs) if that is more."""
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.empty_cache()
+            return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held since before
+        if self._device.type == "mps":
+            return memory_now("mps")["reserved"]
+        return _resident_peak()
+
+
+def _forget_resident_peak() -> None:
+    """Resets the kernel's counter. Without permission the peak is that of all trials so far."""
+    try:
+        _PROC_CLEAR_REFS.write_text("5")
+    except OSError:
+        return
+
+
+def _resident_peak() -> int:
+    kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(_PROC_STATUS), re.MULTILINE)
+    if kilobytes:
+        return int(kilobytes[1]) * 1024
+    if sys.platform == "win32":
+        return memory_now("cpu")["rss"]
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
 
 Clock = Callable[[], float]
 RunUpdates = Callable[[int], list[UpdateMarks]]  # does so many updates
 
 
 def run_trial(
-    stage: TrialSetup, setting: SpeedSettings, sequences: int, micro_steps: int, seconds: float
+    setup: TrialSetup, setting: SpeedSettings, sequences: int, micro_steps: int, seconds: float
 ) -> Trial:
     """About `seconds` of updates after half as many to warm up. `micro_steps`: to do of each update."""
     try:
-        placement = _placement(stage, setting, sequences)
+        execution = _placement(setup, setting, sequences)
     except UserError as error:
         return Trial(outcome="impossible", why=error.problems[0])
-    peak = PeakMemory(stage.device)
-    updates = TrialUpdates(stage, placement, setting, micro_steps)
-    # A recording is made at the fourth update; compiling may go on in the second.
+    peak = PeakMemory(setup.device)
+    updates = TrialUpdates(setup, execution, setting, micro_steps)
+    # A CUDA graph is captured at the fourth update; torch.compile may compile again in the second.
     fewest = 5 if setting.graph else 1 if setting.compile else 0
     first_s, usual_s = warm_up(updates.run, seconds / 2, fewest)
     if setting.compile:
         first_s += updates.time_first_evaluation()
     marks = time_updates(updates.run, seconds, usual_s)
-    setbacks, peak_bytes = dict(updates.learner.fallbacks), peak.peak_bytes()
+    fallbacks, peak_bytes = dict(updates.learner.fallbacks), peak.peak_bytes()
     del updates
     release_device_memory()
-    if setbacks:
-        what, why = next(iter(setbacks.items()))
+    if fallbacks:
+        what, why = next(iter(fallbacks.items()))
         return Trial(outcome="impossible", why=f"{what} failed: {why}"[:200])
     return Trial(
         outcome="ran",
@@ -68,29 +118,28 @@ def run_trial(
     )
 
 
-def _placement(stage: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
-    """As a run decides with all of the setting said; complains if that would not be the setting."""
-    size, kind = setting.micro_batch, stage.device.type
-    config = apply_setting(stage.config, setting, sequences, size, kind)
+def _placement(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
+    """What a run would choose with this setting; raises if it would choose something else."""
+    size, kind = setting.micro_batch, setup.device.type
+    config = apply_setting(setup.config, setting, sequences, size, kind)
     plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
-    load = SpeedupInputs(plan, stage.shape.vocab_size, stage.flops_per_token, int(stage.tokens.nbytes))
-    placement, choices = choose_speedups(config, stage.device, stage.dtype, load)
-    there = dataclasses.replace(setting_from_placement(config, placement, size), threads=setting.threads)
+    load = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, int(setup.tokens.nbytes))
+    execution, choices = choose_speedups(config, setup.device, setup.dtype, load)
+    there = dataclasses.replace(setting_from_execution(config, execution, size), threads=setting.threads)
     different = next(there.differences(setting), None)
     if different is not None:
         reason = next((choice.reason for choice in choices if choice.name == different), "a run would not")
         raise UserError(reason)
-    return placement
+    return execution
 
 
 def release_device_memory() -> None:
-    """What a trial leaves behind, so that the next finds the device as this one did."""
-    if "torch._dynamo" in sys.modules:  # the compiler was there
+    """Frees what a trial leaves behind, so that the next finds the device as this one did."""
+    if "torch._dynamo" in sys.modules:  # torch.compile was used
         torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
-        # Of every stream that ever was, 66 MiB on some cards: trials have a stream each. No recording that
-        # uses it is left.
+        # cuBLAS keeps a workspace for every stream, and each trial has one. No CUDA graph uses them now.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
@@ -99,42 +148,42 @@ def release_device_memory() -> None:
 
 
 class TrialUpdates:
-    """The run's own updates, one after the other, marked where each begins and each of its micro-batches."""
+    """Real updates, with a time mark where each update and each of its micro-batches begins."""
 
     def __init__(
-        self, stage: TrialSetup, placement: ExecutionConfig, setting: SpeedSettings, micro_steps: int
+        self, setup: TrialSetup, execution: ExecutionConfig, setting: SpeedSettings, micro_steps: int
     ) -> None:
-        config, size = stage.config, setting.micro_batch
-        config = apply_setting(config, setting, size * micro_steps, size, stage.device.type)
+        config, size = setup.config, setting.micro_batch
+        config = apply_setting(config, setting, size * micro_steps, size, setup.device.type)
         self._plan = BatchPlan(size, micro_steps, size * micro_steps, size * micro_steps * config.block_size)
-        self._timer: MarkTimer = CudaEventTimer() if stage.device.type == "cuda" else HostTimer(placement)
+        self._timer: MarkTimer = CudaEventTimer() if setup.device.type == "cuda" else HostTimer(execution)
         self._stream = MarkedLoader(
             self._timer.mark,
-            stage.tokens,
+            setup.tokens,
             config.block_size,
             self._plan,
             config.seed,
-            stage.device,
-            placement.data_on_card,
+            setup.device,
+            execution.data_on_card,
         )
-        model = build_model(stage, placement, setting)
-        self.learner = Learner(model, config, placement, self._plan, self._stream, Ledger())
+        model = build_model(setup, execution, setting)
+        self.learner = Learner(model, config, execution, self._plan, self._stream, Ledger())
         self._done = 0
 
     def run(self, count: int) -> list[UpdateMarks]:
-        """So many updates, and their marks. Waits for the device only at the end, as a run does."""
+        """Runs `count` updates and returns their marks. Synchronises only at the end, as a run does."""
         for _ in range(count):
             self._timer.mark()
             self.learner.update(self._done, self._done * self._plan.sequences)
             self._done += 1
         self._timer.mark()
         self.learner.take_results()
-        self._stream.take_data_wait_s()  # whose events would pile up
+        self._stream.take_data_wait_s()  # else its events would pile up
         stamps, each = self._timer.take_marks_s(), self._plan.micro_steps + 1
         return [stamps[at : at + each + 1] for at in range(0, count * each, each)]
 
     def time_first_evaluation(self) -> float:
-        """Seconds of the first batch of an evaluation, which compiled code is compiled for once more."""
+        """Seconds of the first evaluation batch, for which torch.compile compiles again."""
         config, device = self.learner.config, self.learner.execution.device
         rows = eval_batch_rows(config, device.type)
         tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
@@ -145,7 +194,7 @@ class TrialUpdates:
 
 
 class MarkedLoader(BatchLoader):
-    """Marks when a micro-batch begins: with fetching its data."""
+    """Marks the begin of each micro-batch, which is when its data is fetched."""
 
     def __init__(self, mark: Callable[[], None], *rest: Any) -> None:
         super().__init__(*rest)
@@ -156,12 +205,12 @@ class MarkedLoader(BatchLoader):
         return super().micro_batch(first, following)
 
 
-def build_model(stage: TrialSetup, placement: ExecutionConfig, setting: SpeedSettings) -> GPT:
-    """As a run has it, but made on the device: which weights they are does not matter for speed."""
-    torch.manual_seed(stage.config.seed)
-    with stage.device:
-        model = GPT(stage.shape)
-    configure_model(model, placement, setting.checkpointing)
+def build_model(setup: TrialSetup, execution: ExecutionConfig, setting: SpeedSettings) -> GPT:
+    """The model of a run, initialised on the device: the values of the weights do not change the speed."""
+    torch.manual_seed(setup.config.seed)
+    with setup.device:
+        model = GPT(setup.shape)
+    configure_model(model, execution, setting.checkpointing)
     return model
 
 
@@ -169,12 +218,12 @@ class MarkTimer(Protocol):
     def mark(self) -> None: ...
 
     def take_marks_s(self) -> list[float]:
-        """Of every mark since last asked; the device has passed them all."""
+        """Times of all marks since the last call; synchronises with the device."""
 
 
 class HostTimer:
-    def __init__(self, placement: ExecutionConfig, clock: Clock = time.perf_counter) -> None:
-        self._placement, self._clock = placement, clock
+    def __init__(self, execution: ExecutionConfig, clock: Clock = time.perf_counter) -> None:
+        self._placement, self._clock = execution, clock
         self._stamps: list[float] = []
 
     def mark(self) -> None:
@@ -187,7 +236,7 @@ class HostTimer:
 
 
 class CudaEventTimer:
-    """Events in the card's own queue: the host runs ahead of it."""
+    """CUDA events: the host runs ahead of the GPU."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -203,7 +252,7 @@ class CudaEventTimer:
         return [events[0].elapsed_time(event) / 1000 for event in events]
 
 
-# --- pace ---
+# --- how many updates ---
 
 _SYNC_INTERVAL_S = 0.2  # between two waits for the device
 _MAX_UPDATES_PER_SYNC = 50

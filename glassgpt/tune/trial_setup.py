@@ -1,4 +1,4 @@
-"""In the worker: model, data and device as a run would have them, and what it would decide by itself."""
+"""In the worker process: model, data and device as in a run, and what a run would choose by itself."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from glassgpt.training.probe import find_peak
 from glassgpt.training.probe import memory_now
 from glassgpt.training.setup import too_few_tokens
 from glassgpt.training.task import request_from_config
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.tune_facts import TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TrialSetup:
 
 
 def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSetup:
-    """`vocab_size`: of the random tokens that stand in for a dataset which is not prepared."""
+    """`vocab_size`: of the random tokens that replace a dataset that is not prepared."""
     given = None
     if config.init_from != "scratch":
         task = request_from_config(config)
@@ -61,7 +61,7 @@ def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSet
             task.config,
             task.init_checkpoint.model_config.vocab_size if task.init_checkpoint else None,
         )
-    tokens, size, data = _text(config, vocab_size)
+    tokens, size, data = _load_tokens(config, vocab_size)
     if problems := too_few_tokens(config, len(tokens)):
         raise UserError(problems)
     torch.set_float32_matmul_precision("high")  # as a run has it
@@ -76,8 +76,8 @@ def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSet
 _RANDOM_TOKENS = 2**21
 
 
-def _text(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int, str]:
-    """The tokens to train on, their vocabulary, and in words what they are."""
+def _load_tokens(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int, str]:
+    """The tokens to train on, their vocabulary size, and a description."""
     folder = settings.data_dir(config)
     if folder.exists() or config.data_dir:
         dataset = open_dataset(folder)
@@ -89,87 +89,82 @@ def _text(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int,
     return tokens, size, f"random tokens, of {size:,} kinds: {config.dataset} is not prepared"
 
 
-# --- what a run would decide ---
+# --- what a run would choose ---
 
 
-def inspect_machine(stage: TrialSetup) -> TuneContext:
-    """Takes seconds where a run would measure before it decides: the matmul peak, attention."""
-    config, device = stage.config, stage.device
+def inspect_machine(setup: TrialSetup) -> TuneContext:
+    """Measures what a run measures before it chooses: the matmul peak, attention. Takes seconds."""
+    config, device = setup.config, setup.device
     free, total = _memory(device)
+    name = devices.device_name(device)
+    if device.type == "cpu":
+        name = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     on_card = free if device.type == "cuda" else None
-    fits = devices.estimate_max_batch_size(config, stage.shape.vocab_size, on_card)
+    fits = devices.estimate_max_batch_size(config, setup.shape.vocab_size, on_card)
     plan, _ = plan_batch(config, device.type, fits)
-    peak = find_peak(device.type, devices.device_name(device), stage.dtype, total, config.probe_seconds)
+    peak = find_peak(device.type, devices.device_name(device), setup.dtype, total, config.probe_seconds)
     rate = peak.measured or peak.value
-    placement = _placement_for(stage, config, plan, rate, free)
+    execution = _execution_for(setup, config, plan, rate, free)
     return TuneContext(
         device_type=device.type,
         device=str(device),
-        device_name=_name(device),
+        device_name=name,
         torch=str(torch.__version__),
-        dtype=stage.dtype,
-        vocab_size=stage.shape.vocab_size,
-        parameters=flops.model_parameters(stage.shape, stage.shape.vocab_size),
+        dtype=setup.dtype,
+        vocab_size=setup.shape.vocab_size,
+        parameters=flops.model_parameters(setup.shape, setup.shape.vocab_size),
         n_layer=config.n_layer,
         block_size=config.block_size,
         sequences=plan.sequences,
         updates=config.max_iters,
-        flops_per_token=stage.flops_per_token,
+        flops_per_token=setup.flops_per_token,
         peak=peak.value,
         peak_source=peak.source,
         free_bytes=free,
-        data=stage.data_description,
-        data_bytes=int(stage.tokens.nbytes),
+        data=setup.data_description,
+        data_bytes=int(setup.tokens.nbytes),
         usable_cores=usable_cores(),
         threads=torch.get_num_threads(),
         busy_cores=load_average(),
         automatic_batch=plan.batch_size,
-        automatics=_automatic_settings(stage, plan, placement, rate, free),
+        automatics=_automatic_settings(setup, plan, execution, rate, free),
         dropout=config.dropout > 0,
         float8=config.fp8,
     )
 
 
-def _name(device: torch.device) -> str:
-    return (
-        cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
-        if device.type == "cpu"
-        else devices.device_name(device)
-    )
-
-
 def _memory(device: torch.device) -> tuple[int, int | None]:
-    """Free and total; on a CPU what is available, and what this process has already."""
+    """Free and total bytes; on a CPU those available plus those this process has."""
     free, total = devices.free_and_total_bytes(device)
     if free is not None:
         return free, total
     return available_memory_bytes() + memory_now("cpu")["rss"], None
 
 
-def _placement_for(
-    stage: TrialSetup, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
+def _execution_for(
+    setup: TrialSetup, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
 ) -> ExecutionConfig:
-    size = int(stage.tokens.nbytes)
-    room = stage.device.type != "cuda" or devices.cuda_graph_fits(config, stage.shape.vocab_size, plan, free)
-    load = SpeedupInputs(plan, stage.shape.vocab_size, stage.flops_per_token, size, rate, free, room)
-    return choose_speedups(config, stage.device, stage.dtype, load)[0]
+    size = int(setup.tokens.nbytes)
+    room = setup.device.type != "cuda" or devices.cuda_graph_fits(config, setup.shape.vocab_size, plan, free)
+    load = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, size, rate, free, room)
+    return choose_speedups(config, setup.device, setup.dtype, load)[0]
 
 
 def _automatic_settings(
-    stage: TrialSetup, plan: BatchPlan, placement: ExecutionConfig, rate: float | None, free: int
+    setup: TrialSetup, plan: BatchPlan, execution: ExecutionConfig, rate: float | None, free: int
 ) -> tuple[SpeedSettings, ...]:
-    """For every micro-batch that divides the update. Attention is measured once, and then as it was found."""
-    found = [setting_from_placement(stage.config, placement, plan.batch_size)]
-    config = dataclasses.replace(stage.config, attention=placement.attention)  # type: ignore[arg-type]
+    """For every micro-batch that divides the update. Attention is measured once."""
+    automatics = [setting_from_execution(setup.config, execution, plan.batch_size)]
+    config = dataclasses.replace(setup.config, attention=execution.attention)  # type: ignore[arg-type]
     for size in range(1, plan.sequences + 1):
         if plan.sequences % size or size == plan.batch_size:
             continue
         try:
-            there = _placement_for(stage, config, split_update(plan, size), rate, free)
+            there = _execution_for(setup, config, split_update(plan, size), rate, free)
         except UserError:  # 8-bit floats want multiples of 16 tokens
             continue
-        found.append(setting_from_placement(config, there, size))
-    return tuple(sorted(found, key=lambda setting: setting.micro_batch))
+        automatics.append(setting_from_execution(config, there, size))
+    return tuple(sorted(automatics, key=lambda setting: setting.micro_batch))
 
 
 def split_update(plan: BatchPlan, size: int) -> BatchPlan:
@@ -177,15 +172,15 @@ def split_update(plan: BatchPlan, size: int) -> BatchPlan:
     return BatchPlan(size, plan.sequences // size, plan.sequences, plan.tokens)
 
 
-def setting_from_placement(
-    config: TrainConfig, placement: ExecutionConfig, micro_batch: int
+def setting_from_execution(
+    config: TrainConfig, execution: ExecutionConfig, micro_batch: int
 ) -> SpeedSettings:
     return SpeedSettings(
         micro_batch=micro_batch,
-        attention=placement.attention,
-        kernels=placement.kernels,
-        graph=placement.graph,
-        data_on_card=placement.data_on_card,
+        attention=execution.attention,
+        kernels=execution.kernels,
+        graph=execution.graph,
+        data_on_card=execution.data_on_card,
         checkpointing=config.activation_checkpointing,
-        compile=placement.compile,
+        compile=execution.compile,
     )

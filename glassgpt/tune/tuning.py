@@ -1,36 +1,86 @@
 """`glass tune` from the settings of a run to those that are fastest here.
 
-with Workshop() as workshop:
-    tuning = tune(config, 90, workshop)
+with TrialRunner() as runner:
+    tuning = tune(config, 90, runner)
 tuning.tuned                                # a TrainConfig
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import re
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.files import atomic_write
 from glassgpt.format import format_count
 from glassgpt.format import format_duration
 from glassgpt.format import pluralize
+from glassgpt.paths import expand_user_path
+from glassgpt.recipe import to_toml
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.ranking import TuneResult
 from glassgpt.tune.ranking import summarize_trials
 from glassgpt.tune.search import Budget
 from glassgpt.tune.search import Search
 from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.setting import TUNABLE_DIMENSIONS
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.setting import describe_dimension
-from glassgpt.tune.tune_facts import TuneContext
+from glassgpt.tune.speed_settings import TUNABLE_DIMENSIONS
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import describe_dimension
 from glassgpt.tune.worker_process import TrialRunner
 from glassgpt.validate import find_config_problems
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Measure on this machine which settings train fastest, and write them to a file.
+
+    Tokens per update, model and precision stay as they are, so the result of the run does too. What is given
+    as --key=value, any setting of `glass train`, stays as it is given.
+    """
+
+    # How long it may take: 90s, 2m or 90.
+    budget: str = "90s"
+    # The file to write. Empty: tuned.toml, or the first of tuned-2.toml, … that is free.
+    out: str = ""
+    # Write over the file if it is there.
+    force: bool = False
+    # Print everything as one JSON document.
+    json: bool = False
+    # How many kinds of tokens to draw at random, where the dataset is not prepared. none: as it usually has.
+    vocab_size: int | None = None
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
+_SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+_MAX_BUDGET_S = 24 * 3600
+
+
+def budget_seconds(text: str) -> float | None:
+    """90s, 2m, 1.5h, 90; None if it is no such thing."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
+    return seconds if 0 < seconds <= _MAX_BUDGET_S else None
+
+
+def check_tune_options(options: TuneOptions) -> list[str]:
+    problems = []
+    if budget_seconds(options.budget) is None:
+        problems.append(f"--budget={options.budget} is no time up to a day: try --budget=90s or --budget=2m")
+    if options.vocab_size is not None and not 2 <= options.vocab_size <= 2**24:
+        problems.append(f"--vocab_size={options.vocab_size} must be at least 2 and at most {2**24:,}")
+    return problems
+
 
 # Of the budget, how long one trial's updates are timed: about twenty trials, each with its start, fit in.
 _BUDGET_TRIALS = 60
@@ -39,7 +89,7 @@ _MIN_TRIAL_S, _MAX_TRIAL_S = 0.25, 1.5
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was asked, what was found."""
+    """The request and the result."""
 
     requested: TrainConfig
     context: TuneContext
@@ -52,10 +102,10 @@ class Tuning:
         return self.context.config_with(self.requested, self.result.chosen.setting)
 
     def as_dict(self) -> dict[str, Any]:
-        ground = dataclasses.asdict(self.context)
-        ground.pop("automatics")
+        context = dataclasses.asdict(self.context)
+        context.pop("automatics")
         return {
-            "ground": ground | {"tokens": self.context.tokens_per_update},
+            "ground": context | {"tokens": self.context.tokens_per_update},
             "budget_s": self.budget_s,
             "took_s": self.took_s,
             "trials": [_row(row) for row in self.result.rows],
@@ -66,7 +116,7 @@ class Tuning:
 
 
 def _row(row: SettingResult) -> dict[str, Any]:
-    """Flat, so that it can be read as a table."""
+    """Flat, to be read as a table."""
     document = dataclasses.asdict(row)
     figures = document.pop("figures") or {}
     document["update_ms"] = figures["update_s"] * 1000 if figures else None
@@ -76,12 +126,12 @@ def _row(row: SettingResult) -> dict[str, Any]:
 
 
 def check_tunable(config: TrainConfig) -> None:
-    """Complains about what cannot be tuned."""
+    """Raises for configs that cannot be tuned."""
     problems = find_config_problems(config)
     if config.eval_only:
         problems.append("nothing is trained with --eval_only=True, so there is nothing to tune")
     if config.init_from == "resume":
-        problems.append("a run that goes on has its settings: --init_from=resume cannot be tuned")
+        problems.append("a resumed run keeps its settings: --init_from=resume cannot be tuned")
     if problems:
         raise UserError(problems)
 
@@ -89,90 +139,176 @@ def check_tunable(config: TrainConfig) -> None:
 def tune(
     config: TrainConfig,
     budget_s: float,
-    workshop: TrialRunner,
+    runner: TrialRunner,
     *,
     fixed: Collection[str] = (),
     vocab_size: int | None = None,
-    told: Callable[[TuneContext | TrialEvent], None] = lambda step: None,
-    began: float | None = None,
+    on_event: Callable[[TuneContext | TrialEvent], None] = lambda event: None,
+    started_at: float | None = None,
 ) -> Tuning:
-    """`fixed`: names of settings that shall stay. `began`: the budget, by time.monotonic; else now."""
+    """`fixed`: names of settings to keep. `started_at`: start of the budget, by time.monotonic; else now."""
     check_tunable(config)
-    budget = Budget(budget_s, time.monotonic() if began is None else began)
-    workshop.timed_s = max(_MIN_TRIAL_S, min(_MAX_TRIAL_S, budget_s / _BUDGET_TRIALS))
-    ground = workshop.inspect_machine(config, vocab_size, budget_s - budget.spent_s, budget_s)
-    told(ground)
-    evidence = Search(config, ground, workshop.measure, budget, fixed, told).run()
-    return Tuning(config, ground, summarize_trials(evidence), budget_s, budget.spent_s)
+    budget = Budget(budget_s, time.monotonic() if started_at is None else started_at)
+    runner.timed_s = max(_MIN_TRIAL_S, min(_MAX_TRIAL_S, budget_s / _BUDGET_TRIALS))
+    context = runner.inspect_machine(config, vocab_size, budget_s - budget.spent_s, budget_s)
+    on_event(context)
+    results = Search(config, context, runner.measure, budget, fixed, on_event).run()
+    return Tuning(config, context, summarize_trials(results), budget_s, budget.spent_s)
 
 
 def tuned_config(
     config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
 ) -> TrainConfig:
-    """For `glass train --tune`: the fastest settings found. `fixed`: what the user has said by flag."""
+    """For `glass train --tune`: the fastest settings found. `fixed`: settings given by flag."""
     check_tunable(config)
-    with TrialRunner() as workshop:
-        tuning = tune(config, budget_s, workshop, fixed=fixed, told=_ProgressPrinter(say))
+    with TrialRunner() as runner:
+        tuning = tune(config, budget_s, runner, fixed=fixed, on_event=_ProgressPrinter(say))
     say(tuning.result.summary)
     return tuning.tuned
 
 
 class _ProgressPrinter:
-    """Each trial in a line."""
+    """Prints one line per trial."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._ground: TuneContext | None = None
+        self._context: TuneContext | None = None
 
     def __call__(self, step: TuneContext | TrialEvent) -> None:
         if isinstance(step, TuneContext):
-            self._ground = step
+            self._context = step
             self._say(f"tuning for {step.device_name}, on {step.data}")
-        elif step.trial is not None and self._ground is not None:
-            self._say(f"{describe_setting(self._ground, step.setting)}: {describe_trial(self._ground, step)}")
+        elif step.trial is not None and self._context is not None:
+            self._say(
+                f"{describe_setting(self._context, step.setting)}: {describe_trial(self._context, step)}"
+            )
 
 
-def describe_setting(ground: TuneContext, setting: SpeedSettings) -> str:
-    """The micro-batch, and how it differs from what a run would decide for that."""
-    base = ground.automatic_setting_at(setting.micro_batch)
+def describe_setting(context: TuneContext, setting: SpeedSettings) -> str:
+    """The micro-batch, and how it differs from a run's own choice for that micro-batch."""
+    base = context.automatic_setting_at(setting.micro_batch)
     changed = [describe_dimension(setting, name) for name in setting.differences(base)]
     return ", ".join([f"micro-batch {setting.micro_batch}", *changed])
 
 
-def describe_trial(ground: TuneContext, step: TrialEvent) -> str:
+def describe_trial(context: TuneContext, step: TrialEvent) -> str:
     trial = step.trial
     if trial is None or trial.outcome != "ran":
         return "under way" if trial is None else trial.outcome
     middle = sorted(trial.update_s)[len(trial.update_s) // 2]
-    return f"{format_count(ground.tokens_per_update / middle)} tokens/s"
+    return f"{format_count(context.tokens_per_update / middle)} tokens/s"
 
 
 def tuned_file_notes(tuning: Tuning) -> list[str]:
-    """For the head of tuned.toml."""
-    ground, chosen, automatic = tuning.context, tuning.result.chosen, tuning.result.automatic_result
+    """Comment lines for the top of tuned.toml."""
+    context, chosen, automatic = tuning.context, tuning.result.chosen, tuning.result.automatic_result
     day = time.strftime("%Y-%m-%d")
     tried = sum(row.trials for row in tuning.result.rows)
     speed = f"{format_count(chosen.tokens_per_s or 0)} tokens/s"
     if automatic is not None and automatic is not chosen and automatic.tokens_per_s and chosen.tokens_per_s:
         speed += f", where the automatic choice has {format_count(automatic.tokens_per_s)}"
     return [
-        f"Measured by `glass tune` on {day}: {ground.device_name}, torch {ground.torch}, {ground.dtype}, "
+        f"Measured by `glass tune` on {day}: {context.device_name}, torch {context.torch}, {context.dtype}, "
         f"{pluralize(tried, 'trial')} in {format_duration(tuning.took_s)}.",
-        f"Measured on {ground.data}.",
+        f"Measured on {context.data}.",
         f"{speed}. {tuning.result.summary}",
         "Tokens per update, model and precision are as they were: so is what the run learns.",
     ]
 
 
-def describe_automatic_setting(ground: TuneContext) -> str:
-    """What a run would decide by itself."""
-    setting = ground.automatic_setting
+def describe_automatic_setting(context: TuneContext) -> str:
+    """The settings that a run would choose by itself."""
+    setting = context.automatic_setting
     parts = [f"micro-batch {setting.micro_batch}"]
     parts += [
         describe_dimension(setting, name)
-        for name in TUNABLE_DIMENSIONS[ground.device_type]
+        for name in TUNABLE_DIMENSIONS[context.device_type]
         if name != "threads"
     ]
-    if ground.device_type == "cpu":
-        parts.append(pluralize(ground.threads, "thread"))
+    if context.device_type == "cpu":
+        parts.append(pluralize(context.threads, "thread"))
     return ", ".join(parts)
+
+
+FILE_NAME = "tuned.toml"
+
+
+def check_output_path(out: str, force: bool) -> list[str]:
+    """Problems with the output file, before anything is measured."""
+    path = expand_user_path(out or FILE_NAME)
+    problems = []
+    if not out:
+        folder = path.absolute().parent
+        if not os.access(folder, os.W_OK):
+            problems.append(f"{folder} cannot be written to: choose another place with --out=FILE")
+        return problems
+    if path.is_dir():
+        problems.append(f"--out={out} is a folder: name a file")
+    elif not path.parent.is_dir():
+        problems.append(f"--out={out}: there is no folder {path.parent}")
+    elif not os.access(path.parent, os.W_OK):
+        problems.append(f"--out={out}: {path.parent} cannot be written to")
+    elif os.path.lexists(path) and not force:
+        problems.append(f"--out={out} is there already: choose another name, or --force writes over it")
+    if path.suffix != ".toml":
+        problems.append(f"--out={out}: `glass train` takes it only if its name ends with .toml")
+    return problems
+
+
+def output_path(out: str, force: bool) -> Path:
+    path = expand_user_path(out or FILE_NAME)
+    number, free = 1, path
+    while not out and not force and os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def write_tuned_file(text: str, out: str, force: bool) -> Path:
+    """Writes the whole file or nothing."""
+    problems = check_output_path(out, force)  # the file may have appeared meanwhile
+    if problems:
+        raise UserError(problems)
+    path = output_path(out, force)
+    try:
+        atomic_write(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; choose another --out=FILE") from None
+    return path
+
+
+def tuned_file_text(
+    tuned: TrainConfig, asked: TrainConfig, name: str, settled: Collection[str], notes: Sequence[str]
+) -> str:
+    """First the fields that were measured (`settled`), then the others. `notes`: comment lines."""
+    lines = dict(_lines(tuned))
+    first = {field for field in lines if field in settled or getattr(tuned, field) != getattr(asked, field)}
+    parts = [
+        *(f"# {note}" for note in notes),
+        f"about = {_quoted(f'{name}, tuned for this machine')}",
+        "",
+        "# --- measured ---",
+        *(lines[field] + _remark(tuned, asked, field) for field in lines if field in first),
+        "",
+        f"# --- as {name} has it ---",
+        *(line for field, line in lines.items() if field not in first),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _lines(config: TrainConfig) -> list[tuple[str, str]]:
+    return [(line.partition(" = ")[0], line) for line in to_toml(config).splitlines()]
+
+
+def _remark(tuned: TrainConfig, asked: TrainConfig, name: str) -> str:
+    before = getattr(asked, name)
+    if name == "eval_tokens" and asked.eval_iters is not None:
+        return f"  # as eval_iters = {asked.eval_iters} was, which counts micro-batches"
+    if before == getattr(tuned, name):
+        return "  # as it was"
+    return f"  # was {'open' if before is None else before}"
+
+
+def _quoted(text: str) -> str:
+    (line,) = (line for field, line in _lines(TrainConfig(out_dir=text)) if field == "out_dir")
+    return line.partition(" = ")[2]

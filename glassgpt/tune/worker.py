@@ -1,10 +1,10 @@
-"""The process that does the trials: a line of JSON in for each, a line of JSON out.
+"""The worker process that runs the trials: one line of JSON in, one line of JSON out.
 
     {"do": "device", "asked": "auto"}
     {"do": "look", "config": {…}, "vocab_size": null}
     {"do": "try", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, "micro_steps": 4, …}
 
-It ends, with every process it has started, when nobody holds the other end of its input any more.
+It ends, with all its children, when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JsonObject = dict[str, Any]
 
 
 def main() -> None:
-    # Whatever else prints, does so elsewhere: the answers have this stream for themselves.
+    # Answers have stdout to themselves; other output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     prefer_oom_kill()
@@ -48,19 +48,19 @@ def main() -> None:
 def _listen(requests: queue.Queue[JsonObject]) -> None:
     for line in sys.stdin:
         requests.put(json.loads(line))
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # which workshop.py sees to
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # worker_process.py makes us a group leader
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
 def prefer_oom_kill() -> None:
-    """Where memory runs out on Linux, the kernel shall take this process and leave others alone."""
+    """If Linux runs out of memory, it should kill this process rather than others."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class TrialServer:
-    """What the requests ask for. The stage stays set for the next one."""
+    """Answers requests. Keeps the trial setup for the next one."""
 
     def __init__(self) -> None:
         self._trial_setup: tuple[JsonObject, TrialSetup] | None = None
@@ -70,7 +70,7 @@ class TrialServer:
             return self._answer(request)
         except UserError as error:
             return {"problems": error.problems}
-        except Exception as error:  # noqa: BLE001 - whatever it was, the one who asks decides
+        except Exception as error:  # noqa: BLE001 - the parent decides what an error means
             outcome = "out of memory" if is_out_of_memory(error) else "crashed"
             return {"outcome": outcome, "why": error_type_and_message(error)}
 
@@ -79,17 +79,17 @@ class TrialServer:
             from glassgpt.training.device import choose_device
 
             return {"type": choose_device(request["asked"])[0].type}
-        stage = self._set_stage({name: request[name] for name in ("config", "vocab_size")})
+        setup = self._set_stage({name: request[name] for name in ("config", "vocab_size")})
         if request["do"] == "look":
+            from glassgpt.tune.speed_settings import to_document
             from glassgpt.tune.trial_setup import inspect_machine
-            from glassgpt.tune.tune_facts import to_document
 
-            return to_document(inspect_machine(stage))
-        from glassgpt.tune.setting import SpeedSettings
+            return to_document(inspect_machine(setup))
+        from glassgpt.tune.speed_settings import SpeedSettings
         from glassgpt.tune.trial_run import run_trial
 
         wanted = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
-        return dataclasses.asdict(run_trial(stage, SpeedSettings(**request["setting"]), **wanted))
+        return dataclasses.asdict(run_trial(setup, SpeedSettings(**request["setting"]), **wanted))
 
     def _set_stage(self, asked: JsonObject) -> TrialSetup:
         from glassgpt.tune.trial_setup import prepare_trial_setup

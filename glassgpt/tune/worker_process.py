@@ -1,4 +1,4 @@
-"""Trials in a process of their own, so that one that runs out of memory, crashes or hangs spoils nothing."""
+"""Trials in a separate process: running out of memory, crashing or hanging ends the trial only."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.paths import child_pythonpath
 from glassgpt.tune.search import budget_too_short_message
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import from_document
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import TuneContext
-from glassgpt.tune.tune_facts import from_document
 
 JsonObject = dict[str, Any]
 _SIGKILL = 9  # which Windows has no name for
@@ -31,7 +31,7 @@ _KILLED = "killed"
 
 
 class WorkerDied(Exception):
-    """The process is gone; what it said last."""
+    """The process is gone; the message is its last output."""
 
 
 class WorkerHung(Exception):
@@ -39,7 +39,7 @@ class WorkerHung(Exception):
 
 
 class TrialWorker:
-    """A process that does one thing after the other."""
+    """A worker process, which answers one request at a time."""
 
     # -P: a folder that happens to hold a torch.py is not where torch comes from.
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "glassgpt.tune.worker")
@@ -94,7 +94,7 @@ class TrialWorker:
         return f"{lines[-1][:200]} ({ended})" if lines else ended
 
     def close(self) -> None:
-        """At once, with all it has started."""
+        """Kills it with all its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ class TrialWorker:
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    """As ours; with so many threads from the first moment on, as OpenMP wants to be told."""
+    """Our environment, with the thread count that OpenMP reads at start-up."""
     own = {"PYTHONPATH": child_pythonpath()}
     if threads is not None:
         own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -116,9 +116,9 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 
 class TrialRunner:
-    """Keeps one worker at hand, and another one when that is spoilt.
+    """Keeps one worker ready, and replaces it after a failure.
 
-    `with Workshop() as workshop:` starts it: importing torch takes seconds, which the caller may use.
+    `with TrialRunner() as runner:` starts it: importing torch takes seconds, which the caller can use.
     """
 
     def __init__(self, make_worker: type[TrialWorker] = TrialWorker) -> None:
@@ -137,7 +137,7 @@ class TrialRunner:
         self._discard_worker()
 
     def device_type(self, asked: str, limit_s: float) -> str:
-        """Which of a recipe's tables holds here."""
+        """The device type here, which selects the tables of a preset."""
         return str(self._request_or_fail({"do": "device", "asked": asked}, limit_s, limit_s)["type"])
 
     def inspect_machine(
@@ -151,7 +151,7 @@ class TrialRunner:
         return self._context
 
     def _request_or_fail(self, request: JsonObject, limit_s: float, budget_s: float) -> JsonObject:
-        """What has to succeed; else there is nothing to tune."""
+        """A request without which there is nothing to tune."""
         try:
             answer = self._worker_with_threads(None).send_request(request, limit_s)
         except WorkerHung:
@@ -163,7 +163,7 @@ class TrialRunner:
         return answer
 
     def measure(self, setting: SpeedSettings, limit_s: float) -> Trial:
-        """One trial, whatever becomes of it."""
+        """Runs one trial and returns its outcome, whatever that is."""
         begin = time.monotonic()
         assert self._context is not None, "look first"
         request = {
@@ -175,7 +175,7 @@ class TrialRunner:
             "seconds": self.timed_s,
         }
         trial = self._tried(request, setting.threads, limit_s)
-        # The compiler stays in memory, which the trials that follow would be blamed for.
+        # The compiler stays in memory, and would count in the peak of later trials.
         if trial.outcome not in ("ran", "impossible") or setting.compile:
             self._discard_worker()
         return dataclasses.replace(trial, wall_s=time.monotonic() - begin)

@@ -29,9 +29,9 @@ from glassgpt.recipe import find_recipe
 from glassgpt.recipe import read_recipe
 from glassgpt.show.terminal.tune_view import TuneConsole
 from glassgpt.tune import tuning as tunings
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.worker_process import TrialRunner
 
 Capture = pytest.CaptureFixture[str]
@@ -180,7 +180,7 @@ def test_a_bar_on_a_terminal(machine: type[FakeTrialRunner]) -> None:
     out = Console(file=screen, force_terminal=True, width=120)
     config = build_config(find_recipe("shakespeare_char_cpu"), {})
     with TuneConsole(out, "mine", 90.0) as told:
-        tunings.tune(config, 90.0, shop, told=told)
+        tunings.tune(config, 90.0, shop, on_event=told)
     assert "of 1m 30s" in screen.getvalue()
     assert "so far 12k tokens/s" in screen.getvalue()
 

@@ -21,9 +21,9 @@ from glassgpt.doctor.compile_check import check_kernels
 from glassgpt.doctor.compile_check import compile_line
 from glassgpt.doctor.compile_check import compile_small_function
 from glassgpt.doctor.compile_check import compiler_line
+from glassgpt.doctor.isolate import CommandOutput
 from glassgpt.doctor.isolate import IsolatedCheckFailed
 from glassgpt.doctor.isolate import run_isolated
-from glassgpt.doctor.shell import CommandOutput
 from glassgpt.record.machine import find_compiler
 
 

@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from glassgpt.doctor import cpu_checks
-from glassgpt.doctor import gpt2
-from glassgpt.doctor import software_check
+from glassgpt.doctor import host_checks
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.cpu_checks import Cores
-from glassgpt.doctor.cpu_checks import CpuClock
-from glassgpt.doctor.cpu_checks import check_processor
-from glassgpt.doctor.cpu_checks import check_threads
-from glassgpt.doctor.cpu_checks import clock_line
-from glassgpt.doctor.cpu_checks import cores_line
-from glassgpt.doctor.cpu_checks import hottest_cpu_celsius
-from glassgpt.doctor.cpu_checks import load_line
-from glassgpt.doctor.cpu_checks import read_clock
-from glassgpt.doctor.cpu_checks import threads_line
-from glassgpt.doctor.memory_check import check_memory
-from glassgpt.doctor.memory_check import memory_line
+from glassgpt.doctor.host_checks import Cores
+from glassgpt.doctor.host_checks import CpuClock
+from glassgpt.doctor.host_checks import check_memory
+from glassgpt.doctor.host_checks import check_processor
+from glassgpt.doctor.host_checks import check_threads
+from glassgpt.doctor.host_checks import clock_line
+from glassgpt.doctor.host_checks import cores_line
+from glassgpt.doctor.host_checks import hottest_cpu_celsius
+from glassgpt.doctor.host_checks import load_line
+from glassgpt.doctor.host_checks import memory_line
+from glassgpt.doctor.host_checks import read_clock
+from glassgpt.doctor.host_checks import threads_line
+from glassgpt.record.machine import source_commit
 from glassgpt.version import VERSION
 
 GIB = 2**30
@@ -38,7 +37,7 @@ def visit(folder: Path) -> CheckContext:
 
 
 def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
-    lines = {line.name: line for line in software_check.check_system(visit(tmp_path))}
+    lines = {line.name: line for line in host_checks.check_system(visit(tmp_path))}
     assert list(lines) == ["system", "python", "glassgpt"]
     assert lines["glassgpt"].says.startswith(VERSION)
     assert all(line.verdict == "ok" for line in lines.values())
@@ -58,21 +57,26 @@ def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
 def test_torch_is_named_and_an_old_one_is_a_problem(
     version: str, cuda: str | None, hip: str | None, verdict: str, says: str
 ) -> None:
-    line = software_check.torch_line(version, cuda, hip, "2.4")
+    line = host_checks.torch_line(version, cuda, hip, "2.4")
     assert (line.verdict, line.says) == (verdict, says)
     assert ("install torch 2.8 or newer" in line.fix) == (verdict == "problem")
 
 
 def test_the_oldest_versions_are_those_of_the_package() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert f'requires-python = ">={software_check._dotted(software_check.OLDEST_PYTHON)}"' in text
-    assert f'"torch>={software_check._dotted(software_check.OLDEST_TORCH)}"' in text
-    assert software_check._python_line((3, 10), "3.10.2").verdict == "problem"
+    assert f'requires-python = ">={host_checks._dotted(host_checks.OLDEST_PYTHON)}"' in text
+    assert f'"torch>={host_checks._dotted(host_checks.OLDEST_TORCH)}"' in text
+    assert host_checks._python_line((3, 10), "3.10.2").verdict == "problem"
+
+
+def test_the_commit_is_that_of_this_source_tree(tmp_path: Path) -> None:
+    lines = {line.name: line for line in host_checks.check_system(visit(tmp_path))}
+    assert lines["glassgpt"].numbers["commit"] == source_commit(Path(__file__).parents[2])
 
 
 def test_a_commit_says_if_files_differ() -> None:
-    assert software_check._short_commit("0123456789abcdef") == "0123456789ab"
-    assert software_check._short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
+    assert host_checks._short_commit("0123456789abcdef") == "0123456789ab"
+    assert host_checks._short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
 
 
 def test_a_system_without_a_name_has_that_of_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +85,12 @@ def test_a_system_without_a_name_has_that_of_its_kernel(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"PRETTY_NAME": "Debian 12"})
     monkeypatch.setattr("sys.platform", "linux")
-    assert software_check._system_name() == "Debian 12"
+    assert host_checks._system_name() == "Debian 12"
     monkeypatch.setattr(platform, "freedesktop_os_release", none)
-    assert software_check._system_name() == f"{platform.system()} {platform.release()}"
+    assert host_checks._system_name() == f"{platform.system()} {platform.release()}"
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("15.1", ("", "", ""), "arm64"))
-    assert software_check._system_name() == "macOS 15.1"
+    assert host_checks._system_name() == "macOS 15.1"
 
 
 # --- cores ---
@@ -136,10 +140,10 @@ def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch
     import torch
 
     cores = Cores(4, 8, 3.0, 3.0)
-    monkeypatch.setattr(cpu_checks, "find_cores", lambda: cores)
+    monkeypatch.setattr(host_checks, "find_cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(cpu_checks, "measure_busy_cores", lambda: 0.0)
+    monkeypatch.setattr(host_checks, "measure_busy_cores", lambda: 0.0)
     (line,) = check_threads(visit(tmp_path))
     assert line.numbers == {"threads": 8, "omp_num_threads": None, "usable_cores": 3.0}
     assert line.fix == "export OMP_NUM_THREADS=3"
@@ -267,6 +271,6 @@ def test_gpt2_is_as_large_as_we_say() -> None:
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50_304, block_size=1024, n_layer=12, n_head=12, n_embd=768))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert parameters == gpt2.PARAMETERS
-    assert f"{gpt2.CHECKPOINT_BYTES / GIB:.1f}" == "1.4"
-    assert gpt2.TRAINING_STATE_BYTES / parameters == 16
+    assert parameters == host_checks.GPT2_PARAMETERS
+    assert f"{host_checks.GPT2_CHECKPOINT_BYTES / GIB:.1f}" == "1.4"
+    assert host_checks.GPT2_TRAINING_BYTES / parameters == 16

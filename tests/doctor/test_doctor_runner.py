@@ -17,12 +17,12 @@ from glassgpt.doctor.check import CheckResult
 from glassgpt.doctor.check import CheckVerdict
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.check import DoctorReport
+from glassgpt.doctor.check import redact
 from glassgpt.doctor.checks import CHECKS
+from glassgpt.doctor.checks import run_checks
 from glassgpt.doctor.isolate import IsolatedCheckFailed
 from glassgpt.doctor.isolate import run_isolated
 from glassgpt.doctor.isolate import summarize_error
-from glassgpt.doctor.redact import redact
-from glassgpt.doctor.runner import run_checks
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"
 

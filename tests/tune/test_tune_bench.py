@@ -13,7 +13,7 @@ from tune_machines import gpu_machine
 from tune_machines import saturating_speed
 
 from bench import tune as bench
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.worker_process import TrialRunner
 
 

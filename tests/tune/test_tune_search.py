@@ -17,12 +17,12 @@ from tune_machines import gpu_machine
 from tune_machines import saturating_speed
 
 from glassgpt.errors import UserError
-from glassgpt.tune import candidates
+from glassgpt.tune import speed_settings as candidates
 from glassgpt.tune.ranking import TuneResult
 from glassgpt.tune.ranking import choose_setting
 from glassgpt.tune.ranking import summarize_trials
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.trial import Trial
 
 

@@ -22,19 +22,19 @@ from glassgpt.recipe import build_config
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
 from glassgpt.training.session import train
-from glassgpt.tune import tuned_file
+from glassgpt.tune import tuning as tuning_module
 from glassgpt.tune.ranking import summarize_trials
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.setting import apply_setting
-from glassgpt.tune.setting import describe_dimension
-from glassgpt.tune.setting import tuned_config_fields
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import apply_setting
+from glassgpt.tune.speed_settings import describe_dimension
+from glassgpt.tune.speed_settings import tuned_config_fields
 from glassgpt.tune.trial_setup import inspect_machine
 from glassgpt.tune.trial_setup import prepare_trial_setup
-from glassgpt.tune.tune_options import TuneOptions
-from glassgpt.tune.tune_options import budget_seconds
-from glassgpt.tune.tune_options import check_tune_options as option_problems
+from glassgpt.tune.tuning import TuneOptions
 from glassgpt.tune.tuning import Tuning
+from glassgpt.tune.tuning import budget_seconds
 from glassgpt.tune.tuning import check_tunable
+from glassgpt.tune.tuning import check_tune_options as option_problems
 from glassgpt.tune.tuning import tuned_file_notes
 from glassgpt.validate import find_config_problems
 
@@ -126,7 +126,7 @@ def tuning_of(config: TrainConfig = GPT2) -> Tuning:
 
 def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
     tuning = tuning_of()
-    text = tuned_file.tuned_file_text(
+    text = tuning_module.tuned_file_text(
         tuning.tuned, GPT2, "gpt2_124m", tuned_config_fields("cuda"), tuned_file_notes(tuning)
     )
     path = tmp_path / "tuned.toml"
@@ -144,14 +144,14 @@ def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
 def test_threads_are_a_setting_of_the_tuned_run() -> None:
     tuning = tuning_of(SMALL)
     assert tuning.tuned.threads == 1
-    assert "threads = 1  # was open" in tuned_file.tuned_file_text(
+    assert "threads = 1  # was open" in tuning_module.tuned_file_text(
         tuning.tuned, SMALL, "small", tuned_config_fields("cpu"), tuned_file_notes(tuning)
     )
 
 
 def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:
     name = 'my "run"\\x'
-    text = tuned_file.tuned_file_text(SMALL, SMALL, name, (), ())
+    text = tuning_module.tuned_file_text(SMALL, SMALL, name, (), ())
     path = tmp_path / "t.toml"
     path.write_text(text)
     assert read_recipe(path).about == f"{name}, tuned for this machine"
@@ -159,15 +159,15 @@ def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:
 
 def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = [str(tuned_file.write_tuned_file(f"# {n}", "", False)) for n in range(3)]
+    written = [str(tuning_module.write_tuned_file(f"# {n}", "", False)) for n in range(3)]
     assert written == ["tuned.toml", "tuned-2.toml", "tuned-3.toml"]
     assert Path("tuned.toml").read_text() == "# 0"
-    assert str(tuned_file.write_tuned_file("# 9", "", True)) == "tuned.toml"
+    assert str(tuning_module.write_tuned_file("# 9", "", True)) == "tuned.toml"
     assert Path("tuned.toml").read_text() == "# 9"
-    assert str(tuned_file.write_tuned_file("# 1", "mine.toml", False)) == "mine.toml"
+    assert str(tuning_module.write_tuned_file("# 1", "mine.toml", False)) == "mine.toml"
     with pytest.raises(UserError, match="is there already"):
-        tuned_file.write_tuned_file("# 2", "mine.toml", False)
-    tuned_file.write_tuned_file("# 2", "mine.toml", True)
+        tuning_module.write_tuned_file("# 2", "mine.toml", False)
+    tuning_module.write_tuned_file("# 2", "mine.toml", True)
     assert Path("mine.toml").read_text() == "# 2"
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -175,10 +175,10 @@ def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder.toml").mkdir()
-    assert "is a folder" in tuned_file.check_output_path("folder.toml", True)[0]
-    assert "there is no folder" in tuned_file.check_output_path("missing/x.toml", False)[0]
-    assert "ends with .toml" in tuned_file.check_output_path("x.txt", False)[0]
-    assert tuned_file.check_output_path("x.toml", False) == []
+    assert "is a folder" in tuning_module.check_output_path("folder.toml", True)[0]
+    assert "there is no folder" in tuning_module.check_output_path("missing/x.toml", False)[0]
+    assert "ends with .toml" in tuning_module.check_output_path("x.txt", False)[0]
+    assert tuning_module.check_output_path("x.toml", False) == []
 
 
 # --- options ---

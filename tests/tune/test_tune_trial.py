@@ -14,14 +14,14 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
-from glassgpt.tune.peak_memory import PeakMemory
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.trial import UpdateMarks
 from glassgpt.tune.trial import quantile
 from glassgpt.tune.trial import summarize_updates
 from glassgpt.tune.trial import trial_micro_steps
 from glassgpt.tune.trial import update_seconds
+from glassgpt.tune.trial_run import PeakMemory
 from glassgpt.tune.trial_run import TrialUpdates
 from glassgpt.tune.trial_run import run_trial
 from glassgpt.tune.trial_run import time_updates

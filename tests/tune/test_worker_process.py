@@ -20,8 +20,8 @@ from tune_machines import SMALL
 from tune_machines import cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.setting import SpeedSettings
-from glassgpt.tune.tune_facts import to_document
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import to_document
 from glassgpt.tune.worker import TrialServer
 from glassgpt.tune.worker_process import TrialRunner
 from glassgpt.tune.worker_process import TrialWorker
@@ -260,8 +260,8 @@ def test_a_real_worker(tiny: MakeConfig) -> None:
 
 def test_a_worker_whose_owner_was_killed_ends_too(tmp_path: Path) -> None:
     code = (
-        "import time\nfrom glassgpt.tune.worker_process import Worker\n"
-        "one = Worker()\nprint(one._process.pid, flush=True)\ntime.sleep(60)"
+        "import time\nfrom glassgpt.tune.worker_process import TrialWorker\n"
+        "one = TrialWorker()\nprint(one._process.pid, flush=True)\ntime.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -13,9 +13,9 @@ from glassgpt.tune.results import TrialResults
 from glassgpt.tune.search import Budget
 from glassgpt.tune.search import Search
 from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.setting import SpeedSettings
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.tune_facts import TuneContext
 
 GIB = 2**30
 GPT2 = TrainConfig(batch_size=12, gradient_accumulation_steps=40)

@@ -19,10 +19,10 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.tune_facts import TuneContext
 from glassgpt.tune.tuning import Tuning
 from glassgpt.tune.tuning import describe_automatic_setting
 from glassgpt.tune.tuning import describe_setting
+from glassgpt.tune.speed_settings import TuneContext
 
 _RIGHT_ALIGNED_COLUMNS = ("tokens/s", "±", "update", "MFU", "peak")
 

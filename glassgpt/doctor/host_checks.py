@@ -1,10 +1,12 @@
-"""The processor: cores, threads, clock, and who else uses it."""
+"""System, Python, torch, processor, threads, load, clock and memory of this machine."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +17,100 @@ import psutil  # type: ignore[import-untyped]
 from glassgpt import format
 from glassgpt.cgroup import CGROUP_ROOT
 from glassgpt.cgroup import cpu_quota
+from glassgpt.cgroup import memory_limit_and_free_bytes
 from glassgpt.cgroup import read_own_cgroups
 from glassgpt.cgroup import read_text_or_empty
 from glassgpt.cgroup import usable_cores
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.check import DiagnosticLine
 from glassgpt.doctor.check import ReportValue
+from glassgpt.estimate.flops import count_parameters
 from glassgpt.record.machine import cpu_model
 from glassgpt.record.machine import load_average
 from glassgpt.record.machine import measure_busy_cores
+from glassgpt.record.machine import source_commit
+from glassgpt.version import VERSION
+
+# The model that sizes are given for, as `glass train gpt2_124m` has it.
+GPT2_NAME = "GPT-2 124M"
+GPT2_PARAMETERS = count_parameters(
+    vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False
+)
+GPT2_CHECKPOINT_BYTES = 12 * GPT2_PARAMETERS  # weights and AdamW's two moments, in float32
+GPT2_TRAINING_BYTES = 16 * GPT2_PARAMETERS  # gradients too
+
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 8)  # as pyproject.toml has them
+
+
+def check_system(context: CheckContext) -> list[DiagnosticLine]:
+    system, kind = _system_name(), platform.machine()
+    numbers = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": kind}
+    found = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
+    return [found, _python_line(sys.version_info[:2], platform.python_version()), _own_line()]
+
+
+def _system_name() -> str:
+    """As people call it: Debian GNU/Linux 12 (bookworm), macOS 15.1, Windows 11."""
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):  # a system without that file
+        return f"{platform.system()} {platform.release()}"
+
+
+def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
+    numbers = {"python": full}
+    if version < OLDEST_PYTHON:
+        return DiagnosticLine(
+            "python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", numbers
+        )
+    return DiagnosticLine("python", full, numbers=numbers)
+
+
+def _own_line() -> DiagnosticLine:
+    commit = source_commit(Path(__file__).resolve().parents[2])
+    numbers = {"version": VERSION, "commit": commit}
+    return DiagnosticLine(
+        "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), numbers=numbers
+    )
+
+
+def _short_commit(commit: str) -> str:
+    """12 digits; and `-dirty`, if files differ from it."""
+    digits, dash, state = commit.partition("-")
+    return digits[:12] + dash + state
+
+
+def check_torch(context: CheckContext) -> list[DiagnosticLine]:
+    """Fails, and with it all that needs torch, where torch cannot be imported."""
+    import numpy
+    import torch
+
+    return [torch_line(str(torch.__version__), torch.version.cuda, torch.version.hip, numpy.__version__)]
+
+
+def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> DiagnosticLine:
+    built = f"for CUDA {cuda}" if cuda else f"for ROCm {hip}" if hip else "without CUDA"
+    numbers = {"torch": version, "cuda": cuda, "hip": hip, "numpy": numpy}
+    says = f"{version}, built {built}; numpy {numpy}"
+    if _release(version) < OLDEST_TORCH:
+        return DiagnosticLine(
+            "torch", says, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", numbers
+        )
+    return DiagnosticLine("torch", says, numbers=numbers)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(2, 13) of 2.13.0+cpu"""
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
 
 _CPUFREQ_DIR = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
@@ -49,7 +136,7 @@ def find_cores() -> Cores:
     return Cores(psutil.cpu_count(logical=False) or logical, logical, usable_cores(), quota)
 
 
-def check_processor(visit: CheckContext) -> list[DiagnosticLine]:
+def check_processor(context: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
     model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     lines = [cores_line(model, cores), load_line(load_average(), cores)]
@@ -84,7 +171,7 @@ def cores_line(model: str, cores: Cores) -> DiagnosticLine:
 # --- threads ---
 
 
-def check_threads(visit: CheckContext) -> list[DiagnosticLine]:
+def check_threads(context: CheckContext) -> list[DiagnosticLine]:
     import torch
 
     return [threads_line(torch.get_num_threads(), find_cores(), os.environ, measure_busy_cores())]
@@ -216,3 +303,40 @@ def hottest_cpu_celsius(sensors: Mapping[str, Any]) -> float | None:
     """Of the processor's sensors, in degrees Celsius."""
     found = [entry.current for name in _CPU_SENSORS for entry in sensors.get(name, ())]
     return max((float(value) for value in found if value), default=None)
+
+
+_LOW_MEMORY_BYTES, _TOO_LOW_MEMORY_BYTES = 4 * 2**30, 2**30
+
+
+def check_memory(context: CheckContext) -> list[DiagnosticLine]:
+    memory = psutil.virtual_memory()
+    room = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
+    return [memory_line(memory.available, memory.total, room)]
+
+
+def memory_line(available: int, total: int, room: tuple[int, int] | None) -> DiagnosticLine:
+    """`room`: what a container may use, and what is left of that."""
+    limited = room is not None and room[0] < total
+    if room is not None and limited:
+        total, available = room[0], min(available, room[1])
+    says = f"{format.format_bytes(available)} of {format.format_bytes(total)} free"
+    says += ", a container's limit" if limited else ""
+    numbers = {"available": available, "total": total, "limited": limited}
+    if available < _TOO_LOW_MEMORY_BYTES:
+        return DiagnosticLine(
+            "memory",
+            f"{says}: too little for anything but tiny models",
+            "problem",
+            "end other programs, or raise the limit",
+            numbers,
+        )
+    if available < _LOW_MEMORY_BYTES:
+        return DiagnosticLine(
+            "memory",
+            f"{says}; of {GPT2_NAME}, weights, gradients and AdamW's state alone take "
+            f"{format.format_bytes(GPT2_TRAINING_BYTES)}",
+            "note",
+            "end other programs, or train smaller models",
+            numbers,
+        )
+    return DiagnosticLine("memory", says, numbers=numbers)

@@ -21,25 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import overhead
-from bench import results
-from bench import sampling_rows
-from bench import speed
-from bench import sweep
-from bench import to_loss
-from bench.context import BenchContext
-from bench.context import BenchOptions
-from bench.context import MissingOption
-from bench.picture import ratios_picture
-from bench.picture import sweep_picture
-from bench import writing
-from bench.ground import BenchContext
-from bench.ground import BenchOptions
-from bench.ground import MissingOption
+from bench import overhead, results, sampling_rows, speed, sweep, to_loss
+from bench.context import BenchContext, BenchOptions, MissingOption
+from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
-from bench.table import fill_page
-from bench.table import markdown_table
-from bench.table import results_document
+from bench.table import fill_page, markdown_table, results_document
 from bench.watch import CommandFailed
 from glassgpt.errors import UserError
 

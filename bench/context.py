@@ -12,15 +12,11 @@ import numpy as np
 import torch
 
 from bench import glass
-from bench.evaluator import score_glass
-from bench.evaluator import score_nanogpt
+from bench.evaluator import score_glass, score_nanogpt
 from bench.glass import GlassRun
 from bench.mdn import prepare_mdn
-from bench.peers import Flags
-from bench.peers import NanoGPT
-from bench.peers import PeerRun
-from bench.results import LossByContext
-from bench.results import Result
+from bench.peers import Flags, NanoGPT, PeerRun
+from bench.results import LossByContext, Result
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.prepare import prepare

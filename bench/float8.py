@@ -13,22 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.model import fused
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import MLP
-from glassgpt.model.gpt import Attention
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, MLP, Attention, GPTConfig
 
 BATCHES, SEQUENCES, COMPARED_SEQUENCES = 4, 64, 16
 FP8_VARIANTS = {  # in 8 bits: attention, MLP, head; and attention's projection

@@ -11,10 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.peers import Flags
-from bench.peers import as_flags
-from bench.watch import cache_environment
-from bench.watch import run_timed
+from bench.peers import Flags, as_flags
+from bench.watch import cache_environment, run_timed
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 

@@ -20,10 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from babel.messages.pofile import read_po
-from tokenizers import Tokenizer
-from tokenizers import models
-from tokenizers import pre_tokenizers
-from tokenizers import trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import glassgpt
 from glassgpt.data.tokenizers import train_bpe

@@ -7,8 +7,7 @@ from typing import Any
 
 from bench import glass
 from bench.context import BenchContext
-from bench.results import Result
-from bench.results import read_latest
+from bench.results import Result, read_latest
 from bench.speed import gpt2_settings
 from glassgpt.config import TrainConfig
 from glassgpt.recipe import find_recipe

@@ -11,19 +11,14 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from bench.watch import TimedLine
-from bench.watch import TimedOutput
-from bench.watch import cache_environment
-from bench.watch import run_timed
+from bench.watch import TimedLine, TimedOutput, cache_environment, run_timed
 from glassgpt.data.dataset import open_dataset
 
 Flags = Mapping[str, object]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
 from bench.results import Result
 from bench.sweep import SweepPoint
-from bench.table import THRESHOLDS
-from bench.table import device_label
-from bench.table import in_table_order
-from bench.table import verdict
+from bench.table import THRESHOLDS, device_label, in_table_order, verdict
 
 # Greys and blues that stand out from white and from near-black alike: a picture does not know its page.
 _STYLE = """

@@ -23,8 +23,7 @@ from typing import Any
 
 from bench import glass
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.memory import CONTEXT_BYTES
-from glassgpt.estimate.memory import GIB
+from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
 
 SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
 MEDIUM_MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024}

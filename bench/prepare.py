@@ -27,10 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.data.tokenizers import BytePairTokenizer
-from glassgpt.data.tokenizers import load_folder_bpe
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import TOKENIZER_JSON, BytePairTokenizer, load_folder_bpe, train_bpe
 
 VOCABULARY = 50_304
 VAL_FRACTION = 0.0005  # nanoGPT's
@@ -78,8 +75,8 @@ def learn_tokenizer(source: Path, folder: Path, vocabulary: int) -> None:
 
 
 def prepare_with_glassgpt(parquet: Path, tokenizer: Path, out: Path, workers: int) -> None:
-    from glassgpt.data.prepare import PrepareOptions
     from glassgpt.data.prepare import prepare
+    from glassgpt.data.prepare_options import PrepareOptions
 
     options = PrepareOptions(
         str(parquet),

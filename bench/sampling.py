@@ -27,13 +27,10 @@ from typing import Any
 
 import torch
 
-from glassgpt.model.generate import generate
-from glassgpt.model.generate import generate_samples
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.generate import generate, generate_samples
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.sampling import TokenSampler
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import device_name
+from glassgpt.training.device import ExecutionConfig, device_name
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50304,

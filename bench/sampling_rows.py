@@ -9,8 +9,7 @@ from typing import Any
 from bench.context import BenchContext
 from bench.glass import ROOT
 from bench.results import Result
-from bench.watch import cache_environment
-from bench.watch import run_timed
+from bench.watch import cache_environment, run_timed
 
 
 def sampling(ctx: BenchContext) -> list[Result]:

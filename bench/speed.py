@@ -6,25 +6,16 @@ an evaluation left out; both sides log equally often.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import glass
-from bench import peers
-from bench.context import TINY_UPDATE_TOKENS
-from bench.context import BenchContext
+from bench import glass, peers
+from bench.context import TINY_UPDATE_TOKENS, BenchContext
 from bench.glass import GlassRun
-from bench.peers import Flags
-from bench.peers import PeerRun
-from bench.results import LossByContext
-from bench.results import Result
-from bench.results import median_loss
-from bench.ground import TINY_UPDATE_TOKENS
-from bench.ground import BenchContext
+from bench.peers import Flags, PeerRun
+from bench.results import LossByContext, Result, median_loss
 from bench.watch import CommandFailed
 
 H200_PEAK = 989e12  # FLOP/s, dense bf16, of the data sheet

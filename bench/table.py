@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.results import LossByContext
-from bench.results import Result
-from bench.results import to_json
+from bench.results import LossByContext, Result, to_json
 
 
 @dataclass(frozen=True)

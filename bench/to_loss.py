@@ -11,21 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import glass
-from bench import peers
+from bench import glass, peers
 from bench.context import BenchContext
 from bench.glass import GlassRun
-from bench.peers import Flags
-from bench.peers import PeerRun
-from bench.results import LossByContext
-from bench.results import Result
-from bench.results import full_context_loss
-from bench.results import latest
-from bench.speed import GPT2_SETTINGS
-from bench.speed import README_CPU_SETTINGS
-from bench.speed import SHAKESPEARE_CONFIG
-from bench.speed import compare_whole_commands
-from bench.speed import shakespeare_settings
+from bench.peers import Flags, PeerRun
+from bench.results import LossByContext, Result, full_context_loss, latest
+from bench.speed import (
+    GPT2_SETTINGS,
+    README_CPU_SETTINGS,
+    SHAKESPEARE_CONFIG,
+    compare_whole_commands,
+    shakespeare_settings,
+)
 
 SHAKESPEARE_TARGET_LOSS = 1.4697  # nanoGPT's best checkpoint of shakespeare_char
 CPU_TARGET_LOSS = 1.8982  # nanoGPT's README run for a CPU

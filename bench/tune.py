@@ -17,28 +17,18 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent_value
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.format import format_bytes, format_count, format_ms, format_percent_value
+from glassgpt.recipe import build_config, find_recipe
 from glassgpt.tune.results import run_tokens_per_s
-from glassgpt.tune.trial import Trial
-from glassgpt.tune.trial import summarize_updates
-from glassgpt.tune.tuning import Tuning
-from glassgpt.tune.tuning import describe_setting
-from glassgpt.tune.tuning import tune
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
+from glassgpt.tune.trial import Trial, summarize_updates
+from glassgpt.tune.tuning import Tuning, describe_setting, tune
 from glassgpt.tune.worker_process import TrialRunner
 
 GRID_DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")

@@ -7,9 +7,7 @@ run = glassgpt.train(glassgpt.TrainConfig(dataset="pylib", n_layer=4, n_head=4, 
 
 from __future__ import annotations
 
-from glassgpt.api import read_journal
-from glassgpt.api import resume
-from glassgpt.api import train
+from glassgpt.api import read_journal, resume, train
 from glassgpt.version import VERSION as __version__
 
 TYPE_CHECKING = False  # see api.py

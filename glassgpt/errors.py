@@ -6,8 +6,7 @@ them one per line and exits with code 2; nothing has been written by then. Bugs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 

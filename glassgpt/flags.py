@@ -13,15 +13,11 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
+from glassgpt.config import ConfigValue, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flag_aliases import TRAIN_HINTS
 

@@ -13,8 +13,7 @@ import bisect
 import operator
 import re
 import warnings
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

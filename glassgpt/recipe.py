@@ -17,26 +17,17 @@ import re
 import shlex
 import tomllib
 import typing
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
-from glassgpt.config import DEVICE_TYPES
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
-from glassgpt.config import is_dataset_folder
+from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig, is_dataset_folder
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import field_types
-from glassgpt.nanogpt_config import LineProblem
-from glassgpt.nanogpt_config import read_python_settings
-from glassgpt.paths import expand_user_path
-from glassgpt.paths import read_small_file
+from glassgpt.flags import check_settings, field_types
+from glassgpt.nanogpt_config import LineProblem, read_python_settings
+from glassgpt.paths import expand_user_path, read_small_file
 from glassgpt.validate import find_config_problems
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import decay_iters
-from glassgpt.config import min_lr
-from glassgpt.config import warmup_iters
+from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
 
 
 @dataclass(frozen=True)

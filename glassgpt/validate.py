@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from glassgpt.config import DEVICE_PATTERN
-from glassgpt.config import MAX_PROFILE_UPDATES
-from glassgpt.config import TRACKERS
-from glassgpt.config import TrainConfig
-from glassgpt.config import has_invalid_characters
-from glassgpt.config import profile_window
-from glassgpt.config import requested_trackers
+from glassgpt.config import (
+    DEVICE_PATTERN,
+    MAX_PROFILE_UPDATES,
+    TRACKERS,
+    TrainConfig,
+    has_invalid_characters,
+    profile_window,
+    requested_trackers,
+)
 
 # fmt: off
 _POSITIVE_FIELDS = (

@@ -7,8 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import pytest
 import torch
 
 from glassgpt.config import TrainConfig
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 
 # One thread: sums have one order, in this process and in those the tests start, and each core has one to do.
 torch.set_num_threads(1)

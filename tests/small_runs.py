@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.training.session import train
 
 LINE = "glass, कांच का घर, بيت من زجاج 🦊🐕\n"

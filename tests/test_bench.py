@@ -17,27 +17,16 @@ import torch
 from conftest import MakeConfig
 
 import glassgpt
-from bench import glass
-from bench import peers
-from bench import results
-from bench import table
+from bench import glass, peers, results, table
 from bench.__main__ import main
-from bench.evaluator import score_glass
-from bench.evaluator import score_nanogpt
-from bench.evaluator import whole_split_loss
+from bench.evaluator import score_glass, score_nanogpt, whole_split_loss
 from bench.glass import GlassRun
 from bench.mdn import prepare_mdn
-from bench.peers import NanoGPT
-from bench.peers import PeerRun
-from bench.picture import ratios_picture
-from bench.picture import sweep_picture
+from bench.peers import NanoGPT, PeerRun
+from bench.picture import ratios_picture, sweep_picture
 from bench.results import Result
 from bench.sweep import SweepPoint
-from bench.watch import CommandFailed
-from bench.watch import TimedLine
-from bench.watch import TimedOutput
-from bench.watch import cache_environment
-from bench.watch import run_timed
+from bench.watch import CommandFailed, TimedLine, TimedOutput, cache_environment, run_timed
 from glassgpt.data.dataset import open_dataset
 from glassgpt.record import journal
 

@@ -10,12 +10,9 @@ import pytest
 
 from bench import results
 from bench.__main__ import draw_sweep
-from bench.picture import ratios_alt_text
-from bench.picture import ratios_picture
+from bench.picture import ratios_alt_text, ratios_picture
 from bench.results import Result
-from bench.table import THRESHOLDS
-from bench.table import fill_page
-from bench.table import verdict
+from bench.table import THRESHOLDS, fill_page, verdict
 
 ROOT = Path(__file__).parent.parent
 FOUND = results.read_latest(ROOT / "bench/measured.jsonl")

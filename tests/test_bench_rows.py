@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench import overhead
-from bench import results
-from bench import speed
-from bench import sweep
-from bench import to_loss
-from bench.context import BenchContext
-from bench.context import BenchOptions
+from bench import overhead, results, speed, sweep, to_loss
+from bench.context import BenchContext, BenchOptions
 from bench.glass import GlassRun
-from bench.ground import BenchContext
-from bench.ground import BenchOptions
 from bench.peers import PeerRun
-from bench.watch import TimedLine
-from bench.watch import TimedOutput
+from bench.watch import TimedLine, TimedOutput
 from glassgpt.config import TrainConfig
 
 

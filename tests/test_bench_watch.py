@@ -13,9 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from bench.glass import ROOT
-from bench.watch import CommandFailed
-from bench.watch import cache_environment
-from bench.watch import run_timed
+from bench.watch import CommandFailed, cache_environment, run_timed
 
 SOON_S = 5  # far below what the processes would take by themselves
 # Notes its number down, hears no polite request, and keeps what it was given to print to.

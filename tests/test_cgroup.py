@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from glassgpt import cgroup
-from glassgpt.cgroup import cpu_quota
-from glassgpt.cgroup import memory_limit_and_free_bytes
-from glassgpt.cgroup import memory_limit_bytes
-from glassgpt.cgroup import usable_cores
+from glassgpt.cgroup import cpu_quota, memory_limit_and_free_bytes, memory_limit_bytes, usable_cores
 from glassgpt.data.workers import usable_core_count
 
 GIB = 2**30

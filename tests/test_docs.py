@@ -10,8 +10,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,29 +18,22 @@ from typing import Any
 import pytest
 
 from glassgpt.cli.completion import CompletionOptions
-from glassgpt.cli.runs_commands import RunsOptions
-from glassgpt.cli.runs_commands import ShowOptions
+from glassgpt.cli.runs_commands import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.exchange.exchange_options import ExportOptions
-from glassgpt.exchange.exchange_options import ImportOptions
-from glassgpt.explain.explain_options import CompareOptions
-from glassgpt.explain.explain_options import ExplainOptions
-from glassgpt.explain.explain_options import ReportOptions
 from glassgpt.doctor.check import DoctorOptions
+from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
+from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.plan.plan_options import PlanOptions
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.overrides import parse_overrides
-from glassgpt.runs.recognise import KNOWN
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import KNOWN, read_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.track.metrics import EVAL_METRICS
-from glassgpt.track.metrics import MEMORY_METRICS
-from glassgpt.track.metrics import STEP_METRICS
+from glassgpt.track.metrics import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
 from glassgpt.track.track_options import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
@@ -361,7 +353,7 @@ def test_ledger_page_has_every_phase() -> None:
 
 
 def test_manifest_fields_are_all_on_the_page() -> None:
-    from glassgpt.data.dataset import Manifest
+    from glassgpt.data.manifest import Manifest
 
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "prepare.md").read_text(encoding="utf-8"), re.M)
     assert {field.name for field in dataclasses.fields(Manifest)} <= set(rows)

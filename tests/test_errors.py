@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.errors import describe_os_error
-from glassgpt.errors import error_type_and_message
-from glassgpt.errors import first_message_line
+from glassgpt.errors import describe_os_error, error_type_and_message, first_message_line
 
 
 @pytest.mark.parametrize(

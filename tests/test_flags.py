@@ -11,17 +11,9 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flag_aliases import EPOCHS_HINT
-from glassgpt.flag_aliases import RESUME_HINT
-from glassgpt.flag_aliases import TRAIN_HINTS
-from glassgpt.flags import check_settings
-from glassgpt.flags import coerce_value
-from glassgpt.flags import did_you_mean
-from glassgpt.flags import field_types
-from glassgpt.flags import parse_flags
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import read_recipe
+from glassgpt.flag_aliases import EPOCHS_HINT, RESUME_HINT, TRAIN_HINTS
+from glassgpt.flags import check_settings, coerce_value, did_you_mean, field_types, parse_flags
+from glassgpt.recipe import build_config, find_recipe, read_recipe
 
 # --- one value
 

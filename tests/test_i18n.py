@@ -21,12 +21,7 @@ from babel.messages.pofile import read_po
 from glassgpt import i18n
 from glassgpt.compare import compare
 from glassgpt.explain.explanation import explain
-from glassgpt.i18n import LANGUAGES
-from glassgpt.i18n import RIGHT_TO_LEFT
-from glassgpt.i18n import current_language
-from glassgpt.i18n import preferred_language
-from glassgpt.i18n import say
-from glassgpt.i18n import use_language
+from glassgpt.i18n import LANGUAGES, RIGHT_TO_LEFT, current_language, preferred_language, say, use_language
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.open import read_run_log

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.nanogpt_config import FileSetting
-from glassgpt.nanogpt_config import read_python_settings
+from glassgpt.nanogpt_config import FileSetting, read_python_settings
 
 many = settings(max_examples=200, deadline=None)
 

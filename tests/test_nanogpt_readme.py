@@ -22,8 +22,7 @@ import torch
 
 from glassgpt.cli import main
 from glassgpt.data.tokenizers import train_bpe
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.recipe import build_config, find_recipe
 from glassgpt.record import journal
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 120

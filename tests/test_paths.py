@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.paths import read_small_file
-from glassgpt.paths import regular_file_opener
-from glassgpt.paths import regular_file_opener_nofollow
+from glassgpt.paths import read_small_file, regular_file_opener, regular_file_opener_nofollow
 
 
 def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import preset_names
+from glassgpt.recipe import build_config, find_recipe, preset_names
 from glassgpt.validate import find_config_problems
 
 

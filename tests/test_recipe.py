@@ -6,25 +6,16 @@ import dataclasses
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
-from typing import Literal
-from typing import get_args
-from typing import get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import field_types
-from glassgpt.flags import parse_flags
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import read_recipe
-from glassgpt.recipe import to_toml
+from glassgpt.flags import field_types, parse_flags
+from glassgpt.recipe import Recipe, build_config, find_recipe, read_recipe, to_toml
 from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=60, deadline=None)

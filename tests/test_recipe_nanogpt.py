@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from glassgpt.errors import UserError
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.recipe import build_config, find_recipe
 
 # What nanoGPT 3adf61e trains with if nobody says anything; device, dtype and compile are ours to choose.
 NANOGPT_TRAIN_PY: dict[str, Any] = {

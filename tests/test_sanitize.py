@@ -6,12 +6,10 @@ import codecs
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.sanitize import ascii_fallback
-from glassgpt.sanitize import sanitize_text
+from glassgpt.sanitize import ascii_fallback, sanitize_text
 
 few = settings(max_examples=150, deadline=None)
 

@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
-from glassgpt.schedule import describe_schedule
-from glassgpt.schedule import learning_rate
+from glassgpt.schedule import describe_schedule, learning_rate
 
 few = settings(max_examples=150, deadline=None)
 

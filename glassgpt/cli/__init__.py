@@ -30,34 +30,29 @@ import difflib
 import io
 import os
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from glassgpt.cli.completion import completion
 from glassgpt.cli.doctor_command import doctor
-from glassgpt.cli.exchange_commands import export
-from glassgpt.cli.exchange_commands import import_
-from glassgpt.cli.explain_commands import compare
-from glassgpt.cli.explain_commands import explain
-from glassgpt.cli.explain_commands import report
+from glassgpt.cli.exchange_commands import export, import_
+from glassgpt.cli.explain_commands import compare, explain, report
 from glassgpt.cli.plan_command import plan
-from glassgpt.cli.runs_commands import runs
-from glassgpt.cli.runs_commands import show
+from glassgpt.cli.runs_commands import runs, show
 from glassgpt.cli.sample_command import sample
 from glassgpt.cli.track_command import track
-from glassgpt.cli.train_command import prepare
-from glassgpt.cli.train_command import train
+from glassgpt.cli.train_command import prepare, train
 from glassgpt.cli.tune_command import tune
 from glassgpt.cli.verify_command import verify
-from glassgpt.errors import THREAD_START_FAILURE
-from glassgpt.errors import UserError
-from glassgpt.errors import describe_os_error
-from glassgpt.errors import first_message_line
-from glassgpt.errors import is_out_of_memory
-from glassgpt.errors import is_thread_start_failure
+from glassgpt.errors import (
+    THREAD_START_FAILURE,
+    UserError,
+    describe_os_error,
+    first_message_line,
+    is_out_of_memory,
+    is_thread_start_failure,
+)
 from glassgpt.record.sink import has_running_tracker
-from glassgpt.sanitize import ascii_fallback
-from glassgpt.sanitize import sanitize_text
+from glassgpt.sanitize import ascii_fallback, sanitize_text
 from glassgpt.version import VERSION
 
 HELP = """\

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import parse_flags
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import find_recipe
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.recipe import Recipe, find_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console

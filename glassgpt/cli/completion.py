@@ -10,21 +10,14 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from glassgpt.cli.command import CommandHelp
-from glassgpt.cli.command import capture_help
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
-from glassgpt.config import DEVICE_TYPES
-from glassgpt.config import TRACKERS
-from glassgpt.config import TrainConfig
+from glassgpt.cli.command import CommandHelp, capture_help, parse_options, print_help, wants_help
+from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
 from glassgpt.data.digests import EXPORT_RECORD_FILE
 from glassgpt.errors import UserError
 from glassgpt.flags import field_types

@@ -8,16 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
-from glassgpt.doctor.doctor_options import DoctorOptions
-from glassgpt.doctor.doctor_options import check_doctor_options
-from glassgpt.doctor.doctor_options import runs_dir
-from glassgpt.doctor.check import DoctorOptions
-from glassgpt.doctor.check import check_doctor_options
-from glassgpt.doctor.check import runs_dir
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.doctor.check import DoctorOptions, check_doctor_options, runs_dir
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 
@@ -38,8 +30,7 @@ def doctor(words: list[str]) -> int:
     problems += check_doctor_options(options)
     if problems:
         raise UserError(problems)
-    from glassgpt.doctor.checks import CHECKS
-    from glassgpt.doctor.checks import run_checks
+    from glassgpt.doctor.checks import CHECKS, run_checks
     from glassgpt.show.terminal.doctor_view import DoctorConsole
 
     out = make_console()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
-from glassgpt.exchange.exchange_options import ExportOptions
-from glassgpt.exchange.exchange_options import ImportOptions
+from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 
 
 def export(words: list[str]) -> int:

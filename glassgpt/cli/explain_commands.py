@@ -5,38 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
-from glassgpt.explain.explain_options import CompareOptions
-from glassgpt.explain.explain_options import ExplainOptions
-from glassgpt.explain.explain_options import ReportOptions
-from glassgpt.explain.explain_options import check_language
-from glassgpt.explain.explain_options import parse_card
-from glassgpt.i18n import preferred_language
-from glassgpt.i18n import use_language
+from glassgpt.explain.explain_options import (
+    CompareOptions,
+    ExplainOptions,
+    ReportOptions,
+    check_language,
+    parse_card,
+)
+from glassgpt.i18n import preferred_language, use_language
 from glassgpt.paths import expand_user_path
 from glassgpt.record import journal
-from glassgpt.runs.overrides import RunOverrides
-from glassgpt.runs.overrides import apply_overrides
-from glassgpt.runs.overrides import is_override_flag
-from glassgpt.runs.overrides import parse_overrides
-from glassgpt.sanitize import sanitize_line
-from glassgpt.sanitize import sanitize_text
+from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
+from glassgpt.sanitize import sanitize_line, sanitize_text
 
 if TYPE_CHECKING:
     from glassgpt.estimate.cards import Card
-    from glassgpt.explain.watch import LogWatcher
-    from glassgpt.explain.watch import WatchUpdate
+    from glassgpt.explain.watch import LogWatcher, WatchUpdate
     from glassgpt.runs.run_log import RunLog
 
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
@@ -84,8 +74,7 @@ def report(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ReportOptions, "glass report RUN|LOG|-")
     from glassgpt.explain.explanation import explain as explained
-    from glassgpt.show.report.page import check_report_path
-    from glassgpt.show.report.page import write_report
+    from glassgpt.show.report.page import check_report_path, write_report
 
     names, given, options, card = _parse_command_line(
         words, ReportOptions, 1, "say which run or log to report on"
@@ -207,8 +196,7 @@ def _watch(name: str, given: RunOverrides, options: ExplainOptions, card: Card |
 
 
 def _follow(name: str, watch: LogWatcher, echo: Callable[[str], None] | None) -> Iterator[WatchUpdate]:
-    from glassgpt.explain.watch import GrowingFile
-    from glassgpt.explain.watch import follow
+    from glassgpt.explain.watch import GrowingFile, follow
     from glassgpt.runs.run_list import is_running
 
     if name == "-" and sys.stdin is None:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import fields
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, TypeVar
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import recipe_from_names
-from glassgpt.cli.command import wants_help
-from glassgpt.config import DEVICE_PATTERN
-from glassgpt.config import TrainConfig
+from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import parse_flags
-from glassgpt.plan.plan_options import PlanOptions
-from glassgpt.plan.plan_options import check_plan_options
-from glassgpt.recipe import DEFAULT_PRESET
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.plan.plan_options import PlanOptions, check_plan_options
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 
 if TYPE_CHECKING:
     from glassgpt.plan.target import PlanTarget
@@ -63,8 +52,7 @@ def plan(words: list[str]) -> int:
 def _recommend(as_json: bool) -> int:
     from rich.progress import track
 
-    from glassgpt.plan.recommended import COMMON_CARDS
-    from glassgpt.plan.recommended import recommend_for_cards
+    from glassgpt.plan.recommended import COMMON_CARDS, recommend_for_cards
     from glassgpt.show.terminal.plan_view import print_recommendations
 
     err = make_console(stderr=True)
@@ -129,8 +117,7 @@ class _PlanRequest:
 
 def _resolve_request(typed: _PlanWords) -> _PlanRequest:
     """What to plan, for what; all problems at once."""
-    from glassgpt.plan.target import find_target
-    from glassgpt.plan.target import with_cluster
+    from glassgpt.plan.target import find_target, with_cluster
 
     options, problems = typed.options, list(typed.problems)
     recipe = recipe_from_names(typed.names, problems, DEFAULT_PRESET)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
 from glassgpt.paths import expand_user_path
 
@@ -49,8 +46,7 @@ def runs(words: list[str]) -> int:
 def show(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ShowOptions, "glass show RUN")
-    from glassgpt.show.terminal.replay import replay
-    from glassgpt.show.terminal.replay import replay_svg
+    from glassgpt.show.terminal.replay import replay, replay_svg
 
     names, options, problems = parse_options(words, ShowOptions)
     if len(names) != 1:

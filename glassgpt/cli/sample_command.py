@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
 
 
 def sample(words: list[str]) -> int:
-    from glassgpt.sample.sample_options import SampleOptions
-    from glassgpt.sample.sample_options import find_problems
-    from glassgpt.sample.sample_options import prompt_text
+    from glassgpt.sample.sample_options import SampleOptions, find_problems, prompt_text
 
     if wants_help(words):
         return print_help(SampleOptions, "glass sample [RUN]")
@@ -25,8 +20,7 @@ def sample(words: list[str]) -> int:
     if problems:
         raise UserError(problems)
     text = prompt_text(options.start)
-    from glassgpt.sample.sampler import find_model_source
-    from glassgpt.sample.sampler import load_sampler
+    from glassgpt.sample.sampler import find_model_source, load_sampler
     from glassgpt.show.terminal import sample_view as show
 
     sources = [find_model_source(names[0] if names else None, options)]

@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from glassgpt import format
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import parse_options
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import wants_help
-from glassgpt.config import TRACKERS
-from glassgpt.config import tracker_names
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
+from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.config import TRACKERS, tracker_names
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
 from glassgpt.track.track_options import TrackOptions
 
@@ -20,8 +15,7 @@ from glassgpt.track.track_options import TrackOptions
 def track(words: list[str]) -> int:
     if wants_help(words):
         return print_help(TrackOptions, "glass track RUN")
-    from glassgpt.track.trackers import check_installed
-    from glassgpt.track.trackers import make_feed
+    from glassgpt.track.trackers import check_installed, make_feed
 
     names, options, problems = parse_options(words, TrackOptions)
     asked = tracker_names({"track": options.to})

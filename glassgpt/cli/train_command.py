@@ -7,28 +7,15 @@ import shlex
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import recipe_from_names
-from glassgpt.cli.command import wants_help
-from glassgpt.config import MACHINE_SPECIFIC_PATHS
-from glassgpt.config import TrainConfig
-from glassgpt.config import requested_trackers
+from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import parse_flags
-from glassgpt.recipe import DEFAULT_PRESET
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import is_unprepared_text
-from glassgpt.recipe import preset_names
+from glassgpt.flags import check_settings, parse_flags
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text, preset_names
 from glassgpt.sanitize import sanitize_text
 
 if TYPE_CHECKING:
@@ -62,8 +49,7 @@ def train(words: list[str]) -> int:
         problems.append(f"--nproc={nproc} must be 1 or more")
     text = names[0] if len(names) == 1 and _is_text(names[0]) else ""
     if text:
-        from glassgpt.data.prepare_options import PrepareOptions
-        from glassgpt.data.prepare_options import dataset_name
+        from glassgpt.data.prepare_options import PrepareOptions, dataset_name
 
         problems += [
             f"{text} and --{name} each name a dataset: leave one of them out"
@@ -156,9 +142,7 @@ def _resolve_task(
 ) -> RunRequest:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
-    from glassgpt.training.task import prepare_if_built_in
-    from glassgpt.training.task import resolve_request
-    from glassgpt.training.task import restarted_request
+    from glassgpt.training.task import prepare_if_built_in, resolve_request, restarted_request
 
     said = {**(recipe.settings if recipe else {}), **flags}
     begun = restarted_request(team, str(said.get("out_dir", "")), flags)

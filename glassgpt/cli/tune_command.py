@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import make_console
-from glassgpt.cli.command import print_help
-from glassgpt.cli.command import recipe_from_names
-from glassgpt.cli.command import wants_help
+from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import did_you_mean
-from glassgpt.flags import field_types
-from glassgpt.flags import parse_flags
-from glassgpt.recipe import DEFAULT_PRESET
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
-from glassgpt.tune.tune_options import TuneOptions
-from glassgpt.tune.tune_options import budget_seconds
-from glassgpt.tune.tune_options import check_tune_options
-from glassgpt.tune.tuning import TuneOptions
-from glassgpt.tune.tuning import budget_seconds
-from glassgpt.tune.tuning import check_tune_options
+from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
+from glassgpt.tune.tuning import TuneOptions, budget_seconds, check_tune_options
 
 if TYPE_CHECKING:
     from glassgpt.tune.tuning import Tuning
@@ -41,10 +27,7 @@ def tune(words: list[str]) -> int:
         return print_help(TuneOptions, "glass tune [PRESET|FILE] [--key=value …]")
     began = time.monotonic()
     recipe, options, flags = _parse_command_line(words)
-    from glassgpt.show.terminal.tune_view import TuneConsole
-    from glassgpt.show.terminal.tune_view import print_tuned_file
-    from glassgpt.show.terminal.tune_view import print_tuning
-    from glassgpt.tune import tuned_file
+    from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning
     from glassgpt.tune import tuning
     from glassgpt.tune.speed_settings import tuned_config_fields
     from glassgpt.tune.worker_process import TrialRunner
@@ -76,7 +59,6 @@ def tune(words: list[str]) -> int:
 
 def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str, str]]:
     """What to tune, how, and what shall stay; all problems at once."""
-    from glassgpt.tune import tuned_file
     from glassgpt.tune import tuning
 
     names, flags, problems = parse_flags(words, _TuneFlags)

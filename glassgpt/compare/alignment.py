@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt import format
-from glassgpt.compare.loss_curve import AXES
-from glassgpt.compare.loss_curve import Axis
-from glassgpt.compare.loss_curve import LossCurve
+from glassgpt.compare.loss_curve import AXES, Axis, LossCurve
 from glassgpt.i18n import say
 
 _SAMPLED_SHARES = (

@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt import format
-from glassgpt.compare.alignment import Alignment
-from glassgpt.compare.alignment import format_axis_value
+from glassgpt.compare.alignment import Alignment, format_axis_value
 from glassgpt.compare.claim import Claim
-from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.compared_run import safe_ratio
+from glassgpt.compare.compared_run import ComparedRun, safe_ratio
 from glassgpt.compare.derived import bounded_int_setting
-from glassgpt.compare.differences import HARDWARE_SETTINGS
-from glassgpt.compare.differences import Difference
+from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference
 from glassgpt.compare.loss_curve import Axis
 from glassgpt.compare.speed_difference import format_setting
 from glassgpt.i18n import say

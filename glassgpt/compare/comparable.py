@@ -13,8 +13,7 @@ from typing import Literal
 
 from glassgpt.compare.compared_run import ComparedRun
 from glassgpt.compare.differences import dataset_name
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
+from glassgpt.format import format_integer, format_loss
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import RunLog
 

@@ -7,24 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.compare.derived import DerivedMetrics
-from glassgpt.compare.derived import derive_metrics
-from glassgpt.compare.derived import mfu_peaks
-from glassgpt.compare.last_run import count_runs
-from glassgpt.compare.last_run import select_last_run
-from glassgpt.compare.loss_curve import LossCurve
-from glassgpt.compare.loss_curve import training_curve
-from glassgpt.compare.loss_curve import validation_curve
+from glassgpt.compare.derived import DerivedMetrics, derive_metrics, mfu_peaks
+from glassgpt.compare.last_run import count_runs, select_last_run
+from glassgpt.compare.loss_curve import LossCurve, training_curve, validation_curve
 from glassgpt.estimate.cards import Card
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.noise import EvalNoise
-from glassgpt.runs.noise import estimate_eval_noise
-from glassgpt.runs.noise import noise_from_scatter
-from glassgpt.runs.noise import tokens_per_eval
-from glassgpt.runs.noise import uses_fixed_eval_tokens
+from glassgpt.runs.noise import (
+    EvalNoise,
+    estimate_eval_noise,
+    noise_from_scatter,
+    tokens_per_eval,
+    uses_fixed_eval_tokens,
+)
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import trajectory_of
+from glassgpt.runs.trajectory import Trajectory, trajectory_of
 
 LossKind = Literal["validation", "training"]
 

@@ -14,31 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt import format
-from glassgpt.compare.alignment import Alignment
-from glassgpt.compare.alignment import InterpolatedLoss
-from glassgpt.compare.alignment import LowestCommonLoss
-from glassgpt.compare.alignment import align_all
-from glassgpt.compare.alignment import find_lowest_common_loss
+from glassgpt.compare.alignment import (
+    Alignment,
+    InterpolatedLoss,
+    LowestCommonLoss,
+    align_all,
+    find_lowest_common_loss,
+)
 from glassgpt.compare.claim import Claim
-from glassgpt.compare.comparable import Comparability
-from glassgpt.compare.comparable import bits_per_byte
-from glassgpt.compare.comparable import check_comparability
-from glassgpt.compare.comparable import perplexity
-from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.compared_run import LossKind
-from glassgpt.compare.compared_run import make_compared_runs
-from glassgpt.compare.differences import Difference
-from glassgpt.compare.differences import find_differences
-from glassgpt.compare.loss_curve import AXES
-from glassgpt.compare.loss_curve import Axis
+from glassgpt.compare.comparable import Comparability, bits_per_byte, check_comparability, perplexity
+from glassgpt.compare.compared_run import ComparedRun, LossKind, make_compared_runs
+from glassgpt.compare.differences import Difference, find_differences
+from glassgpt.compare.loss_curve import AXES, Axis
 from glassgpt.compare.quality import compare_losses
 from glassgpt.compare.speed_difference import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Ints, RunLog
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,17 @@ import numpy as np
 
 from glassgpt.estimate import flops
 from glassgpt.estimate.cards import Card
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import parameters_without_positions
-from glassgpt.runs.inference import MAX_FLOPS_ERROR
-from glassgpt.runs.inference import InferredFlops
-from glassgpt.runs.inference import attention_flops
-from glassgpt.runs.inference import device_count
-from glassgpt.runs.inference import infer_flops_per_token
-from glassgpt.runs.inference import mismatching_parameters
-from glassgpt.runs.inference import parameters_from_flops
-from glassgpt.runs.inference import stated_peak_flops
+from glassgpt.runs.facts import Facts, parameters_without_positions
+from glassgpt.runs.inference import (
+    MAX_FLOPS_ERROR,
+    InferredFlops,
+    attention_flops,
+    device_count,
+    infer_flops_per_token,
+    mismatching_parameters,
+    parameters_from_flops,
+    stated_peak_flops,
+)
 from glassgpt.runs.run_log import RunLog
 
 SizeSource = Literal["stated", "shape", "inferred"]

@@ -9,11 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.run_log import Bools, RunLog, Steps
 from glassgpt.runs.trajectory import continues_previous
 
 

@@ -7,12 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.compare.derived import DerivedMetrics
-from glassgpt.compare.derived import finite_positive
+from glassgpt.compare.derived import DerivedMetrics, finite_positive
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import Trajectory
 
 Axis = Literal["iterations", "tokens", "time", "flops"]

@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 
 from glassgpt import format
-from glassgpt.compare.alignment import Alignment
-from glassgpt.compare.alignment import InterpolatedLoss
-from glassgpt.compare.alignment import LowestCommonLoss
-from glassgpt.compare.alignment import align_all
-from glassgpt.compare.alignment import find_lowest_common_loss
-from glassgpt.compare.alignment import format_axis_value
-from glassgpt.compare.causes import explain_better
-from glassgpt.compare.causes import explain_by_training_length
+from glassgpt.compare.alignment import (
+    Alignment,
+    InterpolatedLoss,
+    LowestCommonLoss,
+    align_all,
+    find_lowest_common_loss,
+    format_axis_value,
+)
+from glassgpt.compare.causes import explain_better, explain_by_training_length
 from glassgpt.compare.claim import Claim
-from glassgpt.compare.comparable import Comparability
-from glassgpt.compare.comparable import bits_per_byte
-from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.compared_run import LossKind
+from glassgpt.compare.comparable import Comparability, bits_per_byte
+from glassgpt.compare.compared_run import ComparedRun, LossKind
 from glassgpt.compare.differences import Difference
-from glassgpt.compare.eval_noise import SIGNIFICANT_SIGMAS
-from glassgpt.compare.eval_noise import combined_std
-from glassgpt.compare.eval_noise import noise_claim
-from glassgpt.compare.loss_curve import AXES
-from glassgpt.compare.loss_curve import Axis
+from glassgpt.compare.eval_noise import SIGNIFICANT_SIGMAS, combined_std, noise_claim
+from glassgpt.compare.loss_curve import AXES, Axis
 from glassgpt.i18n import say
 
 _WIDE_LOSS_INTERVAL = 0.1

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from glassgpt import format
 from glassgpt.compare.claim import Claim
-from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.compared_run import safe_ratio
+from glassgpt.compare.compared_run import ComparedRun, safe_ratio
 from glassgpt.compare.derived import bounded_int_setting
 from glassgpt.compare.differences import Difference
 from glassgpt.i18n import say

@@ -18,8 +18,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.shards import ShardedTokens
-from glassgpt.data.shards import TokenArray
+from glassgpt.data.shards import ShardedTokens, TokenArray
 from glassgpt.errors import UserError
 
 IGNORED_TARGET = -1  # what cross_entropy(ignore_index=-1) skips

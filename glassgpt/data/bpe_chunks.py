@@ -9,8 +9,7 @@ before a letter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Rust's whitespace, which the BPE word pattern sees: Python's \s has four control characters more.
 _WHITESPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"

@@ -16,30 +16,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.data import hub
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.document_batches import DocumentBatch
-from glassgpt.data.document_batches import DocumentReader
-from glassgpt.data.document_batches import JsonLinesReader
-from glassgpt.data.document_batches import TextFilesReader
-from glassgpt.data.document_batches import is_binary
-from glassgpt.data.document_batches import is_document_file
-from glassgpt.data.document_batches import is_parquet
-from glassgpt.data.folder_listing import list_folder
-from glassgpt.data.folder_listing import skipped_link_notes
-from glassgpt.data.folder_listing import skipped_notes
-from glassgpt.data.parquet import ParquetReader
-from glassgpt.data.parquet import text_column_problem
-from glassgpt.errors import UserError
-from glassgpt.errors import user_error_for_files
+from glassgpt.data.document_batches import (
+    DocumentBatch,
+    DocumentReader,
+    JsonLinesReader,
+    TextFilesReader,
+    is_binary,
+    is_document_file,
+    is_parquet,
+)
+from glassgpt.data.folder_listing import list_folder, skipped_link_notes, skipped_notes
+from glassgpt.data.parquet import ParquetReader, text_column_problem
+from glassgpt.errors import UserError, user_error_for_files
 from glassgpt.format import pluralize
-from glassgpt.paths import abbreviate_home
-from glassgpt.paths import expand_user_path
+from glassgpt.paths import abbreviate_home, expand_user_path
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30

@@ -17,24 +17,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import is_dataset_folder
 from glassgpt.data.digests import matches_fingerprint
-from glassgpt.data.manifest import DTYPES
-from glassgpt.data.manifest import MANIFEST_FILE
-from glassgpt.data.manifest import SPLITS
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.manifest import read_stored_manifest
+from glassgpt.data.manifest import DTYPES, MANIFEST_FILE, SPLITS, Manifest, read_stored_manifest
 from glassgpt.data.nanogpt_bin import build_nanogpt_manifest
-from glassgpt.data.shards import MappedFiles
-from glassgpt.data.shards import ShardedTokens
-from glassgpt.errors import UserError
-from glassgpt.errors import first_message_line
+from glassgpt.data.shards import MappedFiles, ShardedTokens
+from glassgpt.errors import UserError, first_message_line
 
 __all__ = [
     "BUILT_IN",

@@ -8,11 +8,9 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from glassgpt.errors import UserError
-from glassgpt.errors import first_message_line
+from glassgpt.errors import UserError, first_message_line
 
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 _SUFFIX_BY_MAGIC = {

@@ -10,14 +10,12 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file
-from glassgpt.paths import regular_file_opener
+from glassgpt.paths import read_small_file, regular_file_opener
 
 EXPORT_RECORD_FILE = "glassgpt.json"
 HASHED_PIECE_BYTES = 2**23  # of a checkpoint's files, see training/checkpoint/tensor_file.py

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-from typing import Protocol
+from typing import Literal, Protocol
 
 from glassgpt.data import text_encoding
-from glassgpt.data.decompress import COMPRESSED_SUFFIXES
-from glassgpt.data.decompress import DecompressedFile
+from glassgpt.data.decompress import COMPRESSED_SUFFIXES, DecompressedFile
 from glassgpt.errors import UserError
 
 TARGET_BATCH_BYTES = 2**20

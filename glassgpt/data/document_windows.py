@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.batches import draw_without_replacement
+from glassgpt.data.batches import IGNORED_TARGET, draw_without_replacement
 from glassgpt.data.shards import TokenArray
 
 _SCAN_CHUNK_TOKENS = 2**24

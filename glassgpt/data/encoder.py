@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from glassgpt.data.decompress import compression_suffix
 from glassgpt.data.document_batches import DocumentBatch
-from glassgpt.data.manifest import DTYPES
-from glassgpt.data.manifest import dtype_for
+from glassgpt.data.manifest import DTYPES, dtype_for
 from glassgpt.data.split import document_key
 from glassgpt.data.text_encoding import normalize_to_utf8
-from glassgpt.data.tokenizers import ByteLevelBpe
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.errors import UserError
-from glassgpt.errors import join_first
+from glassgpt.data.tokenizers import ByteLevelBpe, ByteTokenizer
+from glassgpt.errors import UserError, join_first
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,15 @@ from __future__ import annotations
 import posixpath
 import re
 import shutil
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT
-from glassgpt.data.document_batches import PARQUET_SUFFIX
-from glassgpt.data.document_batches import is_document_file
-from glassgpt.errors import UserError
-from glassgpt.errors import join_first
+from glassgpt.data.document_batches import PARQUET_SUFFIX, is_document_file
+from glassgpt.errors import UserError, join_first
 from glassgpt.format import format_bytes
 from glassgpt.paths import nearest_existing_folder
 
@@ -74,8 +71,7 @@ class RepositoryListing:
 def fetch_training_files(name: HubDataset, download: bool = True) -> tuple[list[Path], str]:
     """The training files, downloaded or from the cache, and what to say about them."""
     try:
-        from huggingface_hub.errors import HfHubHTTPError
-        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise UserError(
             f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
@@ -111,9 +107,7 @@ def _list_training_files(name: HubDataset) -> tuple[RepositoryListing, list[str]
 
 def _list_repository(name: HubDataset, branch: str) -> RepositoryListing:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError
-    from huggingface_hub.errors import RepositoryNotFoundError
-    from huggingface_hub.errors import RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         info = HfApi().dataset_info(name.repository, revision=branch, files_metadata=True)

@@ -17,16 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.digests import check_recorded_sha256
-from glassgpt.data.digests import fingerprint
-from glassgpt.data.digests import is_hashed_by_sample
-from glassgpt.data.digests import read_hashed_blocks
-from glassgpt.data.manifest import DTYPES
-from glassgpt.data.manifest import SPLITS
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.safe_pickle import MAX_PICKLE_BYTES
-from glassgpt.data.safe_pickle import UnsafePickleError
-from glassgpt.data.safe_pickle import load_safe_pickle
+from glassgpt.data.digests import check_recorded_sha256, fingerprint, is_hashed_by_sample, read_hashed_blocks
+from glassgpt.data.manifest import DTYPES, SPLITS, Manifest
+from glassgpt.data.safe_pickle import MAX_PICKLE_BYTES, UnsafePickleError, load_safe_pickle
 from glassgpt.errors import UserError
 
 META_FILE = "meta.pkl"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.data import document_batches
-from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT
-from glassgpt.data.decompress import damaged_file_message
+from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT, damaged_file_message
 from glassgpt.errors import UserError
 
 _MAX_ROWS_PER_READ = 256  # at a time, at most

@@ -14,9 +14,7 @@ import datetime
 import functools
 import hashlib
 import shlex
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,45 +22,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bpe_chunks import split_at_bpe_boundaries
-from glassgpt.data.bpe_chunks import split_for_bpe_training
+from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import DTYPES
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.manifest import dtype_for
-from glassgpt.data.manifest import read_stored_manifest
-from glassgpt.data.manifest import write_manifest
+from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
 from glassgpt.data.prepare_bulk import prepare_corpus
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.prepare_options import check_options
-from glassgpt.data.prepare_options import check_out_dir
-from glassgpt.data.prepare_options import copy_nanogpt_scripts
-from glassgpt.data.prepare_options import out_directory
-from glassgpt.data.prepare_options import requested_tokenizer
-from glassgpt.data.prepare_options import val_fraction
+from glassgpt.data.prepare_options import (
+    PrepareOptions,
+    check_options,
+    check_out_dir,
+    copy_nanogpt_scripts,
+    out_directory,
+    requested_tokenizer,
+    val_fraction,
+)
 from glassgpt.data.progress import show_byte_progress
-from glassgpt.data.sources import Document
-from glassgpt.data.sources import Source
-from glassgpt.data.sources import dataset_of_nanogpt_script
-from glassgpt.data.sources import open_source
-from glassgpt.data.split import DocumentScan
-from glassgpt.data.split import Span
-from glassgpt.data.split import Split
-from glassgpt.data.split import scan_documents
-from glassgpt.data.split import split_documents
+from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, open_source
+from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
 from glassgpt.data.tokenizer_json import load_requested_gpt2
-from glassgpt.data.tokenizers import ByteLevelBpe
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import bpe_vocab_size
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import (
+    ByteLevelBpe,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    bpe_vocab_size,
+    train_bpe,
+)
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_folder
-from glassgpt.files import commit_folder
-from glassgpt.files import exclusive_lock
-from glassgpt.files import remove_stale_folders
+from glassgpt.files import atomic_folder, commit_folder, exclusive_lock, remove_stale_folders
 from glassgpt.format import pluralize
 
 if TYPE_CHECKING:

@@ -14,10 +14,8 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable
-from collections.abc import Mapping
-from contextlib import ExitStack
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,45 +24,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.corpus import Corpus
-from glassgpt.data.corpus import open_corpus
+from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
-from glassgpt.data.dedup import BYTES_PER_KEY
-from glassgpt.data.dedup import DedupKeys
-from glassgpt.data.encoder import EncodedBatch
-from glassgpt.data.encoder import Encoder
-from glassgpt.data.manifest import SPLITS
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.manifest import dtype_for
-from glassgpt.data.manifest import write_manifest
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.prepare_options import check_out_dir
-from glassgpt.data.prepare_options import copy_nanogpt_scripts
-from glassgpt.data.prepare_options import corpus_val_fraction
-from glassgpt.data.prepare_options import dataset_name
-from glassgpt.data.prepare_resume import DEDUP_KEYS_FILE
-from glassgpt.data.prepare_resume import PrepareState
-from glassgpt.data.prepare_resume import mark_prepare_complete
-from glassgpt.data.prepare_resume import remove_prepare_state
-from glassgpt.data.prepare_resume import resumable_folder
-from glassgpt.data.prepare_resume import write_prepare_state
-from glassgpt.data.progress import show_byte_progress
-from glassgpt.data.progress import show_token_progress
+from glassgpt.data.dedup import BYTES_PER_KEY, DedupKeys
+from glassgpt.data.encoder import EncodedBatch, Encoder
+from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
+from glassgpt.data.prepare_options import (
+    PrepareOptions,
+    check_out_dir,
+    copy_nanogpt_scripts,
+    corpus_val_fraction,
+    dataset_name,
+)
+from glassgpt.data.prepare_resume import (
+    DEDUP_KEYS_FILE,
+    PrepareState,
+    mark_prepare_complete,
+    remove_prepare_state,
+    resumable_folder,
+    write_prepare_state,
+)
+from glassgpt.data.progress import show_byte_progress, show_token_progress
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import is_validation_mask
 from glassgpt.data.tokenizer_json import load_requested_gpt2
 from glassgpt.data.tokenizers import ByteLevelBpe
-from glassgpt.data.train_tokenizer import choose_corpus_tokenizer
-from glassgpt.data.train_tokenizer import evenly_spaced
-from glassgpt.data.train_tokenizer import load_previous_tokenizer
-from glassgpt.data.train_tokenizer import make_tokenizer
-from glassgpt.data.workers import encode_batches
-from glassgpt.data.workers import usable_core_count
+from glassgpt.data.train_tokenizer import (
+    choose_corpus_tokenizer,
+    evenly_spaced,
+    load_previous_tokenizer,
+    make_tokenizer,
+)
+from glassgpt.data.workers import encode_batches, usable_core_count
 from glassgpt.errors import UserError
 from glassgpt.files import commit_folder
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
-from glassgpt.format import pluralize
+from glassgpt.format import format_bytes, format_count, pluralize
 from glassgpt.paths import nearest_existing_folder
 
 # Below this, starting processes takes longer than they save.

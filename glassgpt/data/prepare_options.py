@@ -12,18 +12,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.data.corpus import is_corpus
-from glassgpt.data.corpus import is_pattern
+from glassgpt.data.corpus import is_corpus, is_pattern
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.document_batches import is_document_file
 from glassgpt.data.hub import parse_hub_dataset
-from glassgpt.data.manifest import MANIFEST_FILE
-from glassgpt.data.manifest import TOKENIZER_FILES
-from glassgpt.data.manifest import split_of_file
+from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, split_of_file
 from glassgpt.data.prepare_resume import PREPARE_STATE_FILE
-from glassgpt.data.sources import dataset_problem
-from glassgpt.data.sources import is_cached_download
-from glassgpt.data.sources import is_special_file
+from glassgpt.data.sources import dataset_problem, is_cached_download, is_special_file
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
 from glassgpt.files import writable_problem

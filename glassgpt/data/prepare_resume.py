@@ -11,16 +11,13 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
-from glassgpt.files import fsync_path
+from glassgpt.files import atomic_write, fsync_path
 
 PREPARE_STATE_FILE = "unfinished.json"
 DEDUP_KEYS_FILE = "seen.bin"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
-from glassgpt.format import format_percent
+from glassgpt.format import format_count, format_duration, format_percent
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-    from rich.progress import ProgressColumn
+    from rich.progress import Progress, ProgressColumn
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -114,10 +110,7 @@ def _print_token_progress(
 
 @contextmanager
 def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn
-    from rich.progress import DownloadColumn
-    from rich.progress import TimeRemainingColumn
-    from rich.progress import TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _progress_display(*columns) as progress:
@@ -127,9 +120,7 @@ def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _token_bar(total_bytes: int) -> Iterator[Callable[[int, str], None]]:
-    from rich.progress import BarColumn
-    from rich.progress import TaskProgressColumn
-    from rich.progress import TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
     with _progress_display(
         BarColumn(), TaskProgressColumn(), "{task.fields[speed]}", TimeRemainingColumn()

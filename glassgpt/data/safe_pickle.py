@@ -13,8 +13,7 @@ import io
 import pickle
 import pickletools
 from collections import deque
-from typing import Any
-from typing import Never
+from typing import Any, Never
 
 MAX_PICKLE_BYTES = 64_000_000
 # Seven are needed per character of a vocabulary: this is four times the largest that fits 16 bits.

@@ -15,8 +15,7 @@ import io
 import os
 import platform
 import sysconfig
-from collections.abc import Generator
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,18 +23,17 @@ from pathlib import Path
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.decompress import compression_suffix
 from glassgpt.data.digests import file_sha256
-from glassgpt.data.folder_listing import list_folder
-from glassgpt.data.folder_listing import skipped_link_notes
-from glassgpt.data.folder_listing import skipped_notes
-from glassgpt.data.text_encoding import MAX_BOM_BYTES
-from glassgpt.data.text_encoding import describe_conversions
-from glassgpt.data.text_encoding import detect_encoding
-from glassgpt.data.text_encoding import is_binary
-from glassgpt.data.text_encoding import newline_decoder
+from glassgpt.data.folder_listing import list_folder, skipped_link_notes, skipped_notes
+from glassgpt.data.text_encoding import (
+    MAX_BOM_BYTES,
+    describe_conversions,
+    detect_encoding,
+    is_binary,
+    newline_decoder,
+)
 from glassgpt.errors import UserError
 from glassgpt.format import pluralize
-from glassgpt.paths import abbreviate_home
-from glassgpt.paths import expand_user_path
+from glassgpt.paths import abbreviate_home, expand_user_path
 
 CHUNK_BYTES = 2**20
 

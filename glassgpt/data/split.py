@@ -10,20 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.sources import CHUNK_BYTES
-from glassgpt.data.sources import Document
-from glassgpt.errors import UserError
-from glassgpt.errors import user_error_for_files
+from glassgpt.data.sources import CHUNK_BYTES, Document
+from glassgpt.errors import UserError, user_error_for_files
 
 _UNICODE_CODEPOINTS = 0x110000
 

@@ -16,29 +16,32 @@ import os
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.bpe_table import END_OF_TEXT
-from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.bpe_table import HF_COMBINING_MARKS_PRE_TOKENIZER
-from glassgpt.data.bpe_table import TIKTOKEN_FILE
-from glassgpt.data.bpe_table import TOKENIZER_FILE_LAYOUTS
-from glassgpt.data.bpe_table import MergeRanks
-from glassgpt.data.bpe_table import bytes_to_unicode
-from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.bpe_table import parse_ranks
+from glassgpt.data.bpe_table import (
+    END_OF_TEXT,
+    GPT2_PATTERN,
+    HF_COMBINING_MARKS_PRE_TOKENIZER,
+    TIKTOKEN_FILE,
+    TOKENIZER_FILE_LAYOUTS,
+    MergeRanks,
+    bytes_to_unicode,
+    download_gpt2_ranks,
+    parse_ranks,
+)
 from glassgpt.data.digests import check_recorded_sha256
-from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.data.tokenizers import ByteLevelBpe
-from glassgpt.data.tokenizers import BytePairTokenizer
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import IdsTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer
-from glassgpt.data.tokenizers import parse_bpe
-from glassgpt.data.tokenizers import tokenizer_digest
+from glassgpt.data.tokenizers import (
+    TOKENIZER_JSON,
+    ByteLevelBpe,
+    BytePairTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    gpt2_tokenizer,
+    parse_bpe,
+    tokenizer_digest,
+)
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
-from glassgpt.paths import read_small_file
+from glassgpt.paths import expand_user_path, read_small_file
 
 _ANY_CHARACTER = r"[\s\S]"
 

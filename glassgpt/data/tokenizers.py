@@ -19,47 +19,34 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bpe_chunks import has_long_whitespace
-from glassgpt.data.bpe_chunks import split_after_long_whitespace
-from glassgpt.data.bpe_table import COMBINING_MARKS_PATTERN
-from glassgpt.data.bpe_table import END_OF_TEXT
-from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.bpe_table import HF_COMBINING_MARKS_PATTERN
-from glassgpt.data.bpe_table import TIKTOKEN_FILE
-from glassgpt.data.bpe_table import MergeRanks
-from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.bpe_table import dump_ranks
-from glassgpt.data.bpe_table import parse_ranks
-from glassgpt.data.bpe_table import parse_tokenizer_json
-from glassgpt.data.bpe_table import unicode_to_bytes
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import read_manifest
-from glassgpt.data.manifest import TOKENIZER_FILES
-from glassgpt.data.manifest import read_stored_manifest
-from glassgpt.data.manifest import write_manifest
-from glassgpt.errors import UserError
-from glassgpt.errors import join_first
-from glassgpt.files import atomic_write
-from glassgpt.files import fsync_path
+from glassgpt.data.bpe_chunks import has_long_whitespace, split_after_long_whitespace
+from glassgpt.data.bpe_table import (
+    COMBINING_MARKS_PATTERN,
+    END_OF_TEXT,
+    GPT2_PATTERN,
+    HF_COMBINING_MARKS_PATTERN,
+    TIKTOKEN_FILE,
+    MergeRanks,
+    download_gpt2_ranks,
+    dump_ranks,
+    parse_ranks,
+    parse_tokenizer_json,
+    unicode_to_bytes,
+)
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import TOKENIZER_FILES, read_stored_manifest, write_manifest
+from glassgpt.errors import UserError, join_first
+from glassgpt.files import atomic_write, fsync_path
 from glassgpt.paths import read_small_file
 
 if TYPE_CHECKING:
@@ -347,13 +334,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
 
     The `tokenizers` library learns it, tiktoken runs it: the same ids, many times faster.
     """
-    from tokenizers import AddedToken
-    from tokenizers import Regex
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as LearnedTokenizer
-    from tokenizers import decoders
-    from tokenizers import models
-    from tokenizers import pre_tokenizers
-    from tokenizers import trainers
 
     learned = LearnedTokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.Sequence(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -14,15 +12,9 @@ import numpy as np
 from glassgpt.data.bpe_chunks import split_for_bpe_training
 from glassgpt.data.corpus import Corpus
 from glassgpt.data.encoder import extract_texts
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.prepare_options import requested_tokenizer
-from glassgpt.data.split import document_key
-from glassgpt.data.split import is_validation_mask
-from glassgpt.data.tokenizers import ByteLevelBpe
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import bpe_vocab_size
-from glassgpt.data.tokenizers import load_folder_bpe
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.prepare_options import PrepareOptions, requested_tokenizer
+from glassgpt.data.split import document_key, is_validation_mask
+from glassgpt.data.tokenizers import ByteLevelBpe, ByteTokenizer, bpe_vocab_size, load_folder_bpe, train_bpe
 from glassgpt.format import pluralize
 
 # A BPE is learned from so much text: more hardly changes it, and takes long.

@@ -12,11 +12,8 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Collection
-from collections.abc import Generator
-from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Collection, Generator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -24,10 +21,8 @@ from multiprocessing.process import BaseProcess
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.data.document_batches import DocumentBatch
-from glassgpt.data.encoder import EncodedBatch
-from glassgpt.data.encoder import Encoder
-from glassgpt.errors import UserError
-from glassgpt.errors import is_thread_start_failure
+from glassgpt.data.encoder import EncodedBatch, Encoder
+from glassgpt.errors import UserError, is_thread_start_failure
 
 _QUEUED_BATCHES_PER_WORKER = 3  # parcels per worker that are read already: enough that none is ever idle
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 from glassgpt.config import has_invalid_characters
 from glassgpt.paths import expand_user_path

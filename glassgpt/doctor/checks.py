@@ -5,23 +5,12 @@ from __future__ import annotations
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from glassgpt.doctor import compile_check
-from glassgpt.doctor import disk_check
-from glassgpt.doctor import gpu_checks
-from glassgpt.doctor import host_checks
-from glassgpt.doctor import selftests
-from glassgpt.doctor import speed_check
-from glassgpt.doctor.check import Check
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import CheckResult
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import DoctorReport
-from glassgpt.doctor.isolate import IsolatedCheckFailed
-from glassgpt.doctor.isolate import summarize_error
+from glassgpt.doctor import compile_check, disk_check, gpu_checks, host_checks, selftests, speed_check
+from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
+from glassgpt.doctor.isolate import IsolatedCheckFailed, summarize_error
 
 _TORCH = "torch"
 

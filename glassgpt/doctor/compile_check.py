@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING
 
 from glassgpt import format
 from glassgpt.config import TrainConfig
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.gpu_checks import default_device
-from glassgpt.doctor.isolate import CommandOutput
-from glassgpt.doctor.isolate import run_command
-from glassgpt.doctor.isolate import run_isolated
-from glassgpt.estimate.decide import choose_compile
-from glassgpt.estimate.decide import choose_kernels
-from glassgpt.record.machine import COMPILER_COMMANDS
-from glassgpt.record.machine import find_compiler
+from glassgpt.doctor.isolate import CommandOutput, run_command, run_isolated
+from glassgpt.estimate.decide import choose_compile, choose_kernels
+from glassgpt.record.machine import COMPILER_COMMANDS, find_compiler
 
 if TYPE_CHECKING:
     import torch
@@ -129,10 +124,8 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
     """All that a small model needs, forward and backward."""
     import torch
 
-    from glassgpt.model.gpt import GPT
-    from glassgpt.model.gpt import GPTConfig
-    from glassgpt.training.device import ExecutionConfig
-    from glassgpt.training.device import choose_dtype
+    from glassgpt.model.gpt import GPT, GPTConfig
+    from glassgpt.training.device import ExecutionConfig, choose_dtype
 
     device = default_device()
     dtype = str(choose_dtype("auto", device, 64).value)

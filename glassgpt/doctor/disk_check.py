@@ -6,22 +6,16 @@ import errno
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from glassgpt import format
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import ReportValue
-from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES
-from glassgpt.doctor.host_checks import GPT2_NAME
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES, GPT2_NAME
 from glassgpt.paths import nearest_existing_folder
-from glassgpt.training.checkpoint.tensor_file import PackedTensors
-from glassgpt.training.checkpoint.tensor_file import pack_tensors
-from glassgpt.training.checkpoint.tensor_file import write_packed
+from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
 Clock = Callable[[], float]
 WriteFile = Callable[[Path, PackedTensors], object]  # a file of these bytes, on the disk when it returns

@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
-from typing import TypeVar
-from typing import cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import format
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import ReportValue
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.isolate import run_command
-from glassgpt.doctor.nvidia_smi import CardState
-from glassgpt.doctor.nvidia_smi import read_card_states
+from glassgpt.doctor.nvidia_smi import CardState, read_card_states
 from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name

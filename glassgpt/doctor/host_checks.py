@@ -15,20 +15,17 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
-from glassgpt.cgroup import CGROUP_ROOT
-from glassgpt.cgroup import cpu_quota
-from glassgpt.cgroup import memory_limit_and_free_bytes
-from glassgpt.cgroup import read_own_cgroups
-from glassgpt.cgroup import read_text_or_empty
-from glassgpt.cgroup import usable_cores
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import ReportValue
+from glassgpt.cgroup import (
+    CGROUP_ROOT,
+    cpu_quota,
+    memory_limit_and_free_bytes,
+    read_own_cgroups,
+    read_text_or_empty,
+    usable_cores,
+)
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.estimate.flops import count_parameters
-from glassgpt.record.machine import cpu_model
-from glassgpt.record.machine import load_average
-from glassgpt.record.machine import measure_busy_cores
-from glassgpt.record.machine import source_commit
+from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
 from glassgpt.version import VERSION
 
 # The model that sizes are given for, as `glass train gpt2_124m` has it.

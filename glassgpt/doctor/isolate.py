@@ -13,10 +13,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from glassgpt.doctor.check import DiagnosticLine

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import ReportValue
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import default_device
 from glassgpt.doctor.isolate import run_isolated
 from glassgpt.estimate.decide import choose_kernels
@@ -206,8 +201,8 @@ def _tiny_config(folder: Path) -> TrainConfig:
 
 def _data(folder: Path) -> Path:
     """Text that is the same everywhere."""
-    from glassgpt.data.prepare import PrepareOptions
     from glassgpt.data.prepare import prepare
+    from glassgpt.data.prepare_options import PrepareOptions
 
     place = folder / "data"
     if not place.exists():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,18 +12,10 @@ import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
 from glassgpt.cgroup import read_text_or_empty
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import ReportValue
-from glassgpt.doctor.gpu_checks import device_label
-from glassgpt.doctor.gpu_checks import dtypes_to_measure
-from glassgpt.doctor.gpu_checks import find_gpus
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.peak import RepeatOperation
-from glassgpt.estimate.peak import measure_rate
-from glassgpt.estimate.peak import mfu_note
+from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.gpu_checks import device_label, dtypes_to_measure, find_gpus
+from glassgpt.estimate.cards import Card, find_card
+from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
 from glassgpt.record.machine import cpu_model
 from glassgpt.training.probe import find_peak
 
@@ -48,8 +39,7 @@ def all_devices() -> list[torch.device]:
 
 
 def _name_and_memory(device: torch.device) -> tuple[str, int | None]:
-    from glassgpt.training.device import device_name
-    from glassgpt.training.device import free_and_total_bytes
+    from glassgpt.training.device import device_name, free_and_total_bytes
 
     if device.type == "cpu":
         return cpu_model(read_text_or_empty(Path("/proc/cpuinfo"))), None

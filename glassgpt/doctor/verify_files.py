@@ -10,44 +10,34 @@ A file without a digest is looked at as far as it can be read. Nothing is change
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.digests import EXPORT_RECORD_FILE
-from glassgpt.data.digests import SAMPLED_PREFIX
-from glassgpt.data.digests import file_sha256
-from glassgpt.data.digests import matches_fingerprint
-from glassgpt.data.digests import read_recorded_sha256
-from glassgpt.data.manifest import MANIFEST_FILE
-from glassgpt.data.manifest import TOKENIZER_FILES
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.manifest import read_stored_manifest
+from glassgpt.data.digests import (
+    EXPORT_RECORD_FILE,
+    SAMPLED_PREFIX,
+    file_sha256,
+    matches_fingerprint,
+    read_recorded_sha256,
+)
+from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
-from glassgpt.paths import read_small_file
-from glassgpt.paths import regular_file_opener_nofollow
+from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener_nofollow
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG_FILE
-from glassgpt.record.run_dir import RUNS_DIR
-from glassgpt.record.run_dir import TOKENIZER_DIR
-from glassgpt.record.run_dir import is_complete_config
-from glassgpt.record.run_dir import is_run_dir
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import FILE_DIGEST_BY_VERSION
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import misnamed_checkpoints
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.record.run_dir import CONFIG_FILE, RUNS_DIR, TOKENIZER_DIR, is_complete_config, is_run_dir
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    FILE_DIGEST_BY_VERSION,
+    committed_paths,
+    misnamed_checkpoints,
+    read_checkpoint,
+)
 
 VerifiedKind = Literal["run", "export", "dataset"]
 ProgressCallback = Callable[[int], object]  # is told of bytes as they are read

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.config import DEFAULT_BATCH_SIZE
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.format import pluralize

@@ -11,12 +11,9 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from functools import cache
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 

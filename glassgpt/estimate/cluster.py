@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from glassgpt.estimate import memory
-from glassgpt.estimate import overheads
+from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate

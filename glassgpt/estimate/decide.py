@@ -13,9 +13,7 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from glassgpt.config import DEFAULT_BATCH_SIZE
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import overheads
 from glassgpt.model import loss_chunks

@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate import memory
-from glassgpt.estimate import overheads
+from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cluster import ONE_CARD
-from glassgpt.estimate.cluster import Cluster
-from glassgpt.estimate.cluster import cluster_throughput
-from glassgpt.estimate.memory import MemoryEstimate
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.speed import ThroughputEstimate
-from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
+from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
+from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced; usual SSDs are not slower
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from importlib import metadata
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 from glassgpt.config import TrainConfig

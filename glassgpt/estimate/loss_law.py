@@ -19,10 +19,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from glassgpt.estimate.loss_law_inputs import LossLawInputs
-from glassgpt.estimate.loss_law_inputs import LrWeightedProgress
-from glassgpt.estimate.loss_law_inputs import lr_fraction
-from glassgpt.estimate.loss_law_inputs import lr_weighted_progress
+from glassgpt.estimate.loss_law_inputs import (
+    LossLawInputs,
+    LrWeightedProgress,
+    lr_fraction,
+    lr_weighted_progress,
+)
 
 # --- the law's constants ---
 

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig

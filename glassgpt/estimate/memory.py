@@ -12,8 +12,7 @@ tests/account/test_memory.py holds them against what PyTorch allocates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.peak import mfu_percent
-from glassgpt.record.clock import Ledger
-from glassgpt.record.clock import phase_seconds_between
+from glassgpt.estimate.peak import PeakFlops, mfu_percent
+from glassgpt.record.clock import Ledger, phase_seconds_between
 
 STEP_PHASES = ("data", "train")  # what an update consists of; nothing else enters its time
 

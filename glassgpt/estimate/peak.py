@@ -6,8 +6,7 @@ A card that is not in the table has a measured peak only: an MFU against a guess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 

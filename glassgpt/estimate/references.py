@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from functools import cache
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
-from glassgpt.estimate import flops
-from glassgpt.estimate import overheads
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import find_card
+from glassgpt.estimate import flops, overheads
+from glassgpt.estimate.cards import Card, find_card
 
 
 @dataclass(frozen=True, kw_only=True)

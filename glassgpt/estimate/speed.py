@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from glassgpt.estimate import flops
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.references import SpeedQuery
-from glassgpt.estimate.references import expected_mfu_range
+from glassgpt.estimate.references import SpeedQuery, expected_mfu_range
 
 _RECOMPUTE_SPEED = 3 / 4  # of the speed is left where the forward pass is done twice
 # Rotation and norms are many small operations, which show where nothing joins them, and on a CPU. The rows

@@ -6,32 +6,20 @@ every file and its SHA-256.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt import format
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
-from glassgpt.data.digests import EXPORT_RECORD_FILE
-from glassgpt.data.digests import file_sha256
-from glassgpt.data.digests import json_sha256
-from glassgpt.data.digests import read_recorded_sha256
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.digests import EXPORT_RECORD_FILE, file_sha256, json_sha256, read_recorded_sha256
 from glassgpt.data.nanogpt_bin import META_FILE
 from glassgpt.errors import UserError
-from glassgpt.exchange import glass_folder
-from glassgpt.exchange import proof
-from glassgpt.exchange import to_huggingface
-from glassgpt.exchange import to_nanogpt
+from glassgpt.exchange import glass_folder, proof, to_huggingface, to_nanogpt
 from glassgpt.exchange.exchange_options import ExportOptions
-from glassgpt.exchange.exportable import ExportableModel
-from glassgpt.exchange.exportable import load_exportable_model
-from glassgpt.exchange.model_card import TRAINING_FILE
-from glassgpt.exchange.model_card import render_model_card
+from glassgpt.exchange.exportable import ExportableModel, load_exportable_model
+from glassgpt.exchange.model_card import TRAINING_FILE, render_model_card
 from glassgpt.exchange.proof import LogitCheck
-from glassgpt.files import atomic_folder
-from glassgpt.files import commit_folder
-from glassgpt.files import writable_problem
+from glassgpt.files import atomic_folder, commit_folder, writable_problem
 from glassgpt.flags import field_types
 from glassgpt.paths import expand_user_path
 from glassgpt.recipe import to_toml

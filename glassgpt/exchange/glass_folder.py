@@ -17,9 +17,7 @@ from glassgpt.data.tokenizers import TOKENIZER_JSON
 from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.exchange.to_huggingface import write_json
-from glassgpt.model.pretrained import CONFIG_FILE
-from glassgpt.model.pretrained import GLASSGPT_MODEL_TYPE
-from glassgpt.model.pretrained import WEIGHTS_FILE
+from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_FILE
 
 
 def write(folder: Path, parcel: ExportableModel) -> None:

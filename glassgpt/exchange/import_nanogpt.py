@@ -13,37 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import open_dataset
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.dataset import Dataset, open_dataset
 from glassgpt.data.manifest import MANIFEST_FILE
-from glassgpt.data.tokenizers import dataset_tokenizer_digest
-from glassgpt.data.tokenizers import write_tokenizer
+from glassgpt.data.tokenizers import dataset_tokenizer_digest, write_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.exchange.exchange_options import ImportOptions
-from glassgpt.exchange.nanogpt_journal import IMPORT_SOURCE
-from glassgpt.exchange.nanogpt_journal import NanogptRun
-from glassgpt.exchange.nanogpt_journal import journal_records
-from glassgpt.files import atomic_folder
-from glassgpt.files import commit_folder
-from glassgpt.files import writable_problem
+from glassgpt.exchange.nanogpt_journal import IMPORT_SOURCE, NanogptRun, journal_records
+from glassgpt.files import atomic_folder, commit_folder, writable_problem
 from glassgpt.paths import expand_user_path
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
+from glassgpt.recipe import Recipe, build_config
 from glassgpt.record import journal
 from glassgpt.record.journal import Journal
-from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
-from glassgpt.record.run_dir import RUNS_DIR
-from glassgpt.record.run_dir import TOKENIZER_DIR
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.record.run_dir import check_out_dir_is_free
-from glassgpt.record.run_dir import first_free_run_dir
+from glassgpt.record.run_dir import (
+    NANOGPT_CKPT_FILE,
+    RUNS_DIR,
+    TOKENIZER_DIR,
+    LockedRunDir,
+    check_out_dir_is_free,
+    first_free_run_dir,
+)
 from glassgpt.runs.open import read_run_log
 from glassgpt.runs.run_log import RunLog
-from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint
-from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
+from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.init_weights import vocab_size_matches
 from glassgpt.training.job import TrainingProgress

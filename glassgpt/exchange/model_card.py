@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt import format
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import Tokenizer
+from glassgpt.data.tokenizers import CharTokenizer, Tokenizer
 from glassgpt.estimate import flops
 from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.record import journal

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan
@@ -24,8 +23,7 @@ from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import Record
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.schedule import learning_rate
 
 IMPORT_SOURCE = "nanogpt"

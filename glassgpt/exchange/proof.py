@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +16,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from glassgpt.data.tokenizer_json import parse_tokenizer
-from glassgpt.data.tokenizer_json import same_tokenizer
-from glassgpt.data.tokenizers import TOKENIZER_JSON
-from glassgpt.data.tokenizers import HuggingFaceBpeTokenizer
-from glassgpt.data.tokenizers import Tokenizer
+from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokenizer
+from glassgpt.data.tokenizers import TOKENIZER_JSON, HuggingFaceBpeTokenizer, Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import to_nanogpt
 from glassgpt.exchange.exportable import ExportableModel

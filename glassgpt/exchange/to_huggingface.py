@@ -23,12 +23,9 @@ from glassgpt.data.tokenizers import TOKENIZER_JSON
 from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.model.fused import NORM_EPSILON
-from glassgpt.model.gpt import ROPE_THETA
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.pretrained import CONFIG_FILE
-from glassgpt.model.pretrained import WEIGHTS_FILE
-from glassgpt.model.weights import to_nanochat
-from glassgpt.model.weights import to_transformers
+from glassgpt.model.gpt import ROPE_THETA, GPTConfig
+from glassgpt.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from glassgpt.model.weights import to_nanochat, to_transformers
 
 
 def write(folder: Path, parcel: ExportableModel) -> None:

@@ -18,10 +18,8 @@ from torch import Tensor
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
 from glassgpt.data.nanogpt_bin import META_FILE
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.exchange.exportable import ExportableModel
-from glassgpt.exchange.exportable import strip_vocab_padding
+from glassgpt.data.tokenizers import ByteTokenizer, Tokenizer
+from glassgpt.exchange.exportable import ExportableModel, strip_vocab_padding
 from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.flags import field_types
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE

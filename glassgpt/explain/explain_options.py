@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.cards import Card, resolve_card_name
 from glassgpt.i18n import LANGUAGES
 
 

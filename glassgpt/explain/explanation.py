@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules import crash_rules
-from glassgpt.explain.rules import learning_rules
-from glassgpt.explain.rules import mfu
-from glassgpt.explain.rules import resumes
-from glassgpt.explain.rules import timing_rules
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.explain.rules import crash_rules, learning_rules, mfu, resumes, timing_rules
 from glassgpt.explain.summary import compose_verdict
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.run_log import RunLog
 
 _RULES = (

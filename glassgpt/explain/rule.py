@@ -8,16 +8,12 @@ from functools import cached_property
 from typing import Literal
 
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.loss_rise import LossRise
-from glassgpt.explain.loss_rise import find_loss_rise
-from glassgpt.explain.step_flops import DeviceThroughput
-from glassgpt.explain.step_flops import infer_device_throughput
+from glassgpt.explain.loss_rise import LossRise, find_loss_rise
+from glassgpt.explain.step_flops import DeviceThroughput, infer_device_throughput
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.noise import EvalNoise
-from glassgpt.runs.noise import estimate_eval_noise
+from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import trajectory_of
+from glassgpt.runs.trajectory import Trajectory, trajectory_of
 
 Severity = Literal["info", "advice", "warning", "problem"]
 

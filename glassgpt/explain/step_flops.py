@@ -6,10 +6,7 @@ import math
 from dataclasses import dataclass
 
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.inference import MAX_FLOPS_ERROR
-from glassgpt.runs.inference import device_count
-from glassgpt.runs.inference import flops_per_iteration
-from glassgpt.runs.inference import stated_peak_flops
+from glassgpt.runs.inference import MAX_FLOPS_ERROR, device_count, flops_per_iteration, stated_peak_flops
 from glassgpt.runs.run_log import RunLog
 
 

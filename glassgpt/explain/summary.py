@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 
 from glassgpt.explain.rule import Finding
-from glassgpt.format import format_loss
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
+from glassgpt.format import format_loss, format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog

@@ -12,30 +12,23 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.explain.rule import Finding
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.from_journal import run_log_from_records
-from glassgpt.runs.lines import LogLine
-from glassgpt.runs.lines import read_lines
+from glassgpt.runs.lines import LogLine, read_lines
 from glassgpt.runs.open import looks_like_journal
-from glassgpt.runs.overrides import RunOverrides
-from glassgpt.runs.overrides import apply_overrides
+from glassgpt.runs.overrides import RunOverrides, apply_overrides
 from glassgpt.runs.recognise import LogRecognizer
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 
 _POLL_S = 0.25
 _MIN_REFRESH_S = 1.0

@@ -9,15 +9,13 @@ New sentences go in untranslated and are printed, gone ones go out, and what is 
 from __future__ import annotations
 
 import io
-from datetime import UTC
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract_from_dir
 from babel.messages.mofile import write_mo
-from babel.messages.pofile import read_po
-from babel.messages.pofile import write_po
+from babel.messages.pofile import read_po, write_po
 
 LOCALE_DIR = Path(__file__).resolve().parent
 CATALOG_DATE = datetime(2026, 11, 15, tzinfo=UTC)

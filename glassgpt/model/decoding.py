@@ -12,8 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CachedDecoder
-from glassgpt.model.decoding import WindowDecoder
-from glassgpt.model.decoding import prepare_for_decoding
+from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
 from glassgpt.model.sampling import TokenSampler
 

@@ -15,19 +15,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import activation
-from glassgpt.model import fused
-from glassgpt.model import loss
-from glassgpt.model.kv_cache import KVCache
-from glassgpt.model.kv_cache import LayerKVCache
+from glassgpt.config import TrainConfig, activation
+from glassgpt.model import fused, loss
+from glassgpt.model.kv_cache import KVCache, LayerKVCache
 
 # Ways to compute attention. `sdpa`: PyTorch takes the first of its own that can; `manual`: the formula.
 ATTENTION_BACKENDS = {

@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import float8
-from glassgpt.model import fused
-from glassgpt.model import loss_chunks
+from glassgpt.model import float8, fused, loss_chunks
 
 
 def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

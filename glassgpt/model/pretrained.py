@@ -18,8 +18,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from glassgpt.data.digests import check_recorded_sha256
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.model.fused import NORM_EPSILON
-from glassgpt.model.gpt import ROPE_THETA
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.weights import from_nanochat
-from glassgpt.model.weights import from_transformers
-from glassgpt.model.weights import with_tied_head
-from glassgpt.paths import expand_user_path
-from glassgpt.paths import read_small_file
-from glassgpt.paths import regular_file_opener
+from glassgpt.model.gpt import ROPE_THETA, GPTConfig
+from glassgpt.model.weights import from_nanochat, from_transformers, with_tied_head
+from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE = (
@@ -138,8 +131,7 @@ def _snapshots(repository: Path) -> list[Path]:
 def _download(repository: str, name: str) -> Path:
     """Through huggingface_hub, which knows about tokens, proxies and downloads that were cut off."""
     try:
-        from huggingface_hub import model_info
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import model_info, snapshot_download
     except ImportError:
         raise UserError(
             f"the weights of {name} are not on this machine, and downloading them needs huggingface_hub: "

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 
 _CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers that old files carry along

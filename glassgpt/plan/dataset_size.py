@@ -8,10 +8,8 @@ from pathlib import Path
 
 from glassgpt import config as settings
 from glassgpt.config import TrainConfig
-from glassgpt.data.manifest import DTYPES
-from glassgpt.data.manifest import read_stored_manifest
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.prepare_options import corpus_val_fraction
+from glassgpt.data.manifest import DTYPES, read_stored_manifest
+from glassgpt.data.prepare_options import PrepareOptions, corpus_val_fraction
 from glassgpt.errors import UserError
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
-from glassgpt.estimate.cluster import ONE_CARD
-from glassgpt.estimate.cluster import Cluster
-from glassgpt.estimate.cluster import exposed_communication_s
-from glassgpt.estimate.cluster import sent_bytes_per_card
+from glassgpt.estimate.cluster import ONE_CARD, Cluster, exposed_communication_s, sent_bytes_per_card
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import LowMidHigh
-from glassgpt.estimate.speed import ThroughputEstimate
-from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.run_spec import RunSpec
-from glassgpt.plan.run_spec import decide
+from glassgpt.plan.run_spec import RunSpec, decide
 from glassgpt.plan.target import PlanTarget
 from glassgpt.plan.time_and_cost import forecast_spec
 

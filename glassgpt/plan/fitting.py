@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +11,7 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.run_spec import GPT2_SHAPES
-from glassgpt.plan.run_spec import RunSpec
-from glassgpt.plan.run_spec import can_shard
-from glassgpt.plan.run_spec import decide
-from glassgpt.plan.run_spec import without_optional_memory
+from glassgpt.plan.run_spec import GPT2_SHAPES, RunSpec, can_shard, decide, without_optional_memory
 from glassgpt.plan.target import PlanTarget
 from glassgpt.validate import find_config_problems
 

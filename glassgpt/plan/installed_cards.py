@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.cgroup import read_text_or_empty
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import find_card
+from glassgpt.estimate.cards import Card, cards, find_card
 from glassgpt.record.machine import command_output
 
 

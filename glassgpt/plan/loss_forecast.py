@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt import schedule
-from glassgpt.config import TrainConfig
-from glassgpt.config import first_checkpoint_iter
+from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.estimate import memory
-from glassgpt.estimate.loss_law import ExpectedLossCurve
-from glassgpt.estimate.loss_law import predict_loss_curve
+from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
 from glassgpt.estimate.loss_law_inputs import loss_law_inputs
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.run_spec import RunSpec

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import decay_iters
-from glassgpt.config import warmup_iters
-from glassgpt.estimate import decide
-from glassgpt.estimate import memory
-from glassgpt.estimate.memory import GIB
-from glassgpt.estimate.memory import MemoryEstimate
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
+from glassgpt.config import decay_iters, warmup_iters
+from glassgpt.estimate import decide, memory
+from glassgpt.estimate.memory import GIB, MemoryEstimate
+from glassgpt.format import format_count, format_duration
 from glassgpt.paths import nearest_existing_folder
 from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
-from glassgpt.plan.ddp_or_fsdp import ParallelismOption
-from glassgpt.plan.fitting import changes_as_flags
-from glassgpt.plan.fitting import fitting_flags
-from glassgpt.plan.fitting import memory_fixes
-from glassgpt.plan.fitting import split_into_micro_batches
-from glassgpt.plan.loss_forecast import TrainingEstimate
-from glassgpt.plan.loss_forecast import expected_loss_curve
+from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, ParallelismOption
+from glassgpt.plan.fitting import changes_as_flags, fitting_flags, memory_fixes, split_into_micro_batches
+from glassgpt.plan.loss_forecast import TrainingEstimate, expected_loss_curve
 from glassgpt.plan.run_spec import RunSpec
 from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.time_and_cost import TimeEstimate
-from glassgpt.plan.time_and_cost import forecast_spec
+from glassgpt.plan.time_and_cost import TimeEstimate, forecast_spec
 
 
 @dataclass(frozen=True)

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
-from glassgpt.estimate.memory import GIB
-from glassgpt.estimate.memory import MemoryEstimate
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.memory import GIB, MemoryEstimate, TrainingWorkload
 from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
-from glassgpt.plan.ddp_or_fsdp import assumptions
-from glassgpt.plan.ddp_or_fsdp import compare_parallelism
-from glassgpt.plan.fitting import memory_fixes
-from glassgpt.plan.fitting import split_into_micro_batches
-from glassgpt.plan.loss_forecast import TrainingEstimate
-from glassgpt.plan.loss_forecast import estimate_training
-from glassgpt.plan.plan_warnings import PlanProblem
-from glassgpt.plan.plan_warnings import find_plan_problems
-from glassgpt.plan.run_spec import RunSpec
-from glassgpt.plan.run_spec import can_shard
-from glassgpt.plan.run_spec import decide
-from glassgpt.plan.run_spec import without_optional_memory
+from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, assumptions, compare_parallelism
+from glassgpt.plan.fitting import memory_fixes, split_into_micro_batches
+from glassgpt.plan.loss_forecast import TrainingEstimate, estimate_training
+from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
+from glassgpt.plan.run_spec import RunSpec, can_shard, decide, without_optional_memory
 from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.time_and_cost import TimeEstimate
-from glassgpt.plan.time_and_cost import estimate_times
-from glassgpt.plan.time_and_cost import forecast_spec
+from glassgpt.plan.time_and_cost import TimeEstimate, estimate_times, forecast_spec
 
 
 @dataclass(frozen=True)

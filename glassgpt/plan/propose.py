@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import padded_vocab_size
+from glassgpt.config import TrainConfig, padded_vocab_size
 from glassgpt.errors import UserError
-from glassgpt.estimate import flops
-from glassgpt.estimate import memory
+from glassgpt.estimate import flops, memory
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import LowMidHigh
-from glassgpt.estimate.loss_law import ExpectedLossCurve
-from glassgpt.estimate.loss_law import LossRange
+from glassgpt.estimate.loss_law import ExpectedLossCurve, LossRange
 from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
-from glassgpt.format import format_duration
-from glassgpt.format import format_parameters
+from glassgpt.format import format_duration, format_parameters
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.loss_forecast import expected_loss_curve
 from glassgpt.plan.plan_warnings import refused_setting_problems
-from glassgpt.plan.run_spec import can_shard
-from glassgpt.plan.run_spec import decide
+from glassgpt.plan.run_spec import can_shard, decide
 from glassgpt.plan.target import PlanTarget
 from glassgpt.plan.time_and_cost import forecast_spec
 from glassgpt.recipe import to_toml

@@ -9,13 +9,9 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.plan.dataset_size import known_dataset_info
 from glassgpt.plan.planning import make_plan
-from glassgpt.plan.propose import ProposedRun
-from glassgpt.plan.propose import propose
-from glassgpt.plan.target import FOUND_BY_NAME
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.target import target_of_card
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.plan.propose import ProposedRun, propose
+from glassgpt.plan.target import FOUND_BY_NAME, PlanTarget, target_of_card
+from glassgpt.recipe import build_config, find_recipe
 
 COMMON_CARDS = (
     "RTX 2060 6GB", "RTX 2070", "RTX 2080 Ti", "RTX 3050 8GB", "RTX 3060", "RTX 3060 Laptop GPU", "RTX 3070",

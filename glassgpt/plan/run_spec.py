@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import first_checkpoint_iter
-from glassgpt.config import padded_vocab_size
+from glassgpt.config import TrainConfig, first_checkpoint_iter, padded_vocab_size
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide as rules
-from glassgpt.estimate import flops
-from glassgpt.estimate import memory
-from glassgpt.estimate import overheads
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.batching import plan_batch
-from glassgpt.estimate.decide import DeviceTraits
-from glassgpt.estimate.decide import GraphCandidate
+from glassgpt.estimate import flops, memory, overheads
+from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
+from glassgpt.estimate.decide import DeviceTraits, GraphCandidate
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.target import PlanTarget

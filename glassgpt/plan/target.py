@@ -6,32 +6,25 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt.cgroup import read_text_or_empty
-from glassgpt.cgroup import usable_cores
+from glassgpt.cgroup import read_text_or_empty, usable_cores
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.cards import has_tensor_cores
-from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.estimate.cluster import ONE_CARD
-from glassgpt.estimate.cluster import Cluster
-from glassgpt.estimate.cluster import link_of_card
-from glassgpt.estimate.decide import DeviceTraits
-from glassgpt.estimate.decide import find_missing_toolchain
-from glassgpt.estimate.peak import RepeatOperation
-from glassgpt.estimate.peak import measure_best_rate
+from glassgpt.estimate.cards import Card, find_card, has_tensor_cores, resolve_card_name
+from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
+from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
+from glassgpt.estimate.peak import RepeatOperation, measure_best_rate
 from glassgpt.plan import installed_cards
 from glassgpt.plan.installed_cards import InstalledCard
-from glassgpt.record.machine import apple_gpu_name
-from glassgpt.record.machine import command_output
-from glassgpt.record.machine import cpu_model
-from glassgpt.record.machine import load_average
-from glassgpt.record.machine import unified_memory_bytes
-from glassgpt.record.machine import usable_memory
+from glassgpt.record.machine import (
+    apple_gpu_name,
+    command_output,
+    cpu_model,
+    load_average,
+    unified_memory_bytes,
+    usable_memory,
+)
 
 # Of the memory, what a run takes by its own choice, which leaves some to a desktop; and what it can take
 # from a card that nobody else uses, where memory that grows in place leaves hardly a gap.

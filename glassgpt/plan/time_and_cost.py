@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassgpt.estimate import overheads
 from glassgpt.estimate.batching import tokens_to_evaluate
-from glassgpt.estimate.forecast import Hardware
-from glassgpt.estimate.forecast import LowMidHigh
-from glassgpt.estimate.forecast import RunForecast
-from glassgpt.estimate.forecast import TokenCounts
-from glassgpt.estimate.forecast import forecast_workload
+from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.run_spec import RunSpec

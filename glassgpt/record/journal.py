@@ -22,16 +22,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from glassgpt.errors import UserError
-from glassgpt.paths import abbreviate_home
-from glassgpt.paths import regular_file_opener_nofollow
+from glassgpt.paths import abbreviate_home, regular_file_opener_nofollow
 
 Record = dict[str, Any]
 

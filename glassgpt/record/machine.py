@@ -13,20 +13,21 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt.cgroup import CGROUP_ROOT
-from glassgpt.cgroup import memory_limit_and_free_bytes
-from glassgpt.cgroup import memory_limit_bytes
-from glassgpt.cgroup import read_own_cgroups
-from glassgpt.cgroup import read_text_or_empty
-from glassgpt.cgroup import usable_cores
+from glassgpt.cgroup import (
+    CGROUP_ROOT,
+    memory_limit_and_free_bytes,
+    memory_limit_bytes,
+    read_own_cgroups,
+    read_text_or_empty,
+    usable_cores,
+)
 
 
 def describe_cpu() -> dict[str, object]:

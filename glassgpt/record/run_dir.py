@@ -12,19 +12,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from contextlib import ExitStack
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
-from glassgpt.files import fsync_path
-from glassgpt.files import try_lock
-from glassgpt.paths import expand_user_path
-from glassgpt.paths import read_small_file
-from glassgpt.paths import regular_file_opener_nofollow
+from glassgpt.files import atomic_write, fsync_path, try_lock
+from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener_nofollow
 from glassgpt.recipe import to_toml
 from glassgpt.record import journal
 from glassgpt.record.journal import Record

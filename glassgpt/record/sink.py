@@ -17,21 +17,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record.finding import finding_record
-from glassgpt.record.journal import Journal
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import abbreviate_home_paths
+from glassgpt.record.journal import Journal, Record, abbreviate_home_paths
 
 Listener = Callable[[Record], None]
 

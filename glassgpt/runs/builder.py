@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.run_log import EventKind
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
-from glassgpt.runs.run_log import ValMetric
+from glassgpt.runs.run_log import (
+    EventKind,
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+    ValMetric,
+)
 from glassgpt.runs.trainer import Trainer
 
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
+from glassgpt.runs.run_log import Floats, Ints
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_TO_MEAN_STDERR = 1.2533  # the standard error of a median, over that of a mean

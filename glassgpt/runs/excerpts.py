@@ -12,13 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import Bools, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog, Segment, Steps
 
 _FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from glassgpt.runs.run_log import ExitStatus
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import ExitStatus, RunLog
 
 
 def infer_exit_status(history: RunLog) -> ExitStatus | None:

@@ -15,12 +15,7 @@ import numpy as np
 
 from glassgpt.estimate import flops
 from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import ExitStatus
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Bools, ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
 
 
 @dataclass(frozen=True)

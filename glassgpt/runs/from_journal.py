@@ -6,8 +6,7 @@ A journal is a file like any other: a value that is not what it should be counts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,17 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.profile_record import is_valid_profile
 from glassgpt.runs.run_list import is_running
-from glassgpt.runs.run_log import ExitStatus
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import (
+    ExitStatus,
+    Floats,
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+)
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trainers.glassgpt import TRAINER

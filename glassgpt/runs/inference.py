@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Floats, RunLog
 
 if TYPE_CHECKING:  # facts may ask here, so this module must not ask there
     pass

@@ -10,10 +10,8 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
-from collections.abc import Iterable
-from collections.abc import Iterator
-from typing import BinaryIO
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
 

@@ -14,9 +14,7 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.runs.curve import detrended_std
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Floats, LoggedEvaluation, RunLog
 
 NoiseSource = Literal["stderr", "batches", "tokens", "scatter"]
 

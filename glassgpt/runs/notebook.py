@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.runs.lines import LogLine
-from glassgpt.runs.lines import read_lines
+from glassgpt.runs.lines import LogLine, read_lines
 
 MAX_NOTEBOOK_BYTES = 256 << 20  # bytes; it has to be read whole
 

@@ -11,12 +11,9 @@ from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
-from glassgpt.runs.from_journal import read_run_journal
-from glassgpt.runs.from_journal import run_log_from_records
+from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
 from glassgpt.runs.lines import read_lines
-from glassgpt.runs.notebook import MAX_NOTEBOOK_BYTES
-from glassgpt.runs.notebook import is_notebook
-from glassgpt.runs.notebook import read_notebook
+from glassgpt.runs.notebook import MAX_NOTEBOOK_BYTES, is_notebook, read_notebook
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import RunLog

@@ -13,22 +13,15 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from glassgpt.config import DEVICE_TYPES
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import coerce_value
-from glassgpt.flags import field_types
+from glassgpt.flags import check_settings, coerce_value, field_types
 from glassgpt.recipe import find_recipe
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LoggedSetup, RunLog
 from glassgpt.validate import find_config_problems
 
 # Of Setup, and what they are for those who type them.

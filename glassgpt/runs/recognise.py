@@ -7,21 +7,18 @@ one that understands most of them reads the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from glassgpt.errors import UserError
-from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.builder import SetupBuilder
+from glassgpt.runs.builder import RunBuilder, SetupBuilder
 from glassgpt.runs.crash_patterns import read_event
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Reader
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import Reader, Trainer
 from glassgpt.runs.trainers import TRAINERS
 
 # Those with lines to read, and the reader that each has made for a log.

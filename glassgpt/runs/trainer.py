@@ -7,17 +7,14 @@ asks for a trait, never for a name. The defaults are what is assumed of a traine
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glassgpt.runs.builder import RunBuilder
     from glassgpt.runs.facts import Facts
-    from glassgpt.runs.glossary import GlossaryEntry
-    from glassgpt.runs.glossary import LastLine
+    from glassgpt.runs.glossary import GlossaryEntry, LastLine
     from glassgpt.runs.run_log import RunLog
 
 Reader = Callable[[str, "RunBuilder"], bool]  # takes what a line says; True if it is about an iteration

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 
 
 @dataclass(frozen=True)

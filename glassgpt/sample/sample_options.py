@@ -7,8 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.config import DEVICE_PATTERN
-from glassgpt.config import has_invalid_characters
+from glassgpt.config import DEVICE_PATTERN, has_invalid_characters
 from glassgpt.errors import UserError
 from glassgpt.paths import expand_user_path
 

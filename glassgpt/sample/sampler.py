@@ -10,26 +10,19 @@ from pathlib import Path
 import torch
 
 from glassgpt.config import Choice
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import encode_prompt
+from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.sampling import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.paths import expand_user_path
-from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
-from glassgpt.record.run_dir import RUNS_DIR
-from glassgpt.record.run_dir import latest_numbered_run
-from glassgpt.record.run_dir import numbered_runs
+from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import choose_device
-from glassgpt.training.device import choose_dtype
+from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype
 from glassgpt.training.init_weights import find_tokenizer
-from glassgpt.training.weight_source import LoadedCheckpoint
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.weight_source import LoadedCheckpoint, load_init_from
 
 _MAX_KV_CACHE_BYTES = 2**30  # keys and values of samples written at the same time stay under this
 

@@ -11,10 +11,7 @@ import numpy as np
 
 from glassgpt.record.clock import PHASES
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Bools, Floats, Ints, RunLog
 
 TARGET_BARS = 40  # about so many
 MIN_BARS, MAX_BARS = 10, 60

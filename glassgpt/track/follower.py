@@ -12,20 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from glassgpt.config import tracker_names
 from glassgpt.paths import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import Series
-from glassgpt.track.tracker import TrackedRun
-from glassgpt.track.tracker import Tracker
-from glassgpt.track.tracker import series_of
+from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of
 
 DEFAULT_PROJECT = "glassgpt"  # where the settings name none
 LOGGED_FOLDER = "told"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-from datetime import UTC
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 # fmt: off
 COLUMNS = {

@@ -6,8 +6,7 @@ from importlib import import_module
 
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 TENSORBOARD_FOLDER = "tensorboard"
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 
 class Trackio:

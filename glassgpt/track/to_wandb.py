@@ -8,8 +8,7 @@ from importlib import import_module
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 
 
 class Wandb:

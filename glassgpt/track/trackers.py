@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import requested_trackers
+from glassgpt.config import TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.to_csv import CsvFiles

@@ -5,28 +5,18 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 
-from glassgpt.config import DEVICE_PATTERN
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import DEVICE_PATTERN, Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.cards import has_tensor_cores
-from glassgpt.estimate.decide import DeviceTraits
-from glassgpt.estimate.decide import find_missing_toolchain
-from glassgpt.estimate.memory import CONTEXT_BYTES
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.memory import estimate_memory
-from glassgpt.estimate.memory import largest_fitting_batch
+from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
+from glassgpt.estimate.cards import find_card, has_tensor_cores
+from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
+from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_memory, largest_fitting_batch
 from glassgpt.model.gpt import GPT
 from glassgpt.record.machine import apple_gpu_name
 

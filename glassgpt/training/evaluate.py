@@ -8,17 +8,14 @@ compiled once, and the result does not depend on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.batches import evaluation_batch
-from glassgpt.data.batches import evaluation_window_starts
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.shards import TokenArray
 from glassgpt.record.clock import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_check import compare_with_expected
 from glassgpt.estimate.loss_law import ExpectedLossCurve
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
+from glassgpt.format import format_bytes, format_count, format_duration
 from glassgpt.record import machine
-from glassgpt.record.finding import Severity
-from glassgpt.record.finding import finding_record
+from glassgpt.record.finding import Severity, finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import CpuTimes
 

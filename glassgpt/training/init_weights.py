@@ -8,28 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Choice
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
-from glassgpt.config import activation
-from glassgpt.config import data_dir
-from glassgpt.config import padded_vocab_size
+from glassgpt.config import Choice, ConfigValue, TrainConfig, activation, data_dir, padded_vocab_size
 from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import Manifest
-from glassgpt.data.dataset import read_manifest
-from glassgpt.data.manifest import MANIFEST_FILE
-from glassgpt.data.nanogpt_bin import META_FILE
-from glassgpt.data.nanogpt_bin import read_meta
-from glassgpt.data.tokenizer_json import load_tokenizer_in
-from glassgpt.data.tokenizer_json import require_tokenizer_in
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import IdsTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import dataset_tokenizer_digest
-from glassgpt.data.tokenizers import gpt2_tokenizer
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import tokenizer_digest
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import MANIFEST_FILE, Manifest
+from glassgpt.data.nanogpt_bin import META_FILE, read_meta
+from glassgpt.data.tokenizer_json import load_tokenizer_in, require_tokenizer_in
+from glassgpt.data.tokenizers import (
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    dataset_tokenizer_digest,
+    gpt2_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+)
 from glassgpt.errors import UserError
 from glassgpt.paths import expand_user_path
 from glassgpt.record.run_dir import TOKENIZER_DIR

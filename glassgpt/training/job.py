@@ -6,29 +6,24 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.meter import LogInterval
-from glassgpt.estimate.meter import RunningMean
+from glassgpt.estimate.meter import LogInterval, RunningMean
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
 from glassgpt.record.rank_time import RankTimes
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.record.run_dir import RunDirInfo
+from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
 from glassgpt.record.sink import Sink
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.evaluate import EvalWindows
+from glassgpt.training.evaluate import EvalResult, EvalWindows
 from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner

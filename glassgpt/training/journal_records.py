@@ -9,8 +9,7 @@ import dataclasses
 import math
 
 from glassgpt.estimate import flops
-from glassgpt.estimate.meter import compute_rates
-from glassgpt.estimate.meter import eta_s
+from glassgpt.estimate.meter import compute_rates, eta_s
 from glassgpt.record.journal import Record
 from glassgpt.record.rank_time import RankTimes
 from glassgpt.schedule import learning_rate

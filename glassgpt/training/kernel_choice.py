@@ -12,21 +12,15 @@ from pathlib import Path
 
 import torch
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.estimate import decide
-from glassgpt.estimate import overheads
+from glassgpt.estimate import decide, overheads
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.decide import GraphCandidate
 from glassgpt.estimate.kernel_cache import kernel_cache_marker
-from glassgpt.model import float8
-from glassgpt.model import loss_chunks
+from glassgpt.model import float8, loss_chunks
 from glassgpt.model.gpt import attend
-from glassgpt.training.device import DTYPES
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import device_name
-from glassgpt.training.device import device_traits
+from glassgpt.training.device import DTYPES, ExecutionConfig, device_name, device_traits
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import psutil  # type: ignore[import-untyped]
@@ -34,8 +33,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     """Runs `glass WORDS` so many times at once; returns when all have ended."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What there is to say the processes say themselves. Each of torch's loggers has a level of its own.
     for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -13,15 +12,13 @@ import torch
 from torch import Tensor
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
 from glassgpt.schedule import learning_rate
-from glassgpt.training.device import DTYPES
-from glassgpt.training.device import ExecutionConfig
+from glassgpt.training.device import DTYPES, ExecutionConfig
 from glassgpt.training.distributed.fsdp import local_shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.loader import BatchLoader

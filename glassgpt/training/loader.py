@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.batches import training_batch
-from glassgpt.data.batches import window_starts
-from glassgpt.data.document_windows import DocumentWindows
-from glassgpt.data.document_windows import document_window_batch
+from glassgpt.data.batches import IGNORED_TARGET, training_batch, window_starts
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
 from glassgpt.data.shards import TokenArray
 from glassgpt.estimate.batching import BatchPlan
 

@@ -23,24 +23,18 @@ from glassgpt.record import journal
 from glassgpt.record.clock import phase_seconds_between
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import read_cpu_times
-from glassgpt.record.run_dir import TOKENIZER_DIR
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.training import journal_records
-from glassgpt.training import live_findings
-from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.evaluate import EvalWindows
-from glassgpt.training.evaluate import evaluate
-from glassgpt.training.evaluate import is_gain
-from glassgpt.training.forecast_check import cpu_contention_finding
-from glassgpt.training.forecast_check import forecast_miss_finding
-from glassgpt.training.forecast_check import loss_curve_finding
-from glassgpt.training.forecast_check import pace_finding
-from glassgpt.training.job import Job
-from glassgpt.training.job import Sampling
+from glassgpt.record.run_dir import TOKENIZER_DIR, LockedRunDir
+from glassgpt.training import journal_records, live_findings
+from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
+from glassgpt.training.forecast_check import (
+    cpu_contention_finding,
+    forecast_miss_finding,
+    loss_curve_finding,
+    pace_finding,
+)
+from glassgpt.training.job import Job, Sampling
 from glassgpt.training.kernel_choice import kernels_built_marker
-from glassgpt.training.train_state import checkpoint_state
-from glassgpt.training.train_state import gather_full_model
-from glassgpt.training.train_state import local_checkpoint_tensors
+from glassgpt.training.train_state import checkpoint_state, gather_full_model, local_checkpoint_tensors
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,18 @@ nothing. AdamW's arithmetic is torch's own fused kernel all the same.
 from __future__ import annotations
 
 import math
-from abc import ABC
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.training.distributed.fsdp import gather_full_tensor
-from glassgpt.training.distributed.fsdp import is_dtensor
-from glassgpt.training.distributed.fsdp import local_shard
-from glassgpt.training.distributed.fsdp import shard_like
+from glassgpt.training.distributed.fsdp import gather_full_tensor, is_dtensor, local_shard, shard_like
 
 
 class Optimizer(ABC):

@@ -7,17 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import first_message_line
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import largest_micro_batch
+from glassgpt.errors import UserError, first_message_line
+from glassgpt.estimate.batching import BatchPlan, largest_micro_batch
 from glassgpt.estimate.flops import model_parameters
-from glassgpt.estimate.memory import CONTEXT_BYTES
-from glassgpt.estimate.memory import MemoryEstimate
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.memory import largest_fitting_batch
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
+from glassgpt.estimate.memory import CONTEXT_BYTES, MemoryEstimate, TrainingWorkload, largest_fitting_batch
+from glassgpt.format import format_bytes, format_count
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,15 @@ import torch
 
 from glassgpt.cgroup import read_text_or_empty
 from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.peak import Clock
-from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.peak import PrepareMatmul
-from glassgpt.estimate.peak import RepeatOperation
-from glassgpt.estimate.peak import measure_best_rate
-from glassgpt.record.machine import apple_gpu_name
-from glassgpt.record.machine import cpu_model
-from glassgpt.record.machine import describe_cpu
-from glassgpt.record.machine import nvidia_driver
-from glassgpt.record.machine import resident_bytes
-from glassgpt.record.machine import source_commit
+from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
+from glassgpt.record.machine import (
+    apple_gpu_name,
+    cpu_model,
+    describe_cpu,
+    nvidia_driver,
+    resident_bytes,
+    source_commit,
+)
 from glassgpt.version import VERSION
 
 

@@ -13,19 +13,14 @@ import bisect
 import contextlib
 import math
 import os
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from glassgpt.errors import error_type_and_message
 from glassgpt.record.finding import finding_record

@@ -12,31 +12,22 @@ from typing import Any
 import torch
 
 from glassgpt import config as settings
-from glassgpt.config import MACHINE_SPECIFIC_PATHS
-from glassgpt.config import Choice
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
+from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, ConfigValue, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import plan_batch
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.cluster import Cluster
-from glassgpt.estimate.cluster import link_of_card
+from glassgpt.estimate.batching import BatchPlan, plan_batch
+from glassgpt.estimate.cards import Card, find_card
+from glassgpt.estimate.cluster import Cluster, link_of_card
 from glassgpt.estimate.decide import choose_threads
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.gpt import make_gpt_config
+from glassgpt.model.gpt import GPTConfig, make_gpt_config
 from glassgpt.record.machine import measure_busy_cores
 from glassgpt.training import device as devices
-from glassgpt.training.checkpoint.checkpoints import latest_checkpoint
-from glassgpt.training.checkpoint.checkpoints import readable_checkpoints
+from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, readable_checkpoints
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.kernel_choice import SpeedupInputs
-from glassgpt.training.kernel_choice import choose_speedups
+from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.probe import find_peak
 from glassgpt.training.task import RunRequest
 from glassgpt.training.weight_source import model_config_of

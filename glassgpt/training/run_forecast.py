@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import first_checkpoint_iter
+from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.forecast import Hardware
-from glassgpt.estimate.forecast import RunForecast
-from glassgpt.estimate.forecast import TokenCounts
-from glassgpt.estimate.forecast import forecast_workload
-from glassgpt.estimate.loss_law import ExpectedLossCurve
-from glassgpt.estimate.loss_law import predict_loss_curve
+from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
 from glassgpt.estimate.loss_law_inputs import loss_law_inputs
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.training.run_choices import ComputePlan
 

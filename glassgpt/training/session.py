@@ -8,8 +8,7 @@ import math
 import random
 import shlex
 import threading
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,44 +20,37 @@ import torch
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
-from glassgpt.errors import THREAD_START_FAILURE
-from glassgpt.errors import UserError
-from glassgpt.errors import describe_os_error
-from glassgpt.errors import is_out_of_memory
-from glassgpt.errors import is_thread_start_failure
+from glassgpt.errors import (
+    THREAD_START_FAILURE,
+    UserError,
+    describe_os_error,
+    is_out_of_memory,
+    is_thread_start_failure,
+)
 from glassgpt.flags import check_settings
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import override_config
+from glassgpt.recipe import Recipe, find_recipe, override_config
 from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import RunSuperseded
-from glassgpt.record.run_dir import TOKENIZER_DIR
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.record.run_dir import existing_run_dir
-from glassgpt.record.run_dir import training_end_record
-from glassgpt.record.sink import Listener
-from glassgpt.record.sink import Trackers
-from glassgpt.training import journal_records
-from glassgpt.training import loop
-from glassgpt.training import out_of_memory
-from glassgpt.training.checkpoint.checkpoints import latest_checkpoint
-from glassgpt.training.checkpoint.checkpoints import verify_checkpoint
+from glassgpt.record.journal import Record, RunSuperseded
+from glassgpt.record.run_dir import TOKENIZER_DIR, LockedRunDir, existing_run_dir, training_end_record
+from glassgpt.record.sink import Listener, Trackers
+from glassgpt.training import journal_records, loop, out_of_memory
+from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, verify_checkpoint
 from glassgpt.training.distributed.join_group import join
-from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.distributed.process_group import RankLost
+from glassgpt.training.distributed.process_group import ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RANK_LOST_EXIT_CODE
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job
 from glassgpt.training.loop import Ending
 from glassgpt.training.setup import set_up
-from glassgpt.training.task import RunRequest
-from glassgpt.training.task import prepare_if_built_in
-from glassgpt.training.task import request_from_config
-from glassgpt.training.task import resolve_request
-from glassgpt.training.task import restarted_request
-from glassgpt.training.task import resume_request
+from glassgpt.training.task import (
+    RunRequest,
+    prepare_if_built_in,
+    request_from_config,
+    resolve_request,
+    restarted_request,
+    resume_request,
+)
 from glassgpt.training.train_state import load_initial_state
 from glassgpt.training.weight_source import checkpoint_settings
 

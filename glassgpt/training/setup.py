@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,56 +11,38 @@ import torch
 
 from glassgpt import config as settings
 from glassgpt import schedule
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import verify
+from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.document_windows import DocumentWindows
 from glassgpt.data.shards import TokenArray
-from glassgpt.data.tokenizers import dataset_tokenizer
-from glassgpt.data.tokenizers import dataset_tokenizer_digest
-from glassgpt.data.tokenizers import end_of_text_id
+from glassgpt.data.tokenizers import dataset_tokenizer, dataset_tokenizer_digest, end_of_text_id
 from glassgpt.errors import UserError
-from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.batching import tokens_to_evaluate
+from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
 from glassgpt.estimate.forecast import TokenCounts
 from glassgpt.estimate.meter import LogInterval
 from glassgpt.format import format_percent
 from glassgpt.model.gpt import GPT
 from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.record.run_dir import RunDirInfo
-from glassgpt.record.run_dir import make_run_dir
-from glassgpt.record.sink import Listener
-from glassgpt.record.sink import NullSink
-from glassgpt.record.sink import Sink
-from glassgpt.record.sink import Trackers
+from glassgpt.record.run_dir import LockedRunDir, RunDirInfo, make_run_dir
+from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe
-from glassgpt.training.checkpoint.saver import NoSaver
-from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.device import configure_model
 from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
 from glassgpt.training.forecast_check import ForecastCheck
-from glassgpt.training.init_weights import check_compatible
-from glassgpt.training.init_weights import check_updates_left
-from glassgpt.training.init_weights import choose_init_state
+from glassgpt.training.init_weights import check_compatible, check_updates_left, choose_init_state
 from glassgpt.training.interrupt import StopSignals
-from glassgpt.training.job import Job
-from glassgpt.training.job import Sampling
-from glassgpt.training.job import TrainingProgress
+from glassgpt.training.job import Job, Sampling, TrainingProgress
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
-from glassgpt.training.run_choices import ComputePlan
-from glassgpt.training.run_choices import plan_compute
-from glassgpt.training.run_forecast import expected_loss_curve
-from glassgpt.training.run_forecast import forecast_run
+from glassgpt.training.run_choices import ComputePlan, plan_compute
+from glassgpt.training.run_forecast import expected_loss_curve, forecast_run
 from glassgpt.training.task import RunRequest
 
 _MAX_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start

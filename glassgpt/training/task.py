@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
-from glassgpt.config import data_dir
+from glassgpt.config import Choice, TrainConfig, data_dir
 from glassgpt.errors import UserError
 from glassgpt.paths import expand_user_path
-from glassgpt.recipe import DEFAULT_PRESET
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import read_recipe
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, read_recipe
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG_FILE
-from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
-from glassgpt.record.run_dir import RUNS_DIR
-from glassgpt.record.run_dir import check_out_dir_is_free
-from glassgpt.record.run_dir import existing_run_dir
-from glassgpt.record.run_dir import first_free_run_dir
-from glassgpt.record.run_dir import is_complete_config
-from glassgpt.record.run_dir import latest_numbered_run
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import misnamed_warnings
-from glassgpt.training.checkpoint.checkpoints import readable_checkpoints
+from glassgpt.record.run_dir import (
+    CONFIG_FILE,
+    NANOGPT_CKPT_FILE,
+    RUNS_DIR,
+    check_out_dir_is_free,
+    existing_run_dir,
+    first_free_run_dir,
+    is_complete_config,
+    latest_numbered_run,
+)
+from glassgpt.training.checkpoint.checkpoints import committed_paths, misnamed_warnings, readable_checkpoints
 from glassgpt.training.device import choose_device
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.init_weights import MODEL_SETTINGS
-from glassgpt.training.init_weights import conflicting_flags
-from glassgpt.training.init_weights import match_model_settings
-from glassgpt.training.init_weights import model_setting
-from glassgpt.training.weight_source import LoadedCheckpoint
-from glassgpt.training.weight_source import checkpoint_settings
-from glassgpt.training.weight_source import from_nanogpt_ckpt
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.init_weights import (
+    MODEL_SETTINGS,
+    conflicting_flags,
+    match_model_settings,
+    model_setting,
+)
+from glassgpt.training.weight_source import (
+    LoadedCheckpoint,
+    checkpoint_settings,
+    from_nanogpt_ckpt,
+    load_init_from,
+)
 
 
 @dataclass(frozen=True)

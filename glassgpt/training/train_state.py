@@ -9,34 +9,31 @@ from typing import Any
 import torch
 
 from glassgpt.config import TrainConfig
-from glassgpt.flags import check_settings
-from glassgpt.flags import field_types
+from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import build_model
-from glassgpt.model.weights import crop_block_size
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import build_model, crop_block_size, load_weights
 from glassgpt.record.journal import Record
-from glassgpt.training import journal_records
-from glassgpt.training import live_findings
-from glassgpt.training.checkpoint.checkpoints import RowRanges
-from glassgpt.training.checkpoint.checkpoints import TensorsByFile
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import quarantine_damaged
-from glassgpt.training.distributed.fsdp import gather_full_tensor
-from glassgpt.training.distributed.fsdp import is_dtensor
-from glassgpt.training.distributed.fsdp import local_shard
-from glassgpt.training.distributed.fsdp import rows_of_rank
-from glassgpt.training.distributed.fsdp import shard_like
+from glassgpt.training import journal_records, live_findings
+from glassgpt.training.checkpoint.checkpoints import (
+    RowRanges,
+    TensorsByFile,
+    committed_paths,
+    load_latest_intact,
+    quarantine_damaged,
+)
+from glassgpt.training.distributed.fsdp import (
+    gather_full_tensor,
+    is_dtensor,
+    local_shard,
+    rows_of_rank,
+    shard_like,
+)
 from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.init_weights import check_compatible
-from glassgpt.training.init_weights import check_updates_left
+from glassgpt.training.init_weights import check_compatible, check_updates_left
 from glassgpt.training.job import Job
-from glassgpt.training.optimizers import load_optimizer_state
-from glassgpt.training.optimizers import optimizer_tensors
+from glassgpt.training.optimizers import load_optimizer_state, optimizer_tensors
 from glassgpt.training.task import RunRequest
-from glassgpt.training.weight_source import LoadedCheckpoint
-from glassgpt.training.weight_source import from_checkpoint
+from glassgpt.training.weight_source import LoadedCheckpoint, from_checkpoint
 
 
 def checkpoint_tensors(job: Job) -> TensorsByFile:

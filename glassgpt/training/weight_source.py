@@ -10,45 +10,40 @@ owner/name               any repository there with a model of GPT-2's kind
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import describe_os_error
+from glassgpt.config import ConfigValue, TrainConfig
+from glassgpt.errors import UserError, describe_os_error
 from glassgpt.flags import check_settings
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.pretrained import GPT2_NAMES
-from glassgpt.model.pretrained import find_pretrained
-from glassgpt.model.pretrained import is_repository
-from glassgpt.model.pretrained import read_pretrained
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_tied_head
 from glassgpt.paths import expand_user_path
 from glassgpt.recipe import read_recipe
-from glassgpt.record.run_dir import CONFIG_FILE
-from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
-from glassgpt.record.run_dir import RUNS_DIR
-from glassgpt.record.run_dir import is_complete_config
-from glassgpt.record.run_dir import is_resumable
-from glassgpt.record.run_dir import is_run_dir
-from glassgpt.training.checkpoint.checkpoints import Checkpoint
-from glassgpt.training.checkpoint.checkpoints import TensorsByFile
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import misnamed_warnings
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
-from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES
-from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
-from glassgpt.training.checkpoint.nanogpt_ckpt import size_problems
+from glassgpt.record.run_dir import (
+    CONFIG_FILE,
+    NANOGPT_CKPT_FILE,
+    RUNS_DIR,
+    is_complete_config,
+    is_resumable,
+    is_run_dir,
+)
+from glassgpt.training.checkpoint.checkpoints import (
+    Checkpoint,
+    TensorsByFile,
+    best_checkpoint,
+    committed_paths,
+    load_latest_intact,
+    load_tensors,
+    misnamed_warnings,
+    read_checkpoint,
+)
+from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.format import format_bytes
-from glassgpt.format import format_duration
-from glassgpt.format import format_percent
-from glassgpt.format import format_ratio
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN
-from glassgpt.tune.results import NO_TIME
-from glassgpt.tune.results import TrialResults
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import describe_dimension
+from glassgpt.format import format_bytes, format_duration, format_percent, format_ratio
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, TrialResults
+from glassgpt.tune.speed_settings import SpeedSettings, describe_dimension
 from glassgpt.tune.trial import UpdateStats
 
 

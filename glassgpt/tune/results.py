@@ -7,11 +7,8 @@ from statistics import median
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import overheads
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
-from glassgpt.tune.trial import Trial
-from glassgpt.tune.trial import UpdateStats
-from glassgpt.tune.trial import summarize_updates
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
+from glassgpt.tune.trial import Trial, UpdateStats, summarize_updates
 
 MIN_WORTHWHILE_GAIN = 0.01  # a gain of less is not worth a change, nor more memory
 _MAX_NOISE = 0.1

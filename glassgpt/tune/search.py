@@ -8,21 +8,14 @@ It imports no torch: `measure` runs a trial, the budget's `clock` tells the time
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.tune import speed_settings as candidates
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN
-from glassgpt.tune.results import NO_TIME
-from glassgpt.tune.results import RUN_TOO_SHORT
-from glassgpt.tune.results import TrialEstimator
-from glassgpt.tune.results import TrialResults
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, RUN_TOO_SHORT, TrialEstimator, TrialResults
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial
 
 Measure = Callable[[SpeedSettings, float], Trial]  # within so many seconds

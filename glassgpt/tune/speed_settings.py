@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate import memory
-from glassgpt.estimate import overheads
+from glassgpt.estimate import memory, overheads
 from glassgpt.tune.trial import trial_micro_steps
 
 # Dimensions by device type, and the config fields that set each.

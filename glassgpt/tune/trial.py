@@ -6,8 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
-from statistics import median
+from statistics import mean, median
 from typing import Literal
 
 TrialOutcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]

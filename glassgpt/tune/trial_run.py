@@ -9,32 +9,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from glassgpt.cgroup import read_text_or_empty
 from glassgpt.errors import UserError
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import eval_batch_rows
+from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import configure_model
-from glassgpt.training.kernel_choice import SpeedupInputs
-from glassgpt.training.kernel_choice import choose_speedups
+from glassgpt.training.device import ExecutionConfig, configure_model
+from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.probe import memory_now
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import apply_setting
-from glassgpt.tune.trial import Trial
-from glassgpt.tune.trial import UpdateMarks
-from glassgpt.tune.trial import update_seconds
-from glassgpt.tune.trial_setup import TrialSetup
-from glassgpt.tune.trial_setup import setting_from_execution
+from glassgpt.tune.speed_settings import SpeedSettings, apply_setting
+from glassgpt.tune.trial import Trial, UpdateMarks, update_seconds
+from glassgpt.tune.trial_setup import TrialSetup, setting_from_execution
 
 _PROC_STATUS, _PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

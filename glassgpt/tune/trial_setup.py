@@ -10,30 +10,22 @@ import numpy as np
 import torch
 
 from glassgpt import config as settings
-from glassgpt.cgroup import read_text_or_empty
-from glassgpt.cgroup import usable_cores
+from glassgpt.cgroup import read_text_or_empty, usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import plan_batch
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.gpt import make_gpt_config
+from glassgpt.estimate.batching import BatchPlan, plan_batch
+from glassgpt.model.gpt import GPTConfig, make_gpt_config
 from glassgpt.plan.dataset_size import find_dataset_info
-from glassgpt.record.machine import available_memory_bytes
-from glassgpt.record.machine import cpu_model
-from glassgpt.record.machine import load_average
+from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average
 from glassgpt.training import device as devices
 from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.kernel_choice import SpeedupInputs
-from glassgpt.training.kernel_choice import choose_speedups
-from glassgpt.training.probe import find_peak
-from glassgpt.training.probe import memory_now
+from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
+from glassgpt.training.probe import find_peak, memory_now
 from glassgpt.training.setup import too_few_tokens
 from glassgpt.training.task import request_from_config
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +20,12 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import atomic_write
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
-from glassgpt.format import pluralize
+from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.paths import expand_user_path
 from glassgpt.recipe import to_toml
-from glassgpt.tune.ranking import SettingResult
-from glassgpt.tune.ranking import TuneResult
-from glassgpt.tune.ranking import summarize_trials
-from glassgpt.tune.search import Budget
-from glassgpt.tune.search import Search
-from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.speed_settings import TUNABLE_DIMENSIONS
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
-from glassgpt.tune.speed_settings import describe_dimension
+from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
+from glassgpt.tune.search import Budget, Search, TrialEvent
+from glassgpt.tune.speed_settings import TUNABLE_DIMENSIONS, SpeedSettings, TuneContext, describe_dimension
 from glassgpt.tune.worker_process import TrialRunner
 from glassgpt.validate import find_config_problems
 

@@ -18,13 +18,10 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
-from glassgpt.errors import is_out_of_memory
+from glassgpt.errors import UserError, error_type_and_message, is_out_of_memory
 
 if TYPE_CHECKING:
     from glassgpt.tune.trial_setup import TrialSetup

@@ -20,9 +20,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.paths import child_pythonpath
 from glassgpt.tune.search import budget_too_short_message
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
-from glassgpt.tune.speed_settings import from_document
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, from_document
 from glassgpt.tune.trial import Trial
 
 JsonObject = dict[str, Any]

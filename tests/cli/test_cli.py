@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workplace import TINY_FLAGS
-from workplace import WORDS
-from workplace import Capture
-from workplace import error_lines
-from workplace import folder_contents
-from workplace import records
+from workplace import TINY_FLAGS, WORDS, Capture, error_lines, folder_contents, records
 
 from glassgpt.__main__ import run
-from glassgpt.cli import commands
-from glassgpt.cli import main
+from glassgpt.cli import commands, main
 from glassgpt.data import prepare_bulk
 from glassgpt.record import journal
 from glassgpt.version import VERSION

@@ -8,16 +8,18 @@ from typing import Any
 
 import commands
 import pytest
-from commands import HOSTILE_TEXT
-from commands import LOCALE
-from commands import Capture
-from commands import control_characters
-from commands import finished_run
-from commands import glass
-from commands import hostile_run
-from commands import nanogpt_log
-from commands import parse_strict_json
-from commands import write_run
+from commands import (
+    HOSTILE_TEXT,
+    LOCALE,
+    Capture,
+    control_characters,
+    finished_run,
+    glass,
+    hostile_run,
+    nanogpt_log,
+    parse_strict_json,
+    write_run,
+)
 
 
 @pytest.fixture(autouse=True)

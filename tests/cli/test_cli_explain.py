@@ -7,12 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import Capture
-from commands import chdir_with_log
-from commands import error_lines
-from commands import nanogpt_log
-from commands import parse_strict_json
-from commands import stdout_of
+from commands import Capture, chdir_with_log, error_lines, nanogpt_log, parse_strict_json, stdout_of
 
 from glassgpt.runs.facts import Facts
 

@@ -20,23 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import GLASS
-from commands import HOSTILE_TEXT
-from commands import Capture
-from commands import chdir_with_log
-from commands import control_characters
-from commands import environment
-from commands import eval_records
-from commands import finished_run
-from commands import glass
-from commands import nanogpt_log
-from commands import parse_strict_json
-from commands import record
-from commands import run_record
-from commands import start_glass
-from commands import stdout_of
-from commands import step_record
-from commands import write_run
+from commands import (
+    GLASS,
+    HOSTILE_TEXT,
+    Capture,
+    chdir_with_log,
+    control_characters,
+    environment,
+    eval_records,
+    finished_run,
+    glass,
+    nanogpt_log,
+    parse_strict_json,
+    record,
+    run_record,
+    start_glass,
+    stdout_of,
+    step_record,
+    write_run,
+)
 
 from glassgpt.cli import main
 from glassgpt.record import journal

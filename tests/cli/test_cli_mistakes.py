@@ -6,13 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from workplace import TINY_FLAGS
-from workplace import Capture
-from workplace import error_lines
-from workplace import folder_contents
-from workplace import glass
-from workplace import prepare_dataset_mine
-from workplace import prepare_text
+from workplace import (
+    TINY_FLAGS,
+    Capture,
+    error_lines,
+    folder_contents,
+    glass,
+    prepare_dataset_mine,
+    prepare_text,
+)
 
 from glassgpt.cli import main
 from glassgpt.record import journal

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import HOSTILE_TEXT
-from commands import chdir_with_log
-from commands import control_characters
-from commands import environment
-from commands import finished_run
-from commands import glass
-from commands import hostile_run
-from commands import nanogpt_log
-from commands import write_run
+from commands import (
+    HOSTILE_TEXT,
+    chdir_with_log,
+    control_characters,
+    environment,
+    finished_run,
+    glass,
+    hostile_run,
+    nanogpt_log,
+    write_run,
+)
 
 from glassgpt.cli import main
 

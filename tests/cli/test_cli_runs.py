@@ -8,16 +8,18 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from workplace import TINY_FLAGS
-from workplace import WORDS
-from workplace import Capture
-from workplace import error_lines
-from workplace import folder_contents
-from workplace import glass
-from workplace import prepare_dataset_mine
-from workplace import prepare_text
-from workplace import records
-from workplace import train
+from workplace import (
+    TINY_FLAGS,
+    WORDS,
+    Capture,
+    error_lines,
+    folder_contents,
+    glass,
+    prepare_dataset_mine,
+    prepare_text,
+    records,
+    train,
+)
 
 from glassgpt.cli import main
 from glassgpt.record import journal

@@ -10,13 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import environment
-from commands import finished_run
-from commands import glass
-from commands import record
-from commands import run_record
-from commands import step_record
-from commands import write_run
+from commands import environment, finished_run, glass, record, run_record, step_record, write_run
 
 TRAIN = """\
 import sys, time

@@ -14,18 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
-from commands import finished_run
-from commands import glass
-from commands import write_run
+from commands import environment, finished_run, glass, write_run
 
-from glassgpt.cli import commands
-from glassgpt.cli import main
+from glassgpt.cli import commands, main
 from glassgpt.cli.command import capture_help
-from glassgpt.cli.completion import SHELLS
-from glassgpt.cli.completion import complete_line
-from glassgpt.flags import field_types
-from glassgpt.flags import parse_flags
+from glassgpt.cli.completion import SHELLS, complete_line
+from glassgpt.flags import field_types, parse_flags
 from glassgpt.recipe import preset_names
 
 

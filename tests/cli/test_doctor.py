@@ -10,23 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import HOSTILE_TEXT
-from commands import control_characters
-from commands import environment
+from commands import HOSTILE_TEXT, control_characters, environment
 from rich.console import Console
 
-from glassgpt.cli.doctor_command import _progress
-from glassgpt.cli.doctor_command import doctor
-from glassgpt.doctor import checks
-from glassgpt.doctor import compile_check
-from glassgpt.doctor import disk_check
-from glassgpt.doctor import selftests
-from glassgpt.doctor import speed_check
-from glassgpt.doctor.check import Check
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import CheckResult
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import DoctorReport
+from glassgpt.cli.doctor_command import _progress, doctor
+from glassgpt.doctor import checks, compile_check, disk_check, selftests, speed_check
+from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
 from glassgpt.errors import UserError
 from glassgpt.show.terminal.doctor_view import DoctorConsole
 

@@ -16,11 +16,9 @@ from glassgpt.cli import main
 from glassgpt.cli.plan_command import plan
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.plan.dataset_size import known_dataset_info
-from glassgpt.plan.propose import PROPOSED_SETTINGS
-from glassgpt.plan.propose import propose
+from glassgpt.plan.propose import PROPOSED_SETTINGS, propose
 from glassgpt.plan.target import target_of_card
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.recipe import build_config, find_recipe
 
 
 def test_it_prints_a_page_without_torch() -> None:

@@ -24,13 +24,10 @@ from glassgpt.cli import main
 from glassgpt.cli.tune_command import tune
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import read_recipe
+from glassgpt.recipe import build_config, find_recipe, read_recipe
 from glassgpt.show.terminal.tune_view import TuneConsole
 from glassgpt.tune import tuning as tunings
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial
 from glassgpt.tune.worker_process import TrialRunner
 

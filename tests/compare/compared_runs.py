@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import make_run_log, make_steps
 
-from glassgpt.compare import Comparison
-from glassgpt.compare import compare
+from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
 from glassgpt.runs.facts import compute_facts

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.compare.alignment import align
-from glassgpt.compare.alignment import find_lowest_common_loss
-from glassgpt.compare.alignment import interpolate_loss
+from glassgpt.compare.alignment import align, find_lowest_common_loss, interpolate_loss
 from glassgpt.compare.loss_curve import LossCurve
 
 

@@ -8,20 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compared_runs import SHAPE
-from compared_runs import claim_ids
-from compared_runs import claim_text
-from compared_runs import compare_histories
-from compared_runs import make_run
-from run_logs import make_run_log
-from run_logs import make_steps
+from compared_runs import SHAPE, claim_ids, claim_text, compare_histories, make_run
+from run_logs import make_run_log, make_steps
 
 from glassgpt.compare.compared_run import run_label
 from glassgpt.errors import UserError
 from glassgpt.runs.noise import estimate_eval_noise
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import trajectory_of
 

@@ -9,23 +9,16 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from run_logs import NANOGPT
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.compare import Comparison
-from glassgpt.compare import compare
+from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 

@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from compared_runs import SHAPE
-from compared_runs import claim_ids
-from compared_runs import compare_histories
-from compared_runs import make_run
-from run_logs import make_run_log
-from run_logs import make_steps
+from compared_runs import SHAPE, claim_ids, compare_histories, make_run
+from run_logs import make_run_log, make_steps
 
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.inference import MAX_FLOPS_ERROR
-from glassgpt.runs.inference import infer_flops_per_token
-from glassgpt.runs.inference import parameters_from_flops
+from glassgpt.runs.inference import MAX_FLOPS_ERROR, infer_flops_per_token, parameters_from_flops
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import BY_ID
 

@@ -14,14 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from glassgpt.data import document_batches
-from glassgpt.data import parquet
+from glassgpt.data import document_batches, parquet
 from glassgpt.data.bpe_table import END_OF_TEXT
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import verify
-from glassgpt.data.prepare import PrepareOptions
+from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import load_tokenizer
 
 WORDS = (

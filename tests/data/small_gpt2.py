@@ -6,17 +6,10 @@ import functools
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer
-from tokenizers import decoders
-from tokenizers import models
-from tokenizers import pre_tokenizers
-from tokenizers import trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from glassgpt.data.bpe_table import MergeRanks
-from glassgpt.data.bpe_table import parse_tokenizer_json
-from glassgpt.data.tokenizers import BytePairTokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer
+from glassgpt.data.bpe_table import MergeRanks, parse_tokenizer_json
+from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog; the dog doesn't mind, and they'll be friends.\n\n",

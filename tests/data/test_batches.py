@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.batches import evaluation_batch
-from glassgpt.data.batches import evaluation_window_starts
-from glassgpt.data.batches import feistel_permute
-from glassgpt.data.batches import gather_windows
-from glassgpt.data.batches import training_batch
-from glassgpt.data.batches import window_starts
+from glassgpt.data.batches import (
+    IGNORED_TARGET,
+    evaluation_batch,
+    evaluation_window_starts,
+    feistel_permute,
+    gather_windows,
+    training_batch,
+    window_starts,
+)
 from glassgpt.errors import UserError
 
 few = settings(max_examples=60, deadline=None)

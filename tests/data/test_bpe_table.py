@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import train_small_bpe
-from small_gpt2 import write_layouts
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-from tiktoken.load import load_tiktoken_bpe
+from small_gpt2 import train_small_bpe, write_layouts
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks, load_tiktoken_bpe
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.bpe_table import TIKTOKEN_FILE
-from glassgpt.data.bpe_table import MergeRanks
-from glassgpt.data.bpe_table import bytes_to_unicode
-from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.bpe_table import dump_ranks
-from glassgpt.data.bpe_table import parse_ranks
-from glassgpt.data.bpe_table import parse_tokenizer_json
+from glassgpt.data.bpe_table import (
+    GPT2_PATTERN,
+    TIKTOKEN_FILE,
+    MergeRanks,
+    bytes_to_unicode,
+    download_gpt2_ranks,
+    dump_ranks,
+    parse_ranks,
+    parse_tokenizer_json,
+)
 from glassgpt.data.tokenizer_json import require_tokenizer_in
-from glassgpt.data.tokenizers import BytePairTokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer
+from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 from glassgpt.errors import UserError
 
 

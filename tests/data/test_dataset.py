@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glassgpt.data.dataset import Manifest
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import read_manifest
-from glassgpt.data.dataset import verify
-from glassgpt.data.manifest import write_manifest
-from glassgpt.data.prepare import PrepareOptions
+from glassgpt.data.dataset import open_dataset, read_manifest, verify
+from glassgpt.data.manifest import Manifest, write_manifest
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.document_windows import DocumentWindows
-from glassgpt.data.document_windows import document_window_batch
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
 from glassgpt.data.shards import ShardedTokens
 
 END = 9

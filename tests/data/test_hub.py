@@ -9,27 +9,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
-from corpora import make_documents
-from corpora import texts_in
-from corpora import write_fineweb_parquet
-from corpora import write_json_lines
+from corpora import make_documents, texts_in, write_fineweb_parquet, write_json_lines
 
-from glassgpt.data.corpus import could_be_on_hub
-from glassgpt.data.corpus import is_corpus
-from glassgpt.data.corpus import open_corpus
+from glassgpt.data.corpus import could_be_on_hub, is_corpus, open_corpus
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.hub import NAMED_HUB_DATASETS
-from glassgpt.data.hub import HubDataset
-from glassgpt.data.hub import RepositoryListing
-from glassgpt.data.hub import parse_hub_dataset
-from glassgpt.data.hub import training_files
+from glassgpt.data.hub import (
+    NAMED_HUB_DATASETS,
+    HubDataset,
+    RepositoryListing,
+    parse_hub_dataset,
+    training_files,
+)
 from glassgpt.errors import UserError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"

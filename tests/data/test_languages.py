@@ -8,20 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import prepare_dataset
-from corpora import texts_in
-from corpora import write_json_lines
+from corpora import prepare_dataset, texts_in, write_json_lines
 from small_gpt2 import train_small_bpe
 from tokenizers import Tokenizer as Library
-from tokenizers import models
-from tokenizers import pre_tokenizers
-from tokenizers import trainers
+from tokenizers import models, pre_tokenizers, trainers
 
 from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer
-from glassgpt.data.tokenizers import load_folder_bpe
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import BytePairTokenizer, load_folder_bpe, load_tokenizer, train_bpe
 
 HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",

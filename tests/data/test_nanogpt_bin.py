@@ -11,25 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import ranks_of
-from small_gpt2 import train_small_bpe
+from small_gpt2 import ranks_of, train_small_bpe
 
 from glassgpt.data import tokenizers
 from glassgpt.data.bpe_table import MergeRanks
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import read_manifest
-from glassgpt.data.dataset import verify
-from glassgpt.data.digests import MIN_SAMPLED_BYTES
-from glassgpt.data.digests import SAMPLED_PREFIX
-from glassgpt.data.digests import read_hashed_blocks
+from glassgpt.data.dataset import open_dataset, read_manifest, verify
+from glassgpt.data.digests import MIN_SAMPLED_BYTES, SAMPLED_PREFIX, read_hashed_blocks
 from glassgpt.data.nanogpt_bin import read_meta
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import write_tokenizer
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.data.tokenizers import load_tokenizer, write_tokenizer
 from glassgpt.errors import UserError
 
 TEXT = "Glass houses, कांच के घर, بيوت من زجاج 🦊\n" * 30

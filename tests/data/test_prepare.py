@@ -6,28 +6,21 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from corpora import make_documents
-from corpora import write_json_lines
-from small_gpt2 import CORPUS
-from small_gpt2 import train_small_bpe
-from small_gpt2 import write_layouts
+from corpora import make_documents, write_json_lines
+from small_gpt2 import CORPUS, train_small_bpe, write_layouts
 
 from glassgpt import files
 from glassgpt.data import prepare as prepare_module
-from glassgpt.data import sources
-from glassgpt.data import tokenizer_json
-from glassgpt.data.dataset import Dataset
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import verify
-from glassgpt.data.prepare import PrepareOptions
+from glassgpt.data import sources, tokenizer_json
+from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 

@@ -18,26 +18,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from corpora import folder_contents
-from corpora import make_documents
-from corpora import prepare_dataset
-from corpora import texts_in
-from corpora import use_small_batches
-from corpora import write_fineweb_parquet
-from corpora import write_json_lines
-from small_gpt2 import train_small_bpe
-from small_gpt2 import write_layouts
+from corpora import (
+    folder_contents,
+    make_documents,
+    prepare_dataset,
+    texts_in,
+    use_small_batches,
+    write_fineweb_parquet,
+    write_json_lines,
+)
+from small_gpt2 import train_small_bpe, write_layouts
 
-from glassgpt.data import document_batches
-from glassgpt.data import parquet
-from glassgpt.data import progress
-from glassgpt.data import train_tokenizer
-from glassgpt.data import workers
+from glassgpt.data import document_batches, parquet, progress, train_tokenizer, workers
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
-from glassgpt.data.split import document_key
-from glassgpt.data.split import is_validation_mask
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.data.split import document_key, is_validation_mask
 from glassgpt.errors import UserError
 
 TEXTS = make_documents(200)

@@ -13,19 +13,13 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from corpora import folder_contents
-from corpora import make_documents
-from corpora import prepare_dataset
-from corpora import use_small_batches
-from corpora import write_json_lines
+from corpora import folder_contents, make_documents, prepare_dataset, use_small_batches, write_json_lines
 
 from glassgpt import files
-from glassgpt.data import manifest
-from glassgpt.data import prepare_bulk
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import verify
-from glassgpt.data.prepare import PrepareOptions
+from glassgpt.data import manifest, prepare_bulk
+from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 
 TEXTS = make_documents(200)

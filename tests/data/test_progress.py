@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from glassgpt.data.progress import show_byte_progress
-from glassgpt.data.progress import show_token_progress
+from glassgpt.data.progress import show_byte_progress, show_token_progress
 
 
 class Terminal(io.StringIO):

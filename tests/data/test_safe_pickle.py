@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data import safe_pickle
-from glassgpt.data.safe_pickle import UnsafePickleError
-from glassgpt.data.safe_pickle import load_safe_pickle
+from glassgpt.data.safe_pickle import UnsafePickleError, load_safe_pickle
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 few = settings(max_examples=150, deadline=None)

@@ -11,21 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import make_documents
-from corpora import prepare_dataset
-from corpora import write_json_lines
-from hypothesis import given
-from hypothesis import settings
+from corpora import make_documents, prepare_dataset, write_json_lines
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.data.batches import evaluation_batch
-from glassgpt.data.batches import gather_windows
-from glassgpt.data.batches import training_batch
-from glassgpt.data.dataset import open_dataset
-from glassgpt.data.dataset import verify
+from glassgpt.data.batches import evaluation_batch, gather_windows, training_batch
+from glassgpt.data.dataset import open_dataset, verify
 from glassgpt.data.dedup import DedupKeys
-from glassgpt.data.shards import ShardedTokens
-from glassgpt.data.shards import ShardWriter
+from glassgpt.data.shards import ShardedTokens, ShardWriter
 from glassgpt.errors import UserError
 
 NUMBERS = np.arange(1000, dtype=np.uint16)

@@ -9,22 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.cli import main
 from glassgpt.data import sources
-from glassgpt.data.corpus import is_corpus
-from glassgpt.data.corpus import open_corpus
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.prepare_options import check_options
-from glassgpt.data.sources import Document
-from glassgpt.data.sources import Source
-from glassgpt.data.sources import dataset_of_nanogpt_script
-from glassgpt.data.sources import dataset_problem
-from glassgpt.data.sources import is_cached_download
-from glassgpt.data.sources import open_source
+from glassgpt.data.corpus import is_corpus, open_corpus
+from glassgpt.data.prepare_options import PrepareOptions, check_options
+from glassgpt.data.sources import (
+    Document,
+    Source,
+    dataset_of_nanogpt_script,
+    dataset_problem,
+    is_cached_download,
+    open_source,
+)
 from glassgpt.errors import UserError
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"

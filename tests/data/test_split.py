@@ -6,15 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.data.sources import Document
-from glassgpt.data.split import DocumentScan
-from glassgpt.data.split import Span
-from glassgpt.data.split import scan_documents
-from glassgpt.data.split import split_documents
+from glassgpt.data.split import DocumentScan, Span, scan_documents, split_documents
 from glassgpt.errors import UserError
 
 

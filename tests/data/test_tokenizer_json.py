@@ -11,29 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS
-from small_gpt2 import ranks_of
-from small_gpt2 import train_small_bpe
-from small_gpt2 import write_layouts
+from small_gpt2 import CORPUS, ranks_of, train_small_bpe, write_layouts
 from tokenizers import Tokenizer as Library
 
 from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.tokenizer_json import dump_tokenizer
-from glassgpt.data.tokenizer_json import parse_tokenizer
-from glassgpt.data.tokenizer_json import require_tokenizer_in
-from glassgpt.data.tokenizer_json import same_tokenizer
-from glassgpt.data.tokenizers import GPT2_TOKENIZER_DIGEST
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import HuggingFaceBpeTokenizer
-from glassgpt.data.tokenizers import IdsTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer
-from glassgpt.data.tokenizers import tokenizer_digest
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, require_tokenizer_in, same_tokenizer
+from glassgpt.data.tokenizers import (
+    GPT2_TOKENIZER_DIGEST,
+    ByteTokenizer,
+    CharTokenizer,
+    HuggingFaceBpeTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    gpt2_tokenizer,
+    tokenizer_digest,
+    train_bpe,
+)
 from glassgpt.errors import UserError
 
 TEXT = "".join(CORPUS) + "a\r\nb\x00c\u2028d\u0301 \u00a0\u3000e\ufffdf"

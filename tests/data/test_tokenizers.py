@@ -9,37 +9,33 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_gpt2 import CORPUS
-from small_gpt2 import small_bpe
-from small_gpt2 import small_hf_tokenizer
-from small_gpt2 import write_layouts
+from small_gpt2 import CORPUS, small_bpe, small_hf_tokenizer, write_layouts
 
 from glassgpt.data import tokenizers
 from glassgpt.data.bpe_table import GPT2_PATTERN
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizer_json import require_tokenizer_in
-from glassgpt.data.tokenizers import ByteTokenizer
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import IdsTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import encode_prompt
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import tokenizer_problem
-from glassgpt.data.tokenizers import train_bpe
-from glassgpt.data.tokenizers import write_tokenizer
+from glassgpt.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    encode_prompt,
+    load_tokenizer,
+    tokenizer_problem,
+    train_bpe,
+    write_tokenizer,
+)
 from glassgpt.errors import UserError
 
 few = settings(max_examples=80, deadline=None)

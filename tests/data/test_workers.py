@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.data import document_batches
-from glassgpt.data import workers
+from glassgpt.data import document_batches, workers
 from glassgpt.data.workers import encode_batches
 from glassgpt.errors import UserError
 

@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from glassgpt.doctor import compile_check
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.compile_check import build_kernels
-from glassgpt.doctor.compile_check import check_compile
-from glassgpt.doctor.compile_check import check_compilers
-from glassgpt.doctor.compile_check import check_kernels
-from glassgpt.doctor.compile_check import compile_line
-from glassgpt.doctor.compile_check import compile_small_function
-from glassgpt.doctor.compile_check import compiler_line
-from glassgpt.doctor.isolate import CommandOutput
-from glassgpt.doctor.isolate import IsolatedCheckFailed
-from glassgpt.doctor.isolate import run_isolated
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
+from glassgpt.doctor.compile_check import (
+    build_kernels,
+    check_compile,
+    check_compilers,
+    check_kernels,
+    compile_line,
+    compile_small_function,
+    compiler_line,
+)
+from glassgpt.doctor.isolate import CommandOutput, IsolatedCheckFailed, run_isolated
 from glassgpt.record.machine import find_compiler
 
 

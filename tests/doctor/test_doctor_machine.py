@@ -11,18 +11,20 @@ import pytest
 
 from glassgpt.doctor import host_checks
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.host_checks import Cores
-from glassgpt.doctor.host_checks import CpuClock
-from glassgpt.doctor.host_checks import check_memory
-from glassgpt.doctor.host_checks import check_processor
-from glassgpt.doctor.host_checks import check_threads
-from glassgpt.doctor.host_checks import clock_line
-from glassgpt.doctor.host_checks import cores_line
-from glassgpt.doctor.host_checks import hottest_cpu_celsius
-from glassgpt.doctor.host_checks import load_line
-from glassgpt.doctor.host_checks import memory_line
-from glassgpt.doctor.host_checks import read_clock
-from glassgpt.doctor.host_checks import threads_line
+from glassgpt.doctor.host_checks import (
+    Cores,
+    CpuClock,
+    check_memory,
+    check_processor,
+    check_threads,
+    clock_line,
+    cores_line,
+    hottest_cpu_celsius,
+    load_line,
+    memory_line,
+    read_clock,
+    threads_line,
+)
 from glassgpt.record.machine import source_commit
 from glassgpt.version import VERSION
 
@@ -265,8 +267,7 @@ def test_this_memory(tmp_path: Path) -> None:
 def test_gpt2_is_as_large_as_we_say() -> None:
     import torch
 
-    from glassgpt.model.gpt import GPT
-    from glassgpt.model.gpt import GPTConfig
+    from glassgpt.model.gpt import GPT, GPTConfig
 
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50_304, block_size=1024, n_layer=12, n_head=12, n_embd=768))

@@ -11,18 +11,17 @@ import doctor_checks
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from glassgpt.doctor.check import Check
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import CheckResult
-from glassgpt.doctor.check import CheckVerdict
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import DoctorReport
-from glassgpt.doctor.check import redact
-from glassgpt.doctor.checks import CHECKS
-from glassgpt.doctor.checks import run_checks
-from glassgpt.doctor.isolate import IsolatedCheckFailed
-from glassgpt.doctor.isolate import run_isolated
-from glassgpt.doctor.isolate import summarize_error
+from glassgpt.doctor.check import (
+    Check,
+    CheckContext,
+    CheckResult,
+    CheckVerdict,
+    DiagnosticLine,
+    DoctorReport,
+    redact,
+)
+from glassgpt.doctor.checks import CHECKS, run_checks
+from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated, summarize_error
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"
 

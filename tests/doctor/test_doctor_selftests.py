@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from glassgpt.doctor import selftests
-from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.isolate import run_isolated
-from glassgpt.doctor.selftests import SelfTestRun
-from glassgpt.doctor.selftests import check_devices
-from glassgpt.doctor.selftests import max_difference
-from glassgpt.doctor.selftests import max_or_nan
-from glassgpt.doctor.selftests import max_tensor_difference
-from glassgpt.doctor.selftests import read_self_test_run
-from glassgpt.doctor.selftests import selftest_accumulation
-from glassgpt.doctor.selftests import selftest_devices
-from glassgpt.doctor.selftests import selftest_fast_paths
-from glassgpt.doctor.selftests import selftest_resume
+from glassgpt.doctor.selftests import (
+    SelfTestRun,
+    check_devices,
+    max_difference,
+    max_or_nan,
+    max_tensor_difference,
+    read_self_test_run,
+    selftest_accumulation,
+    selftest_devices,
+    selftest_fast_paths,
+    selftest_resume,
+)
 from glassgpt.model import gpt
-from glassgpt.training import optimizers
-from glassgpt.training import train_state
+from glassgpt.training import optimizers, train_state
 from glassgpt.training.learner import Learner
 
 

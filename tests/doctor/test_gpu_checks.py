@@ -14,22 +14,21 @@ import torch
 from glassgpt.doctor import gpu_checks
 from glassgpt.doctor import nvidia_smi as nvidia_smi_module
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.gpu_checks import TorchCard
-from glassgpt.doctor.gpu_checks import card_line
-from glassgpt.doctor.gpu_checks import check_clocks
-from glassgpt.doctor.gpu_checks import check_dtypes
-from glassgpt.doctor.gpu_checks import check_gpus
-from glassgpt.doctor.gpu_checks import clocks_line
-from glassgpt.doctor.gpu_checks import dtype_line
-from glassgpt.doctor.gpu_checks import dtypes_to_measure
-from glassgpt.doctor.gpu_checks import has_code_for
-from glassgpt.doctor.gpu_checks import query_under_load
-from glassgpt.doctor.gpu_checks import without_gpu_line
-from glassgpt.doctor.isolate import CommandOutput
-from glassgpt.doctor.isolate import run_command
-from glassgpt.doctor.nvidia_smi import CardState
-from glassgpt.doctor.nvidia_smi import parse_card_states
-from glassgpt.doctor.nvidia_smi import read_card_states
+from glassgpt.doctor.gpu_checks import (
+    TorchCard,
+    card_line,
+    check_clocks,
+    check_dtypes,
+    check_gpus,
+    clocks_line,
+    dtype_line,
+    dtypes_to_measure,
+    has_code_for,
+    query_under_load,
+    without_gpu_line,
+)
+from glassgpt.doctor.isolate import CommandOutput, run_command
+from glassgpt.doctor.nvidia_smi import CardState, parse_card_states, read_card_states
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)

@@ -14,24 +14,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from glassgpt.doctor import disk_check
-from glassgpt.doctor import speed_check
+from glassgpt.doctor import disk_check, speed_check
 from glassgpt.doctor.check import CheckContext
-from glassgpt.doctor.disk_check import check_disk
-from glassgpt.doctor.disk_check import checkpoint_line
-from glassgpt.doctor.disk_check import free_space_line
-from glassgpt.doctor.disk_check import measure_write_speed
-from glassgpt.doctor.disk_check import random_payload
-from glassgpt.doctor.speed_check import bandwidth_line
-from glassgpt.doctor.speed_check import check_bandwidth
-from glassgpt.doctor.speed_check import check_matmuls
-from glassgpt.doctor.speed_check import copy_size_bytes
-from glassgpt.doctor.speed_check import matmul_line
-from glassgpt.doctor.speed_check import measure_bandwidth
+from glassgpt.doctor.disk_check import (
+    check_disk,
+    checkpoint_line,
+    free_space_line,
+    measure_write_speed,
+    random_payload,
+)
+from glassgpt.doctor.speed_check import (
+    bandwidth_line,
+    check_bandwidth,
+    check_matmuls,
+    copy_size_bytes,
+    matmul_line,
+    measure_bandwidth,
+)
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.training.checkpoint.tensor_file import PackedTensors
-from glassgpt.training.checkpoint.tensor_file import write_packed
+from glassgpt.training.checkpoint.tensor_file import PackedTensors, write_packed
 
 MIB, GIB = 2**20, 2**30
 

@@ -11,14 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import prepare_dataset
-from small_runs import train_run
+from small_runs import prepare_dataset, train_run
 
 from glassgpt.cli import main
 from glassgpt.data.digests import EXPORT_RECORD_FILE
-from glassgpt.doctor.verify_files import VerifyReport
-from glassgpt.doctor.verify_files import find_target
-from glassgpt.doctor.verify_files import verify
+from glassgpt.doctor.verify_files import VerifyReport, find_target, verify
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export

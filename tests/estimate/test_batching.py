@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import plan_batch
+from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=200, deadline=None)

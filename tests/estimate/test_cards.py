@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import DTYPES
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import _normalize_device_name
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.cards import nearest_cards
-from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.cards import (
+    DTYPES,
+    Card,
+    _normalize_device_name,
+    cards,
+    find_card,
+    nearest_cards,
+    resolve_card_name,
+)
 
 GIB = 2**30
 

@@ -10,27 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.cluster import DEFAULT_NETWORK_GB_S
-from glassgpt.estimate.cluster import ONE_CARD
-from glassgpt.estimate.cluster import Cluster
-from glassgpt.estimate.cluster import cluster_throughput
-from glassgpt.estimate.cluster import exposed_communication_s
-from glassgpt.estimate.cluster import link_of_card
-from glassgpt.estimate.cluster import links
-from glassgpt.estimate.cluster import sent_bytes_per_card
-from glassgpt.estimate.forecast import Hardware
-from glassgpt.estimate.forecast import TokenCounts
-from glassgpt.estimate.forecast import forecast_workload
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.memory import estimate_memory
-from glassgpt.estimate.memory import largest_fitting_batch
-from glassgpt.estimate.memory import parameters_per_block
-from glassgpt.estimate.memory import total_parameters
+from glassgpt.estimate.cards import cards, find_card
+from glassgpt.estimate.cluster import (
+    DEFAULT_NETWORK_GB_S,
+    ONE_CARD,
+    Cluster,
+    cluster_throughput,
+    exposed_communication_s,
+    link_of_card,
+    links,
+    sent_bytes_per_card,
+)
+from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
+from glassgpt.estimate.memory import (
+    TrainingWorkload,
+    estimate_memory,
+    largest_fitting_batch,
+    parameters_per_block,
+    total_parameters,
+)
 from glassgpt.estimate.speed import ThroughputEstimate
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import make_gpt_config
+from glassgpt.model.gpt import GPT, make_gpt_config
 
 NVLINK = links()["NVLink 4"]
 

@@ -13,19 +13,21 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.estimate.decide import DeviceTraits
-from glassgpt.estimate.decide import GraphCandidate
-from glassgpt.estimate.decide import choose_attention
-from glassgpt.estimate.decide import choose_compile
-from glassgpt.estimate.decide import choose_data_place
-from glassgpt.estimate.decide import choose_dtype
-from glassgpt.estimate.decide import choose_graph
-from glassgpt.estimate.decide import choose_kernels
-from glassgpt.estimate.decide import choose_threads
-from glassgpt.estimate.decide import find_missing_toolchain
-from glassgpt.estimate.decide import float8_problems
-from glassgpt.estimate.decide import has_float8
-from glassgpt.estimate.decide import refused_settings
+from glassgpt.estimate.decide import (
+    DeviceTraits,
+    GraphCandidate,
+    choose_attention,
+    choose_compile,
+    choose_data_place,
+    choose_dtype,
+    choose_graph,
+    choose_kernels,
+    choose_threads,
+    find_missing_toolchain,
+    float8_problems,
+    has_float8,
+    refused_settings,
+)
 from glassgpt.estimate.kernel_cache import kernel_cache_marker
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from glassgpt.estimate import flops
-from glassgpt.estimate.flops import FLOPS_CONVENTION
-from glassgpt.estimate.flops import count_parameters
-from glassgpt.estimate.flops import flops_per_token
-from glassgpt.estimate.flops import six_n_flops_per_token
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.estimate.flops import FLOPS_CONVENTION, count_parameters, flops_per_token, six_n_flops_per_token
+from glassgpt.model.gpt import GPT, GPTConfig
 
 
 def gpt2(vocab_size: int = 50304, bias: bool = False, positions: bool = True) -> int:

@@ -10,13 +10,10 @@ import pytest
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import model_flops_per_token
-from glassgpt.estimate.forecast import Hardware
-from glassgpt.estimate.forecast import TokenCounts
-from glassgpt.estimate.forecast import forecast_workload
+from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import estimate_throughput
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.recipe import build_config, find_recipe
 
 H200 = resolve_card_name("h200").card
 GPT2_FLOPS = 854_800_000

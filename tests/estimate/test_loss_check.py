@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from reference_curves import CURVES
-from reference_curves import SHAKESPEARE
+from reference_curves import CURVES, SHAKESPEARE
 
 from glassgpt.estimate.loss_check import compare_with_expected
 from glassgpt.estimate.loss_law import predict_loss_curve

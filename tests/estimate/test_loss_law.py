@@ -12,20 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_curves import CURVES
-from reference_curves import FINALS
-from reference_curves import GPT2
-from reference_curves import MUON
-from reference_curves import README_CPU
-from reference_curves import SHAKESPEARE
-from reference_curves import Curve
+from reference_curves import CURVES, FINALS, GPT2, MUON, README_CPU, SHAKESPEARE, Curve
 
 from glassgpt.estimate.loss_check import compare_with_expected
-from glassgpt.estimate.loss_law import SMALL_TEXT_LAW
-from glassgpt.estimate.loss_law import WEB_TEXT_LAW
-from glassgpt.estimate.loss_law import milestone_iterations
-from glassgpt.estimate.loss_law import predict_loss_curve
-from glassgpt.estimate.loss_law import typical_peak_lr
+from glassgpt.estimate.loss_law import (
+    SMALL_TEXT_LAW,
+    WEB_TEXT_LAW,
+    milestone_iterations,
+    predict_loss_curve,
+    typical_peak_lr,
+)
 from glassgpt.estimate.loss_law_inputs import LossLawInputs
 
 

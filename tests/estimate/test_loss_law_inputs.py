@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.loss_law_inputs import loss_law_inputs
-from glassgpt.estimate.loss_law_inputs import lr_fraction
-from glassgpt.estimate.loss_law_inputs import lr_weighted_progress
+from glassgpt.estimate.loss_law_inputs import loss_law_inputs, lr_fraction, lr_weighted_progress
 from glassgpt.schedule import learning_rate
 
 

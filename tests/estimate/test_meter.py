@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.estimate.meter import STEP_PHASES
-from glassgpt.estimate.meter import LogInterval
-from glassgpt.estimate.meter import Rates
-from glassgpt.estimate.meter import RunningMean
-from glassgpt.estimate.meter import compute_rates
-from glassgpt.estimate.meter import eta_s
+from glassgpt.estimate.meter import STEP_PHASES, LogInterval, Rates, RunningMean, compute_rates, eta_s
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.record.clock import Ledger
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import fields
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassgpt.estimate import overheads
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.references import ReferenceModel
-from glassgpt.estimate.references import SpeedQuery
-from glassgpt.estimate.references import SpeedReference
-from glassgpt.estimate.references import expected_launch_s
-from glassgpt.estimate.references import expected_mfu_range
-from glassgpt.estimate.references import reference_rows
+from glassgpt.estimate.cards import Card, cards, find_card
+from glassgpt.estimate.references import (
+    ReferenceModel,
+    SpeedQuery,
+    SpeedReference,
+    expected_launch_s,
+    expected_mfu_range,
+    reference_rows,
+)
 
 GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="own")
 SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)

@@ -11,11 +11,9 @@ import torch
 from small_runs import CONTEXT
 from torch import Tensor
 
-from glassgpt.data.tokenizers import gpt2_tokenizer
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import gpt2_tokenizer, train_bpe
 from glassgpt.exchange.exchange_options import ExportOptions
-from glassgpt.exchange.export import ExportResult
-from glassgpt.exchange.export import export
+from glassgpt.exchange.export import ExportResult, export
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import load_weights
 from glassgpt.training.weight_source import load_init_from

@@ -16,16 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from exported_runs import LINE
-from exported_runs import TOKENIZERS
-from exported_runs import own_logits
-from exported_runs import prepare_dataset
-from exported_runs import run_export
-from exported_runs import some_tokens
-from exported_runs import train_run
-from exported_runs import train_with_each
-from safetensors.torch import load_file
-from safetensors.torch import save_file
+from exported_runs import (
+    LINE,
+    TOKENIZERS,
+    own_logits,
+    prepare_dataset,
+    run_export,
+    some_tokens,
+    train_run,
+    train_with_each,
+)
+from safetensors.torch import load_file, save_file
 from small_runs import CONTEXT
 from torch import Tensor
 
@@ -36,8 +37,7 @@ from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
-from glassgpt.exchange import proof
-from glassgpt.exchange import to_huggingface
+from glassgpt.exchange import proof, to_huggingface
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
 from glassgpt.exchange.exportable import load_exportable_model

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_runs import TEXT
-from exported_runs import prepare_dataset
-from exported_runs import train_run
-from safetensors.torch import load_file
-from safetensors.torch import save_file
+from exported_runs import TEXT, prepare_dataset, train_run
+from safetensors.torch import load_file, save_file
 
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export

@@ -17,14 +17,12 @@ from glassgpt.cli import main
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ImportOptions
 from glassgpt.exchange.import_nanogpt import import_run
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.open import read_run_log
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
 from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_runs import own_logits
-from exported_runs import run_export
-from exported_runs import some_tokens
-from exported_runs import train_with_each
+from exported_runs import own_logits, run_export, some_tokens, train_with_each
 from small_runs import CONTEXT
 
 from glassgpt.cli import main

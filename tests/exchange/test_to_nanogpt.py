@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from exported_runs import LINE
-from exported_runs import TOKENIZERS
-from exported_runs import own_logits
-from exported_runs import run_export
-from exported_runs import some_tokens
-from exported_runs import train_run
-from exported_runs import train_with_each
+from exported_runs import LINE, TOKENIZERS, own_logits, run_export, some_tokens, train_run, train_with_each
 from small_runs import CONTEXT
 
 from glassgpt.data.nanogpt_bin import read_meta

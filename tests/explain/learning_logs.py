@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from run_logs import NANOGPT
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import (
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+)
 from glassgpt.runs.trainers import BY_ID
 
 GLASSGPT = BY_ID["glassgpt"]

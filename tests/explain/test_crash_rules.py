@@ -7,33 +7,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_logs import GLASSGPT
-from learning_logs import HF
-from learning_logs import add_noise
-from learning_logs import analyse
-from learning_logs import falling_losses
-from learning_logs import finding_text
-from learning_logs import gpu_run
-from learning_logs import require_finding
-from run_logs import make_run_log
-from run_logs import make_steps
+from learning_logs import (
+    GLASSGPT,
+    HF,
+    add_noise,
+    analyse,
+    falling_losses,
+    finding_text,
+    gpu_run,
+    require_finding,
+)
+from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.crash import crashed
 from glassgpt.explain.rules.divergence import divergence
-from glassgpt.explain.rules.gpu_memory import oom
-from glassgpt.explain.rules.gpu_memory import parse_oom_message
+from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message
 from glassgpt.explain.rules.nonfinite import loss_nan
-from glassgpt.explain.rules.saving import best_overwritten
-from glassgpt.explain.rules.saving import interrupted
-from glassgpt.explain.rules.saving import never_checkpointed
+from glassgpt.explain.rules.saving import best_overwritten, interrupted, never_checkpointed
 from glassgpt.explain.rules.skips import skipped_steps
 from glassgpt.explain.rules.spikes import loss_spike
-from glassgpt.runs.run_log import EventKind
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 

@@ -8,29 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
-from learning_logs import any_history
-from learning_logs import cpu_run
-from learning_logs import gpu_run
-from learning_logs import healthy_run
-from learning_logs import split_run
-from run_logs import make_run_log
-from run_logs import make_steps
-from timed_logs import any_timed_run
-from timed_logs import even_run
+from hypothesis import given, settings
+from learning_logs import any_history, cpu_run, gpu_run, healthy_run, split_run
+from run_logs import make_run_log, make_steps
+from timed_logs import any_timed_run, even_run
 
 from glassgpt.estimate.cards import find_card
-from glassgpt.explain.explanation import _RULES
-from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import _RULES, Explanation, explain
 from glassgpt.explain.rule import Finding
-from glassgpt.i18n import LANGUAGES
-from glassgpt.i18n import use_language
+from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record import journal
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LogEvent, RunLog
 
 SEVERITIES = ("problem", "warning", "advice", "info")
 

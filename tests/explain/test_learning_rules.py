@@ -7,32 +7,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_logs import GLASSGPT
-from learning_logs import HF
-from learning_logs import add_noise
-from learning_logs import analyse
-from learning_logs import cpu_run
-from learning_logs import falling_losses
-from learning_logs import finding_text
-from learning_logs import gpu_run
-from learning_logs import readme_run
-from learning_logs import require_finding
-from learning_logs import split_run
-from run_logs import make_run_log
-from run_logs import make_steps
+from learning_logs import (
+    GLASSGPT,
+    HF,
+    add_noise,
+    analyse,
+    cpu_run,
+    falling_losses,
+    finding_text,
+    gpu_run,
+    readme_run,
+    require_finding,
+    split_run,
+)
+from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.rules.capacity import underfit_capacity
-from glassgpt.explain.rules.final_loss import eval_noise
-from glassgpt.explain.rules.final_loss import init_loss
-from glassgpt.explain.rules.final_loss import ppl_vs_loss
+from glassgpt.explain.rules.final_loss import eval_noise, init_loss, ppl_vs_loss
 from glassgpt.explain.rules.learning_rules import RULES
 from glassgpt.explain.rules.memorised import memorised_data
 from glassgpt.explain.rules.overfitting import overfitting
 from glassgpt.explain.rules.plateau import plateau
 from glassgpt.explain.rules.trend import still_improving
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 
 # --- overfitting ---
 

@@ -7,25 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from run_logs import make_run_log
-from run_logs import make_steps
-from timed_logs import analyse
-from timed_logs import any_timed_run
-from timed_logs import even_run
-from timed_logs import require_finding
+from run_logs import make_run_log, make_steps
+from timed_logs import analyse, any_timed_run, even_run, require_finding
 
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.mfu import RULES
-from glassgpt.explain.rules.mfu import mfu_dip_is_eval
-from glassgpt.explain.rules.mfu import mfu_wrong_peak
-from glassgpt.explain.rules.workload import hidden_accumulation
-from glassgpt.explain.rules.workload import parameters_inferred
+from glassgpt.explain.rules.mfu import RULES, mfu_dip_is_eval, mfu_wrong_peak
+from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import A100_PEAK
 from glassgpt.runs.trainers import BY_ID
 

@@ -7,27 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_logs import GLASSGPT
-from learning_logs import analyse
-from learning_logs import finding_text
-from learning_logs import gpu_run
-from learning_logs import require_finding
-from learning_logs import split_run
-from run_logs import make_run_log
-from run_logs import make_steps
+from learning_logs import GLASSGPT, analyse, finding_text, gpu_run, require_finding, split_run
+from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rules.lr_schedule import CosineSchedule
-from glassgpt.explain.rules.lr_schedule import horizon_changed
-from glassgpt.explain.rules.lr_schedule import lr_schedule_mismatch
-from glassgpt.explain.rules.resumes import resume_jump
-from glassgpt.explain.rules.resumes import resume_replays_data
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.explain.rules.lr_schedule import CosineSchedule, horizon_changed, lr_schedule_mismatch
+from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
+from glassgpt.runs.run_log import RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
-from glassgpt.runs.trajectory import seconds_between
-from glassgpt.runs.trajectory import trajectory_of
+from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
 # --- the course ---
 

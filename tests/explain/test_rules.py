@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import given
-from hypothesis import settings
-from learning_logs import analyse
-from learning_logs import any_history
-from learning_logs import cpu_run
-from learning_logs import gpu_run
-from learning_logs import healthy_run
+from hypothesis import HealthCheck, given, settings
+from learning_logs import analyse, any_history, cpu_run, gpu_run, healthy_run
 
 from glassgpt.explain.rule import Rule
-from glassgpt.explain.rules import crash_rules
-from glassgpt.explain.rules import learning_rules
-from glassgpt.explain.rules import resumes
+from glassgpt.explain.rules import crash_rules, learning_rules, resumes
 from glassgpt.runs.run_log import RunLog
 
 

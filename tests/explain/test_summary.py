@@ -6,21 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from learning_logs import any_history
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import Severity
+from glassgpt.explain.rule import Finding, Severity
 from glassgpt.explain.summary import compose_verdict
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import ExitStatus
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.run_log import ExitStatus, RunLog, Segment
 
 NOTHING = "Nothing is wrong with this run, as far as its log tells."
 

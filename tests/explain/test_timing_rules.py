@@ -7,27 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from run_logs import NANOGPT
-from run_logs import make_run_log
-from run_logs import make_steps
-from timed_logs import GLASSGPT
-from timed_logs import LITGPT
-from timed_logs import analyse
-from timed_logs import any_timed_run
-from timed_logs import even_run
-from timed_logs import require_finding
+from run_logs import NANOGPT, make_run_log, make_steps
+from timed_logs import GLASSGPT, LITGPT, analyse, any_timed_run, even_run, require_finding
 
 from glassgpt.explain.rules.clocks import clock_before_sync
 from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.startup import startup_compile
-from glassgpt.explain.rules.step_time import jitter
-from glassgpt.explain.rules.step_time import silent_spike
-from glassgpt.explain.rules.step_time import throughput_drift
+from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.timing_rules import RULES
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
 MODDED = BY_ID["modded-nanogpt"]

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain import watch as watch_module
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.watch import GrowingFile
-from glassgpt.explain.watch import LogWatcher
-from glassgpt.explain.watch import WatchUpdate
-from glassgpt.explain.watch import follow
+from glassgpt.explain.watch import GrowingFile, LogWatcher, WatchUpdate, follow
 from glassgpt.record import journal
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.open import read_run_log
@@ -100,9 +96,7 @@ def test_evaluations_are_told_once_and_in_order() -> None:
 
 def test_a_finding_that_gets_worse_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassgpt.explain import explanation as explaining
-    from glassgpt.explain.rule import Finding
-    from glassgpt.explain.rule import RunAnalysis
-    from glassgpt.explain.rule import Severity
+    from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 

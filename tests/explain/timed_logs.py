@@ -7,18 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from run_logs import NANOGPT
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
 LITGPT = BY_ID["litgpt"]

@@ -25,8 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,8 @@ if __name__ == "__main__" and shim.shim_problem() is None:  # before anything el
 
 import numpy as np
 import torch
-from children import CHILD_PHASES
-from children import Child
-from shim import COUNT_CHANGES
-from shim import KILL_AFTER
-from shim import KILL_BEFORE
-from shim import Fault
-from shim import with_fault
+from children import CHILD_PHASES, Child
+from shim import COUNT_CHANGES, KILL_AFTER, KILL_BEFORE, Fault, with_fault
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import prepare
@@ -52,9 +46,7 @@ from glassgpt.record import journal
 from glassgpt.record.run_dir import is_run_dir
 from glassgpt.training import session
 from glassgpt.training.checkpoint import checkpoints
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.checkpoint.saver import Saver
 
 

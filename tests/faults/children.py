@@ -11,8 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any

@@ -23,8 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +34,22 @@ if __name__ == "__main__":  # before anything else is loaded
 
 import campaign
 import torch
-from campaign import CampaignReport
-from campaign import check_folder
-from campaign import differences
-from campaign import make_data
-from campaign import run_outcome
+from campaign import CampaignReport, check_folder, differences, make_data, run_outcome
 from children import Child
-from shim import ALWAYS
-from shim import COUNT
-from shim import ONCE
-from shim import Fault
-from shim import with_fault
+from shim import ALWAYS, COUNT, ONCE, Fault, with_fault
 from signals import command
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.record.run_dir import is_run_dir
-from glassgpt.show.report import page  # noqa: F401
-from glassgpt.show.report import report_listener  # noqa: F401
-from glassgpt.show.terminal import nanogpt_console  # noqa: F401 - loaded once, not by every process
-from glassgpt.show.terminal import run_console  # noqa: F401 - loaded once, not by every process
+from glassgpt.show.report import (
+    page,  # noqa: F401
+    report_listener,  # noqa: F401
+)
+from glassgpt.show.terminal import (
+    nanogpt_console,  # noqa: F401 - loaded once, not by every process
+    run_console,  # noqa: F401 - loaded once, not by every process
+)
 from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.learner import Learner
 

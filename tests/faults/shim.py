@@ -14,10 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 COUNT, ONCE, ALWAYS, KILL_BEFORE, KILL_AFTER, COUNT_CHANGES = range(6)

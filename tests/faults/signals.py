@@ -21,12 +21,8 @@ from typing import Any
 
 import campaign
 import torch
-from campaign import differences
-from campaign import make_data
-from campaign import run_outcome
-from campaign import run_to_the_end
-from children import CHILD_PHASES
-from children import Child
+from campaign import differences, make_data, run_outcome, run_to_the_end
+from children import CHILD_PHASES, Child
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig

@@ -6,15 +6,13 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal
 from glassgpt.runs.run_list import summarize
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.session import resume, train
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, -3.0, 3600.0, 365 * 86_400.0])

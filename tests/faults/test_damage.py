@@ -8,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -15,9 +15,7 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import to_toml
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.session import train
 
 

@@ -15,11 +15,8 @@ from pathlib import Path
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -6,11 +6,9 @@ import io
 import re
 
 import pytest
-from note_000 import console_log
-from note_000 import quoted
+from note_000 import console_log, quoted
 
-from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import read_log
 

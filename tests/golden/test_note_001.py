@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import read_log

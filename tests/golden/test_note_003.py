@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from note_003 import cpu_log
-from note_003 import gpu_log
+from note_003 import cpu_log, gpu_log
 
-from glassgpt.compare import Comparison
-from glassgpt.compare import compare
+from glassgpt.compare import Comparison, compare
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.open import read_run_log
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from note_004 import LARGE_FLAGS
-from note_004 import SMALL_FLAGS
-from note_004 import large_log
-from note_004 import small_log
+from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
-from glassgpt.compare import Comparison
-from glassgpt.compare import compare
+from glassgpt.compare import Comparison, compare
 from glassgpt.estimate.cards import find_card
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.open import read_run_log
-from glassgpt.runs.overrides import apply_overrides
-from glassgpt.runs.overrides import parse_overrides
+from glassgpt.runs.overrides import apply_overrides, parse_overrides
 from glassgpt.runs.run_log import RunLog
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.open import read_run_log
 
 HERE = Path(__file__).parent

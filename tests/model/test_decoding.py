@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT
-from tiny_models import little_gpt
-from tiny_models import some_tokens
+from tiny_models import CONTEXT, little_gpt, some_tokens
 from torch import nn
 
-from glassgpt.model.decoding import CachedDecoder
-from glassgpt.model.decoding import GraphedFunction
-from glassgpt.model.decoding import WindowDecoder
-from glassgpt.model.decoding import prepare_for_decoding
+from glassgpt.model.decoding import CachedDecoder, GraphedFunction, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])

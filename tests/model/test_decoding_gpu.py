@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONTEXT
-from tiny_models import VOCABULARY
-from tiny_models import little_gpt
-from tiny_models import some_tokens
+from tiny_models import CONTEXT, VOCABULARY, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CachedDecoder
-from glassgpt.model.decoding import WindowDecoder
-from glassgpt.model.decoding import prepare_for_decoding
+from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.sampling import TokenSampler

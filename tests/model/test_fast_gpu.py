@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import VOCABULARY
-from tiny_models import little_gpt
+from tiny_models import VOCABULARY, little_gpt
 from torch import Tensor
 
 from glassgpt.model import loss_chunks

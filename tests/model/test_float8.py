@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glassgpt.model import float8
-from glassgpt.model import loss
-from glassgpt.model import loss_chunks
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model import float8, loss, loss_chunks
+from glassgpt.model.gpt import GPT, GPTConfig
 
 ON_A_CARD = pytest.mark.gpu(float8=True)
 ACTIVATIONS: dict[bool | None, Callable[[Tensor], Tensor]] = {

@@ -8,22 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT
-from tiny_models import VOCABULARY
-from tiny_models import hf_gpt2
-from tiny_models import little_gpt
-from tiny_models import some_tokens
+from tiny_models import CONTEXT, VOCABULARY, hf_gpt2, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate
-from glassgpt.model.generate import generate_samples
+from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT
 from glassgpt.model.sampling import TokenSampler
-from glassgpt.model.weights import from_transformers
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import from_transformers, load_weights
 
 ARCHS = ["gpt2", "modern"]
 PLAIN = TokenSampler(VOCABULARY)

@@ -7,25 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT
-from tiny_models import VOCABULARY
-from tiny_models import little_config
-from tiny_models import little_gpt
-from tiny_models import loss_and_gradients
-from tiny_models import some_batch
-from tiny_models import some_tokens
+from tiny_models import (
+    CONTEXT,
+    VOCABULARY,
+    little_config,
+    little_gpt,
+    loss_and_gradients,
+    some_batch,
+    some_tokens,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.estimate import flops
 from glassgpt.model.fused import _rotate
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.gpt import _rope_tables
+from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
 
 ARCHS = ["gpt2", "modern"]
 both = pytest.mark.parametrize("arch", ARCHS)

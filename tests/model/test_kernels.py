@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import fused
-from glassgpt.model import loss_chunks
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.gpt import _rope_tables
+from glassgpt.model import fused, loss_chunks
+from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 

@@ -6,19 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import CONTEXT
-from tiny_models import little_gpt
-from tiny_models import some_batch
-from tiny_models import some_tokens
-from torch import Tensor
-from torch import nn
+from tiny_models import CONTEXT, little_gpt, some_batch, some_tokens
+from torch import Tensor, nn
 
 from glassgpt.model.gpt import GPT
-from glassgpt.model.kv_cache import LayerKVCache
-from glassgpt.model.kv_cache import StaticKVCache
+from glassgpt.model.kv_cache import LayerKVCache, StaticKVCache
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
 few = settings(max_examples=40, deadline=None)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import loss
-from glassgpt.model import loss_chunks
+from glassgpt.model import loss, loss_chunks
 
 
 def some(rows: int, width: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

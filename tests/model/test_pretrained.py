@@ -10,27 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from safetensors.torch import save_file
-from tiny_models import CONTEXT
-from tiny_models import change_config
-from tiny_models import hf_gpt2
-from tiny_models import hf_nanochat
-from tiny_models import little_config
-from tiny_models import some_batch
-from tiny_models import some_tokens
+from safetensors.torch import load_file, save_file
+from tiny_models import CONTEXT, change_config, hf_gpt2, hf_nanochat, little_config, some_batch, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.pretrained import find_pretrained
-from glassgpt.model.pretrained import read_pretrained
-from glassgpt.model.weights import crop_block_size
-from glassgpt.model.weights import load_weights
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.pretrained import find_pretrained, read_pretrained
+from glassgpt.model.weights import crop_block_size, load_weights
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import change_config
-from tiny_models import hf_gpt2
+from tiny_models import change_config, hf_gpt2
 
 from glassgpt.errors import UserError
-from glassgpt.model.pretrained import GPT2_NAMES
-from glassgpt.model.pretrained import find_pretrained
-from glassgpt.model.pretrained import read_pretrained
+from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, read_pretrained
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_models import VOCABULARY
 
-from glassgpt.model.sampling import TokenSampler
-from glassgpt.model.sampling import _nucleus
+from glassgpt.model.sampling import TokenSampler, _nucleus
 
 few = settings(max_examples=20, deadline=None)
 

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONTEXT
-from tiny_models import hf_gpt2
-from tiny_models import hf_nanochat
-from tiny_models import little_gpt
-from tiny_models import some_tokens
+from tiny_models import CONTEXT, hf_gpt2, hf_nanochat, little_gpt, some_tokens
 from torch import Tensor
 
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import build_model
-from glassgpt.model.weights import from_nanochat
-from glassgpt.model.weights import from_transformers
-from glassgpt.model.weights import load_weights
-from glassgpt.model.weights import to_nanochat
+from glassgpt.model.weights import build_model, from_nanochat, from_transformers, load_weights, to_nanochat
 
 
 def ours(**changes: Any) -> GPT:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel

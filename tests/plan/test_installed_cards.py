@@ -10,28 +10,24 @@ import pytest
 
 from glassgpt.cli.plan_command import plan
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.plan import installed_cards
 from glassgpt.plan import target as targets
-from glassgpt.plan.dataset_size import find_dataset_info
-from glassgpt.plan.dataset_size import known_dataset_info
-from glassgpt.plan.installed_cards import InstalledCard
-from glassgpt.plan.installed_cards import find_amd_cards
-from glassgpt.plan.installed_cards import find_nvidia_cards
-from glassgpt.plan.installed_cards import is_torch_built_for_rocm
-from glassgpt.plan.installed_cards import parse_mig_slices
-from glassgpt.plan.installed_cards import parse_nvidia_smi
-from glassgpt.plan.installed_cards import visible_amd_cards
-from glassgpt.plan.installed_cards import visible_nvidia_cards
+from glassgpt.plan.dataset_size import find_dataset_info, known_dataset_info
+from glassgpt.plan.installed_cards import (
+    InstalledCard,
+    find_amd_cards,
+    find_nvidia_cards,
+    is_torch_built_for_rocm,
+    parse_mig_slices,
+    parse_nvidia_smi,
+    visible_amd_cards,
+    visible_nvidia_cards,
+)
 from glassgpt.plan.planning import make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.target import find_target
-from glassgpt.plan.target import local_cpu_target
-from glassgpt.plan.target import target_of_card
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.plan.target import PlanTarget, find_target, local_cpu_target, target_of_card
+from glassgpt.recipe import build_config, find_recipe
 
 GIB = 2**30
 TWO = """GPU-aaaa-1, NVIDIA GeForce RTX 3060, 12288

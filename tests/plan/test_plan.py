@@ -11,23 +11,16 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.data import prepare_options
-from glassgpt.data.manifest import Manifest
-from glassgpt.data.manifest import write_manifest
+from glassgpt.data.manifest import Manifest, write_manifest
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
-from glassgpt.estimate.memory import GIB
-from glassgpt.estimate.memory import estimate_memory
-from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.dataset_size import find_dataset_info
-from glassgpt.plan.planning import Plan
-from glassgpt.plan.planning import make_plan
+from glassgpt.estimate.memory import GIB, estimate_memory
+from glassgpt.plan.dataset_size import DatasetInfo, find_dataset_info
+from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.target import target_of_card
-from glassgpt.plan.target import with_cluster
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe
 
 RTX4070 = target_of_card(resolve_card_name("rtx4070").card, "asked for")
 H200 = target_of_card(resolve_card_name("h200").card, "asked for")

@@ -13,14 +13,10 @@ from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.memory import total_parameters
 from glassgpt.plan.dataset_size import known_dataset_info
 from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
-from glassgpt.plan.planning import Plan
-from glassgpt.plan.planning import make_plan
+from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.target import target_of_card
-from glassgpt.plan.target import with_cluster
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe
 
 WEB = known_dataset_info("openwebtext")
 XL = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "batch_tokens": 524_288}

@@ -10,27 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume
-from hypothesis import example
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import cards
-from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.estimate.memory import GIB
 from glassgpt.plan.dataset_size import find_dataset_info
 from glassgpt.plan.plan_warnings import PlanProblem
-from glassgpt.plan.planning import Plan
-from glassgpt.plan.planning import make_plan
+from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.target import target_of_card
-from glassgpt.plan.target import with_cluster
-from glassgpt.recipe import build_config
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import preset_names
+from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
+from glassgpt.recipe import build_config, find_recipe, preset_names
 
 CPU = PlanTarget("a CPU", "cpu", 8 * GIB, {"float32": 1e11, "bfloat16": 2e11}, "measured", "asked for")
 TARGETS = [CPU, *(target_of_card(card, "asked for") for card in cards())]

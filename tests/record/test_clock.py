@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.record.clock import PHASES
-from glassgpt.record.clock import Ledger
-from glassgpt.record.clock import phase_seconds_between
+from glassgpt.record.clock import PHASES, Ledger, phase_seconds_between
 
 few = settings(max_examples=50, deadline=None)
 

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.record import journal
-from glassgpt.record.journal import Journal
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import RunSuperseded
-from glassgpt.record.journal import effective_records
-from glassgpt.record.journal import encode_line
-from glassgpt.record.journal import loads
-from glassgpt.record.journal import read
-from glassgpt.record.journal import read_backwards
+from glassgpt.record.journal import (
+    Journal,
+    Record,
+    RunSuperseded,
+    effective_records,
+    encode_line,
+    loads,
+    read,
+    read_backwards,
+)
 
 few = settings(max_examples=60, deadline=None)
 

@@ -13,17 +13,18 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from glassgpt.record import machine
-from glassgpt.record.machine import CpuTimes
-from glassgpt.record.machine import cores_used_by_others
-from glassgpt.record.machine import cpu_model
-from glassgpt.record.machine import process_age_s
-from glassgpt.record.machine import read_cpu_times
-from glassgpt.record.machine import source_commit
-from glassgpt.record.machine import start_since_boot_s
-from glassgpt.record.machine import unified_memory_bytes
-from glassgpt.record.machine import usable_memory
-from glassgpt.training.probe import describe_machine
-from glassgpt.training.probe import memory_now
+from glassgpt.record.machine import (
+    CpuTimes,
+    cores_used_by_others,
+    cpu_model,
+    process_age_s,
+    read_cpu_times,
+    source_commit,
+    start_since_boot_s,
+    unified_memory_bytes,
+    usable_memory,
+)
+from glassgpt.training.probe import describe_machine, memory_now
 from glassgpt.version import VERSION
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

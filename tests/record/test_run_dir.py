@@ -10,22 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import CPU_CHOICES
-from tiny import MakeConfig
-from tiny import records
-from tiny import resume
-from tiny import run_task
+from tiny import CPU_CHOICES, MakeConfig, records, resume, run_task
 
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import build_config
-from glassgpt.recipe import read_recipe
+from glassgpt.recipe import Recipe, build_config, read_recipe
 from glassgpt.record import journal
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import Journal
-from glassgpt.record.run_dir import LockedRunDir
-from glassgpt.record.run_dir import existing_run_dir
-from glassgpt.record.run_dir import make_run_dir
+from glassgpt.record.journal import FILE_NAME, Journal
+from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir
 from glassgpt.runs.run_list import is_running
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
 from glassgpt.training.session import train

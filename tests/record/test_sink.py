@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from glassgpt.record import sink as sink_module
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import read
+from glassgpt.record.journal import Record, read
 from glassgpt.record.sink import Sink
 
 

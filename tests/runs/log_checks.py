@@ -6,15 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_log import RunLog

@@ -9,10 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from log_checks import A100
-from log_checks import ExpectedLine
-from log_checks import ExpectedLog
-from log_checks import ExpectedStep
+from log_checks import A100, ExpectedLine, ExpectedLog, ExpectedStep
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from log_checks import ExpectedLine
-from log_checks import ExpectedLog
-from log_checks import ExpectedStep
-from printed import SyntheticRun
-from printed import build_nanogpt
-from printed import build_nanogpt_file
-from printed import llmc
-from printed import llmc_c
-from printed import llmc_file
-from printed import llmc_python
-from printed import nanogpt
+from log_checks import ExpectedLine, ExpectedLog, ExpectedStep
+from printed import (
+    SyntheticRun,
+    build_nanogpt,
+    build_nanogpt_file,
+    llmc,
+    llmc_c,
+    llmc_file,
+    llmc_python,
+    nanogpt,
+)
 
 
 def _(*texts: str) -> list[ExpectedLine]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import (
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedSetup,
+    RunLog,
+    Segment,
+    Steps,
+)
 from glassgpt.runs.trainers import BY_ID
 
 NANOGPT = BY_ID["nanogpt"]

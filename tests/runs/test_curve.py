@@ -6,17 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from learning_logs import CPU_VAL
 
-from glassgpt.runs.curve import block_medians
-from glassgpt.runs.curve import detrended_std
-from glassgpt.runs.curve import fit_power_law
-from glassgpt.runs.curve import forecast_loss
-from glassgpt.runs.curve import mad
-from glassgpt.runs.curve import trailing_median
+from glassgpt.runs.curve import (
+    block_medians,
+    detrended_std,
+    fit_power_law,
+    forecast_loss,
+    mad,
+    trailing_median,
+)
 
 
 @pytest.mark.parametrize(("floor", "scale", "exponent"), [(1.5, 6.0, 0.4), (0.0, 8.0, 0.1), (2.9, 30.0, 0.9)])

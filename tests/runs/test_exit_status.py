@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_logs import NANOGPT
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.exit_status import planned_last_logged_iteration
-from glassgpt.runs.run_log import EventKind
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.exit_status import infer_exit_status, planned_last_logged_iteration
+from glassgpt.runs.run_log import EventKind, LogEvent, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 

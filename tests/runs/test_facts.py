@@ -8,18 +8,10 @@ import math
 
 import numpy as np
 import pytest
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import make_run_log, make_steps
 
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.facts import infer_tokens_per_iteration
-from glassgpt.runs.facts import parameters_without_positions
-from glassgpt.runs.run_log import LoggedCheckpoint
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.runs.facts import Facts, compute_facts, infer_tokens_per_iteration, parameters_without_positions
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 

@@ -10,31 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from journals import LEDGER
-from journals import checkpoint
-from journals import end
-from journals import evaluation
-from journals import first_step
-from journals import record
-from journals import resume
-from journals import run
-from journals import step
-from journals import whole_run
+from journals import LEDGER, checkpoint, end, evaluation, first_step, record, resume, run, step, whole_run
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rule import Finding
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import encode_line
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.from_journal import read_run_journal
-from glassgpt.runs.from_journal import run_log_from_records
+from glassgpt.record.journal import FILE_NAME, Record, encode_line
+from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
 from glassgpt.runs.open import read_run_log
 from glassgpt.training.session import train
 

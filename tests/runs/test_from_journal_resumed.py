@@ -9,18 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from journals import end
-from journals import evaluation
-from journals import record
-from journals import resume
-from journals import run
-from journals import step
-from journals import whole_run
+from journals import end, evaluation, record, resume, run, step, whole_run
 
-from glassgpt.compare import Comparison
-from glassgpt.compare import compare
-from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.compared_run import make_compared_runs
+from glassgpt.compare import Comparison, compare
+from glassgpt.compare.compared_run import ComparedRun, make_compared_runs
 from glassgpt.record.journal import Record
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.from_journal import run_log_from_records

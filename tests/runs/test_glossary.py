@@ -6,18 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from learning_logs import any_history
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import make_run_log, make_steps
 
-from glassgpt.i18n import LANGUAGES
-from glassgpt.i18n import use_language
+from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.glossary import glossary
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 TRAINERS = (

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
-from printed import SyntheticRun
-from printed import build_nanogpt
-from printed import build_nanogpt_file
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun, build_nanogpt, build_nanogpt_file
 
 TODAY = (
     "step {at:5d} | loss: {loss:.6f} | lr 6.0000e-04 | norm: 0.5000 | dt: {ms:.2f}ms | tok/sec: {speed:.2f}"

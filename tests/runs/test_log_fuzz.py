@@ -7,15 +7,12 @@ import json
 import random
 import re
 import time
-from dataclasses import fields
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import parse_facts, parse_log
 from printed import SyntheticRun
 from printed_more import every_trainer
 
@@ -25,8 +22,7 @@ from glassgpt.runs.crash_patterns import read_event
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import read_lines
-from glassgpt.runs.recognise import KNOWN
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import KNOWN, read_log
 from glassgpt.runs.run_log import RunLog
 
 TRAINERS = every_trainer(SyntheticRun(updates=23))

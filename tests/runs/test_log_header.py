@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import parse_facts
-from log_checks import parse_log
-from printed import SyntheticRun
-from printed import llmc
+from log_checks import parse_facts, parse_log
+from printed import SyntheticRun, llmc
 
 from glassgpt.runs.run_log import LoggedSetup
 

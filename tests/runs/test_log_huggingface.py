@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
 from printed_more import trainer
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
-from printed_more import lit_gpt
-from printed_more import litgpt
+from printed_more import lit_gpt, litgpt
 
 from glassgpt.explain.explanation import explain
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts
-from log_checks import expected_facts
-from log_checks import parse_facts
-from log_checks import parse_log
-from printed import LLMC_LINES
-from printed import SyntheticRun
-from printed import llmc
-from printed import llmc_c
-from printed import llmc_file
-from printed import llmc_python
+from log_checks import check_facts, expected_facts, parse_facts, parse_log
+from printed import LLMC_LINES, SyntheticRun, llmc, llmc_c, llmc_file, llmc_python
 
 COURSE = SyntheticRun(updates=33, eval_every=10)
 

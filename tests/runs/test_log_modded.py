@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
 from printed_more import modded
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
-from printed_more import nanochat
-from printed_more import nanochat_sft
-from printed_more import nanochat_sft_old
+from printed_more import nanochat, nanochat_sft, nanochat_sft_old
 
 COURSE = SyntheticRun(updates=33, eval_every=10)
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts
-from log_checks import parse_facts
-from log_checks import parse_log
-from printed import SyntheticRun
-from printed import nanogpt
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun, nanogpt
 
 HEAD = "step 0: train loss 4.2874, val loss 4.2823\niter 0: loss 4.2667, time 32459.23ms, mfu -100.00%\n"
 

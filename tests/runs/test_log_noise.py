@@ -8,22 +8,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from dirt import NOISE
-from dirt import STAMPS
-from dirt import TEXT_DIRT
-from dirt import coloured
-from dirt import crlf
-from dirt import notebook
-from dirt import twice
-from hypothesis import given
-from hypothesis import settings
+from dirt import NOISE, STAMPS, TEXT_DIRT, coloured, crlf, notebook, twice
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_checks import ExpectedLog
-from log_checks import check_facts
-from log_checks import expected_facts
-from log_checks import nearly_equal
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
 from printed import SyntheticRun
 from printed_more import every_trainer
 

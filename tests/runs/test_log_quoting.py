@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import parse_facts, parse_log
 
 
 def test_lines_in_bold_and_in_code_blocks() -> None:

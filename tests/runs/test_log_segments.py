@@ -6,17 +6,9 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from log_checks import ExpectedLog
-from log_checks import check_facts
-from log_checks import expected_facts
-from log_checks import nearly_equal
-from log_checks import parse_facts
-from log_checks import parse_log
-from printed import SyntheticRun
-from printed import llmc
-from printed import nanogpt
-from printed_more import every_trainer
-from printed_more import trainer
+from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
+from printed import SyntheticRun, llmc, nanogpt
+from printed_more import every_trainer, trainer
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rule import RunAnalysis

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import parse_facts
-from log_checks import parse_log
+from log_checks import parse_facts, parse_log
 
 from glassgpt.errors import UserError
-from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import Explanation, explain
 
 BEGIN = (
     "tokens per iteration will be: 16,384\nInitializing a new model from scratch\n"

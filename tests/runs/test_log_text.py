@@ -11,14 +11,11 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
-from glassgpt.runs.lines import MAX_LINE_CHARS
-from glassgpt.runs.lines import LogLine
-from glassgpt.runs.lines import read_lines
+from glassgpt.runs.lines import MAX_LINE_CHARS, LogLine, read_lines
 
 PLAIN = "iter 0: loss 4.2, time 12.00ms\nзаметка ▁▂▄ 100%\nlast\n"
 

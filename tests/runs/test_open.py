@@ -12,11 +12,9 @@ import pytest
 from journals import whole_run
 
 from glassgpt.errors import UserError
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import encode_line
+from glassgpt.record.journal import FILE_NAME, encode_line
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import looks_like_journal
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.open import looks_like_journal, read_run_log
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12)).encode()
 JOURNAL = b"".join(encode_line(record) for record in whole_run())

@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_logs import make_run_log
-from run_logs import make_steps
+from run_logs import make_run_log, make_steps
 
 from glassgpt.errors import UserError
-from glassgpt.runs.overrides import RunOverrides
-from glassgpt.runs.overrides import apply_overrides
-from glassgpt.runs.overrides import is_override_flag
-from glassgpt.runs.overrides import parse_overrides
+from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
 
 
 def test_flags_by_letter() -> None:

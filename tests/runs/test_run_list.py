@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import encode_line
-from glassgpt.runs.run_list import find_runs
-from glassgpt.runs.run_list import summarize
+from glassgpt.record.journal import FILE_NAME, Record, encode_line
+from glassgpt.runs.run_list import find_runs, summarize
 
 
 def of(kind: str, iteration: int, time: float = 100.0, **more: Any) -> Record:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from glassgpt.runs.recognise import KNOWN
 from glassgpt.runs.trainer import Trainer
-from glassgpt.runs.trainers import BY_ID
-from glassgpt.runs.trainers import TRAINERS
+from glassgpt.runs.trainers import BY_ID, TRAINERS
 
 PACKAGE = Path(str(resources.files("glassgpt")))
 FILES = PACKAGE / "insight" / "logs" / "trainers"

@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 
 from glassgpt.cli import main
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings
-from glassgpt.flags import field_types
-from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.sample.sample_options import find_problems
-from glassgpt.sample.sample_options import prompt_text
+from glassgpt.flags import check_settings, field_types
+from glassgpt.sample.sample_options import SampleOptions, find_problems, prompt_text
 
 TEXT = "कांच का घर\nبيت من زجاج\r\n🦊 glass\n"
 

@@ -11,25 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from samples import SAMPLE_OPTIONS
-from samples import sample_pieces
-from samples import sample_texts
-from small_runs import CONTEXT
-from small_runs import LINE
-from small_runs import prepare_dataset
-from small_runs import train_run
+from samples import SAMPLE_OPTIONS, sample_pieces, sample_texts
+from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import IdsTokenizer
-from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.data.tokenizers import load_tokenizer
+from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.sampling import TokenSampler
 from glassgpt.sample import sampler as writers
-from glassgpt.sample.sampler import Sampler
-from glassgpt.sample.sampler import find_model_source
-from glassgpt.sample.sampler import load_sampler
+from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 
 KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}
 

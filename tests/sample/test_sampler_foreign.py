@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import SAMPLE_OPTIONS
-from samples import sample_texts
-from small_runs import LINE
-from small_runs import prepare_dataset
-from small_runs import train_run
+from samples import SAMPLE_OPTIONS, sample_texts
+from small_runs import LINE, prepare_dataset, train_run
 
 from glassgpt.cli import main
-from glassgpt.data.tokenizers import CharTokenizer
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import CharTokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sampler import load_sampler
 from glassgpt.sanitize import sanitize_text

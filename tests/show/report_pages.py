@@ -12,12 +12,7 @@ import pytest
 from glassgpt import i18n
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rule import Finding
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 
 NANOGPT = BY_ID["nanogpt"]

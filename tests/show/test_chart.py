@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.chart import plot
-from glassgpt.show.terminal.chart import sparkline
+from glassgpt.show.terminal.chart import bar, plot, sparkline
 
 few = settings(max_examples=150, deadline=None)
 

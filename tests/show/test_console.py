@@ -12,24 +12,22 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from run_records import LEDGER
-from run_records import checkpoint_record
-from run_records import end_record
-from run_records import eval_record
-from run_records import record
-from run_records import run_record
-from run_records import sample_record
-from run_records import step_record
-from run_records import whole_run
+from run_records import (
+    LEDGER,
+    checkpoint_record,
+    end_record,
+    eval_record,
+    record,
+    run_record,
+    sample_record,
+    step_record,
+    whole_run,
+)
 
 from glassgpt.errors import UserError
 from glassgpt.record.clock import PHASES
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import Journal
-from glassgpt.record.journal import Record
-from glassgpt.record.journal import encode_line
-from glassgpt.show.terminal.replay import replay
-from glassgpt.show.terminal.replay import replay_svg
+from glassgpt.record.journal import FILE_NAME, Journal, Record, encode_line
+from glassgpt.show.terminal.replay import replay, replay_svg
 from glassgpt.show.terminal.run_console import RunConsole
 
 LABEL = 14  # characters in front of a line's text

@@ -14,17 +14,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import Severity
-from glassgpt.i18n import LANGUAGES
-from glassgpt.i18n import use_language
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
+from glassgpt.explain.rule import Finding, Severity
+from glassgpt.i18n import LANGUAGES, use_language
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
-from glassgpt.show.terminal.explain_view import print_explanation
-from glassgpt.show.terminal.explain_view import print_finding
+from glassgpt.show.terminal.explain_view import print_explanation, print_finding
 from glassgpt.show.terminal.watch_view import print_watch_update
 
 NANOGPT = BY_ID["nanogpt"]

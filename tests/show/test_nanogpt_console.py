@@ -11,24 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_records import checkpoint_record
-from run_records import end_record
-from run_records import eval_record
-from run_records import record
-from run_records import step_record
+from run_records import checkpoint_record, end_record, eval_record, record, step_record
 
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
 from glassgpt.data import prepare as prepare_module
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.show.terminal import nanogpt_console
 from glassgpt.show.terminal.nanogpt_console import NanogptConsole
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.session import resume, train
 
 MakeConfig = Callable[..., TrainConfig]
 

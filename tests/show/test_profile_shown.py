@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from run_records import step_record
-from run_records import whole_run
+from run_records import step_record, whole_run
 
 from glassgpt.explain.explanation import explain
 from glassgpt.record.journal import Record

@@ -20,26 +20,16 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_pages import FINDINGS
-from report_pages import bare_run
-from report_pages import disable_translations
-from report_pages import glassgpt_run
-from report_pages import make_columns
-from report_pages import nanogpt_run
+from report_pages import FINDINGS, bare_run, disable_translations, glassgpt_run, make_columns, nanogpt_run
 
 from glassgpt.errors import UserError
 from glassgpt.explain.rule import Finding
 from glassgpt.i18n import use_language
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.show.report.page import report_html
-from glassgpt.show.report.page import write_report
-from glassgpt.show.report.thinning import smooth_series
-from glassgpt.show.report.thinning import thinned_indices
-from glassgpt.show.timeline import build_timeline
-from glassgpt.show.timeline import seconds_by_phase
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
+from glassgpt.show.report.page import report_html, write_report
+from glassgpt.show.report.thinning import smooth_series, thinned_indices
+from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
 

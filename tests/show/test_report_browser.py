@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_pages import FINDINGS
-from report_pages import disable_translations
-from report_pages import glassgpt_run
-from report_pages import nanogpt_run
+from report_pages import FINDINGS, disable_translations, glassgpt_run, nanogpt_run
 
 from glassgpt.i18n import use_language
 from glassgpt.runs.facts import compute_facts

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from run_records import end_record
-from run_records import run_record
-from run_records import whole_run
+from run_records import end_record, run_record, whole_run
 
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.sink import Sink
 from glassgpt.show.report.page import report_html
-from glassgpt.show.report.report_listener import REPORT_NAME
-from glassgpt.show.report.report_listener import ReportAtEnd
-from glassgpt.training.interrupt import ImmediateStop
-from glassgpt.training.interrupt import StopSignals
+from glassgpt.show.report.report_listener import REPORT_NAME, ReportAtEnd
+from glassgpt.training.interrupt import ImmediateStop, StopSignals
 
 
 @pytest.fixture(autouse=True)

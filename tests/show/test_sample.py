@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,15 @@ import pytest
 
 from glassgpt.cli import main
 from glassgpt.config import TrainConfig
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.model.generate import generate_samples
 from glassgpt.record import journal
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.show.terminal.sample_view import SEPARATOR
-from glassgpt.show.terminal.sample_view import describe_model
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
+from glassgpt.show.terminal.sample_view import SEPARATOR, describe_model
+from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, best_checkpoint, committed_paths
 from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]

@@ -10,11 +10,7 @@ from rich.console import Console
 
 from glassgpt.compare import compare
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import LoggedSetup
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import Segment
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 

@@ -14,14 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from compare import numbers
-from make import ROOT
+from make import ROOT, copy_old_runs, document, mistake_items, workplace, write_logs
 from make import compare_items as all_of_compare
-from make import copy_old_runs
-from make import document
-from make import mistake_items
 from make import plan_items as all_of_plan
-from make import workplace
-from make import write_logs
 
 EXPECTED = Path(__file__).parent / "expected"
 _TEXTS = ("title", "evidence", "explanation", "advice", "claim")

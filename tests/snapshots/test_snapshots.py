@@ -9,18 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare import DIFFERENT
-from compare import IDENTICAL
-from compare import WORDING
-from compare import judge
-from compare import numbers
-from condense import EXPECTED
-from condense import PARTS
-from condense import write_inputs
-from make import digests
-from make import make_datasets
-from make import train_tiny
-from make import workplace
+from compare import DIFFERENT, IDENTICAL, WORDING, judge, numbers
+from condense import EXPECTED, PARTS, write_inputs
+from make import digests, make_datasets, train_tiny, workplace
 
 RENEW = "If that is intended: python tests/snapshots/condense.py"
 

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.record import journal
-from glassgpt.record import sink
+from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train

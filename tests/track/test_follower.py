@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trackers import FakeTracker
-from fake_trackers import MakeConfig
-from fake_trackers import fail_at_third_step
-from fake_trackers import findings
-from fake_trackers import journal_losses
-from fake_trackers import records
-from fake_trackers import replace_wandb
-from fake_trackers import resume
-from fake_trackers import run_until_crash
-from fake_trackers import with_delay
+from fake_trackers import (
+    FakeTracker,
+    MakeConfig,
+    fail_at_third_step,
+    findings,
+    journal_losses,
+    records,
+    replace_wandb,
+    resume,
+    run_until_crash,
+    with_delay,
+)
 
-from glassgpt.record import journal
-from glassgpt.record import sink
+from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters
-from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun
 from glassgpt.training.session import train
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trackers import FakeTracker
-from fake_trackers import MakeConfig
-from fake_trackers import findings
-from fake_trackers import journal_losses
-from fake_trackers import records
-from fake_trackers import resume
-from fake_trackers import run_until_crash
-from fake_trackers import with_delay
+from fake_trackers import (
+    FakeTracker,
+    MakeConfig,
+    findings,
+    journal_losses,
+    records,
+    resume,
+    run_until_crash,
+    with_delay,
+)
 
 from glassgpt.errors import UserError
 from glassgpt.record import sink

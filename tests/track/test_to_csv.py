@@ -5,11 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fake_trackers import MakeConfig
-from fake_trackers import records
-from fake_trackers import resume
-from fake_trackers import run_until_crash
-from fake_trackers import table
+from fake_trackers import MakeConfig, records, resume, run_until_crash, table
 
 from glassgpt.track.to_csv import COLUMNS
 from glassgpt.training.session import train

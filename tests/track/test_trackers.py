@@ -11,28 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trackers import FakeTracker
-from fake_trackers import MakeConfig
-from fake_trackers import fail_at_third_step
-from fake_trackers import findings
-from fake_trackers import journal_losses
-from fake_trackers import records
-from fake_trackers import replace_wandb
-from fake_trackers import resume
-from fake_trackers import run_until_crash
-from fake_trackers import table
-from fake_trackers import with_delay
+from fake_trackers import (
+    FakeTracker,
+    MakeConfig,
+    fail_at_third_step,
+    findings,
+    journal_losses,
+    records,
+    replace_wandb,
+    resume,
+    run_until_crash,
+    table,
+    with_delay,
+)
 
-from glassgpt.config import TRACKERS
-from glassgpt.config import TrainConfig
-from glassgpt.config import requested_trackers
+from glassgpt.config import TRACKERS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.follower import TrackerFeed
-from glassgpt.track.trackers import TRACKER_CLASSES
-from glassgpt.track.trackers import check_installed
+from glassgpt.track.trackers import TRACKER_CLASSES, check_installed
 from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
+from glassgpt.model.gpt import GPT, GPTConfig
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "bias": False, "dropout": 0.0}
 

@@ -14,28 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import make_tensors
-from checkpoints import save_and_wait
-from checkpoints import write_checkpoints
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import files_under
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_until_crash
+from checkpoints import make_tensors, save_and_wait, write_checkpoints
+from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, records, resume, run_until_crash
 
 from glassgpt.errors import UserError
 from glassgpt.paths import read_small_file
 from glassgpt.record import journal
 from glassgpt.training.checkpoint import checkpoints
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import encode_state
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    encode_state,
+    load_latest_intact,
+    load_tensors,
+    read_checkpoint,
+)
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import from_checkpoint

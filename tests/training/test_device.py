@@ -10,11 +10,13 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training import device as devices
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import choose_allocator
-from glassgpt.training.device import choose_device
-from glassgpt.training.device import choose_dtype
-from glassgpt.training.device import estimate_max_batch_size
+from glassgpt.training.device import (
+    ExecutionConfig,
+    choose_allocator,
+    choose_device,
+    choose_dtype,
+    estimate_max_batch_size,
+)
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 

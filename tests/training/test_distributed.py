@@ -15,31 +15,29 @@ from typing import Any
 import pytest
 import rank_processes
 import torch
-from tiny import MakeConfig
-from tiny import assert_close_tensors
-from tiny import assert_same_tensors
-from tiny import choices
-from tiny import file_contents
-from tiny import last_tensors
-from tiny import records
-from tiny import run_evals
-from tiny import run_losses
+from tiny import (
+    MakeConfig,
+    assert_close_tensors,
+    assert_same_tensors,
+    choices,
+    file_contents,
+    last_tensors,
+    records,
+    run_evals,
+    run_losses,
+)
 
 from glassgpt.config import TrainConfig
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.record import journal
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact, read_checkpoint
 from glassgpt.training.device import device_for_rank
 from glassgpt.training.distributed.fsdp import rows_of_rank
 from glassgpt.training.distributed.join_group import join
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.distributed.torch_group import choose_backend
-from glassgpt.training.distributed.torch_group import describe_mismatches
-from glassgpt.training.distributed.torch_group import make_buckets
+from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.session import train
 from glassgpt.training.task import restarted_request

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import rank_processes
 import torch
-from tiny import MakeConfig
-from tiny import choices
-from tiny import records
-from tiny import run_evals
-from tiny import run_losses
+from tiny import MakeConfig, choices, records, run_evals, run_losses
 
 pytestmark = pytest.mark.gpu
 

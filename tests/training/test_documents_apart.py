@@ -9,26 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import choices
-from tiny import make_model
-from tiny import records
-from tiny import resume
-from tiny import run_losses
+from tiny import MakeConfig, choices, make_model, records, resume, run_losses
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import data_dir
+from glassgpt.config import TrainConfig, data_dir
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.document_windows import DocumentWindows
-from glassgpt.data.document_windows import document_window_batch
-from glassgpt.data.prepare import PrepareOptions
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import end_of_text_id
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.training.loader import BatchLoader
-from glassgpt.training.loader import ResidentTokens
+from glassgpt.training.loader import BatchLoader, ResidentTokens
 from glassgpt.training.session import train
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import choices
-from tiny import run_losses
+from tiny import MakeConfig, choices, run_losses
 
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.estimate import overheads
 from glassgpt.training.session import train
 

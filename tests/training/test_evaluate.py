@@ -9,23 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import MakeConfig
-from tiny import make_learner
+from tiny import MakeConfig, make_learner
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.estimate.batching import DEFAULT_EVAL_TOKENS
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.batching import tokens_to_evaluate
+from glassgpt.estimate.batching import DEFAULT_EVAL_TOKENS, BatchPlan, eval_batch_rows, tokens_to_evaluate
 from glassgpt.record.clock import Ledger
-from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.evaluate import EvalWindows
-from glassgpt.training.evaluate import evaluate
-from glassgpt.training.evaluate import is_gain
+from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
 from glassgpt.training.learner import Learner
 
 few = settings(max_examples=60, deadline=None)

@@ -14,12 +14,14 @@ from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.record.machine import CpuTimes
 from glassgpt.show.terminal.forecast_lines import forecast_vs_actual_line
-from glassgpt.training.forecast_check import CpuContention
-from glassgpt.training.forecast_check import ForecastCheck
-from glassgpt.training.forecast_check import cpu_contention_finding
-from glassgpt.training.forecast_check import forecast_miss_finding
-from glassgpt.training.forecast_check import loss_curve_finding
-from glassgpt.training.forecast_check import pace_finding
+from glassgpt.training.forecast_check import (
+    CpuContention,
+    ForecastCheck,
+    cpu_contention_finding,
+    forecast_miss_finding,
+    loss_curve_finding,
+    pace_finding,
+)
 
 GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import capture_learners
-from tiny import choices
-from tiny import inject_non_finite
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_evals
-from tiny import run_losses
-from tiny import run_until_crash
-from tiny import weights
+from tiny import (
+    MakeConfig,
+    assert_same_tensors,
+    capture_learners,
+    choices,
+    inject_non_finite,
+    last_tensors,
+    records,
+    resume,
+    run_evals,
+    run_losses,
+    run_until_crash,
+    weights,
+)
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
@@ -33,9 +35,7 @@ from glassgpt.model.sampling import TokenSampler
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import load_sampler
 from glassgpt.training import kernel_choice
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
 

@@ -9,20 +9,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import MakeConfig
-from tiny import resume
+from tiny import MakeConfig, resume
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.manifest import write_manifest
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizer_json import dump_tokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.tokenizers import gpt2_tokenizer, load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import check_compatible
-from glassgpt.training.init_weights import find_tokenizer
+from glassgpt.training.init_weights import check_compatible, find_tokenizer
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import load_init_from
 

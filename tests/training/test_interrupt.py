@@ -11,19 +11,11 @@ import time
 
 import pytest
 from rank_processes import train_command
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_evals
-from tiny import run_losses
+from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
 
-from glassgpt.training.interrupt import ImmediateStop
-from glassgpt.training.interrupt import StopSignals
+from glassgpt.training.interrupt import ImmediateStop, StopSignals
 from glassgpt.training.learner import Learner
-from glassgpt.training.session import Run
-from glassgpt.training.session import train
+from glassgpt.training.session import Run, train
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -6,15 +6,10 @@ import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from tiny import MakeConfig
-from tiny import choices
-from tiny import records
-from tiny import resume
-from tiny import run_task
+from tiny import MakeConfig, choices, records, resume, run_task
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
@@ -23,8 +18,7 @@ from glassgpt.record.clock import PHASES
 from glassgpt.training import journal_records as run_records
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.evaluate import evaluate
+from glassgpt.training.evaluate import EvalResult, evaluate
 from glassgpt.training.job import Job
 from glassgpt.training.session import train
 from glassgpt.training.task import RunRequest

@@ -13,15 +13,10 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.decide import choose_compile
-from glassgpt.estimate.decide import choose_kernels
+from glassgpt.estimate.decide import choose_compile, choose_kernels
 from glassgpt.model import float8
-from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.device import device_traits
-from glassgpt.training.kernel_choice import SpeedupInputs
-from glassgpt.training.kernel_choice import check_float8
-from glassgpt.training.kernel_choice import choose_attention
-from glassgpt.training.kernel_choice import choose_speedups
+from glassgpt.training.device import ExecutionConfig, device_traits
+from glassgpt.training.kernel_choice import SpeedupInputs, check_float8, choose_attention, choose_speedups
 from glassgpt.training.loop import mark_kernels_built
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -12,15 +12,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 import rank_processes
-from tiny import MakeConfig
-from tiny import records
-from tiny import run_losses
+from tiny import MakeConfig, records, run_losses
 
 from glassgpt.cli.train_command import _without_nproc
 from glassgpt.errors import UserError
 from glassgpt.training.distributed.join_group import join
-from glassgpt.training.launch import _exit_code
-from glassgpt.training.launch import launch
+from glassgpt.training.launch import _exit_code, launch
 from glassgpt.training.session import train
 
 GLASS = [sys.executable, "-P", "-m", "glassgpt"]

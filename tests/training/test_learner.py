@@ -9,20 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import assert_close_tensors
-from tiny import assert_same_tensors
-from tiny import capture_learners
-from tiny import choices
-from tiny import inject_non_finite
-from tiny import last_tensors
-from tiny import make_learner
-from tiny import make_model
-from tiny import records
-from tiny import run_evals
-from tiny import run_losses
-from tiny import weights
-from tiny import whole_batch
+from tiny import (
+    MakeConfig,
+    assert_close_tensors,
+    assert_same_tensors,
+    capture_learners,
+    choices,
+    inject_non_finite,
+    last_tensors,
+    make_learner,
+    make_model,
+    records,
+    run_evals,
+    run_losses,
+    weights,
+    whole_batch,
+)
 from torch import Tensor
 
 from glassgpt.config import TrainConfig

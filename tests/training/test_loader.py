@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from glassgpt.data.document_windows import DocumentWindows
-from glassgpt.data.document_windows import document_window_batch
-from glassgpt.training.loader import BatchPrefetcher
-from glassgpt.training.loader import ResidentTokens
+from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.training.loader import BatchPrefetcher, ResidentTokens
 
 
 @pytest.mark.parametrize(("dtype", "top"), [(np.uint8, 255), (np.uint16, 65_535), (np.uint32, 2**32 - 1)])

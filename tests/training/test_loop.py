@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import capture_learners
-from tiny import choices
-from tiny import files_under
-from tiny import inject_non_finite
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_evals
-from tiny import run_losses
-from tiny import weights
+from tiny import (
+    MakeConfig,
+    assert_same_tensors,
+    capture_learners,
+    choices,
+    files_under,
+    inject_non_finite,
+    last_tensors,
+    records,
+    resume,
+    run_evals,
+    run_losses,
+    weights,
+)
 
 from glassgpt.config import first_checkpoint_iter
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.record.journal import FILE_NAME
 from glassgpt.training import loop
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    load_latest_intact,
+    read_checkpoint,
+)
 from glassgpt.training.evaluate import EvalResult
 from glassgpt.training.session import train
 

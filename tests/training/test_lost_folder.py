@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import file_contents
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_losses
+from tiny import MakeConfig, assert_same_tensors, file_contents, last_tensors, records, resume, run_losses
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal

@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 import rank_processes
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import last_tensors
-from tiny import records
-from tiny import run_losses
+from tiny import MakeConfig, assert_same_tensors, last_tensors, records, run_losses
 
 from glassgpt.config import TrainConfig
 from glassgpt.training.checkpoint.checkpoints import committed_paths

@@ -13,16 +13,9 @@ import nanogpt_files as ckpt
 import numpy as np
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import capture_learners
-from tiny import choices
-from tiny import records
-from tiny import run_evals
-from tiny import weights
+from tiny import MakeConfig, capture_learners, choices, records, run_evals, weights
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.batches import evaluation_batch
-from glassgpt.data.batches import evaluation_window_starts
+from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ImportOptions
@@ -30,8 +23,7 @@ from glassgpt.exchange.import_nanogpt import import_run
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import load_weights
 from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.session import resume, train
 
 
 def vocabulary(tiny_data: Path) -> int:

@@ -13,13 +13,14 @@ from tiny import tensor_bytes
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.training.optimizers import Muon
-from glassgpt.training.optimizers import load_optimizer_state
-from glassgpt.training.optimizers import make_optimizers
-from glassgpt.training.optimizers import optimizer_tensors
-from glassgpt.training.optimizers import orthogonalize
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.training.optimizers import (
+    Muon,
+    load_optimizer_state,
+    make_optimizers,
+    optimizer_tensors,
+    orthogonalize,
+)
 
 CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.9)
 

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import records
+from tiny import MakeConfig, records
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
-from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.training import out_of_memory
 from glassgpt.training.out_of_memory import less_memory_advice
 from glassgpt.training.session import train

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from little_gpt2 import transformers_loss
-from little_gpt2 import write_gpt2
+from little_gpt2 import transformers_loss, write_gpt2
 
 from glassgpt.cli import main
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 

@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.peak import RepeatOperation
-from glassgpt.estimate.peak import measure_best_rate
-from glassgpt.estimate.peak import measure_rate
-from glassgpt.estimate.peak import mfu_note
-from glassgpt.estimate.peak import mfu_percent
+from glassgpt.estimate.peak import (
+    PeakFlops,
+    RepeatOperation,
+    measure_best_rate,
+    measure_rate,
+    mfu_note,
+    mfu_percent,
+)
 from glassgpt.training import probe
-from glassgpt.training.probe import find_peak
-from glassgpt.training.probe import measure_peak
+from glassgpt.training.probe import find_peak, measure_peak
 
 # --- the probe
 

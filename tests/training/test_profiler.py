@@ -9,23 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Crash
-from tiny import MakeConfig
-from tiny import crash_before
-from tiny import inject_non_finite
-from tiny import records
-from tiny import resume
-from tiny import run_losses
+from tiny import Crash, MakeConfig, crash_before, inject_non_finite, records, resume, run_losses
 
-from glassgpt.config import MAX_PROFILE_UPDATES
-from glassgpt.config import TrainConfig
-from glassgpt.config import profile_window
+from glassgpt.config import MAX_PROFILE_UPDATES, TrainConfig, profile_window
 from glassgpt.estimate.meter import LogInterval
 from glassgpt.record.clock import Ledger
-from glassgpt.training.profiler import ProfileRow
-from glassgpt.training.profiler import build_table
-from glassgpt.training.profiler import covered_time
-from glassgpt.training.profiler import is_in_any_span
+from glassgpt.training.profiler import ProfileRow, build_table, covered_time, is_in_any_span
 from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import records
-from tiny import run_losses
+from tiny import MakeConfig, records, run_losses
 
 from glassgpt.training.session import train
 

@@ -12,13 +12,15 @@ from dataclasses import replace
 import pytest
 
 from glassgpt.record.rank_time import RankTimes
-from glassgpt.training.distributed.rank_watchdog import NO_RANK
-from glassgpt.training.distributed.rank_watchdog import Heartbeat
-from glassgpt.training.distributed.rank_watchdog import LastHeartbeat
-from glassgpt.training.distributed.rank_watchdog import RankWatchdog
-from glassgpt.training.distributed.rank_watchdog import find_lost_rank
-from glassgpt.training.distributed.rank_watchdog import is_alive
-from glassgpt.training.distributed.rank_watchdog import pid_namespace
+from glassgpt.training.distributed.rank_watchdog import (
+    NO_RANK,
+    Heartbeat,
+    LastHeartbeat,
+    RankWatchdog,
+    find_lost_rank,
+    is_alive,
+    pid_namespace,
+)
 
 ME = Heartbeat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
 OTHER = replace(ME, pid=2)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import choices
-from tiny import records
-from tiny import resume
+from tiny import MakeConfig, choices, records, resume
 
 from glassgpt.training.session import train
 

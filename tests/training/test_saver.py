@@ -13,26 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_tensors
-from checkpoints import save_and_wait
-from checkpoints import write_checkpoints
-from hypothesis import given
-from hypothesis import settings
+from checkpoints import make_tensors, save_and_wait, write_checkpoints
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import MakeConfig
-from tiny import files_under
-from tiny import records
-from tiny import resume
+from tiny import MakeConfig, files_under, records, resume
 
 from glassgpt.errors import UserError
 from glassgpt.paths import read_small_file
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint import saver as saving
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    best_checkpoint,
+    committed_paths,
+    load_latest_intact,
+    read_checkpoint,
+)
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.checkpoint.tensor_file import write_packed
 from glassgpt.training.distributed.process_group import ProcessGroup

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,31 @@ import numpy as np
 import pytest
 import torch
 from rank_processes import config_file
-from tiny import CPU_CHOICES
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import choices
-from tiny import file_contents
-from tiny import inject_non_finite
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_evals
-from tiny import run_losses
-from tiny import run_until_crash
+from tiny import (
+    CPU_CHOICES,
+    MakeConfig,
+    assert_same_tensors,
+    choices,
+    file_contents,
+    inject_non_finite,
+    last_tensors,
+    records,
+    resume,
+    run_evals,
+    run_losses,
+    run_until_crash,
+)
 
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
-from glassgpt.recipe import build_config
-from glassgpt.recipe import read_recipe
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import Record
-from glassgpt.training import loop
-from glassgpt.training import session
-from glassgpt.training.checkpoint import checkpoints
-from glassgpt.training.checkpoint import saver
+from glassgpt.recipe import build_config, read_recipe
+from glassgpt.record.journal import FILE_NAME, Record
+from glassgpt.training import loop, session
+from glassgpt.training.checkpoint import checkpoints, saver
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.evaluate import EvalWindows
+from glassgpt.training.evaluate import EvalResult, EvalWindows
 from glassgpt.training.job import Job
 from glassgpt.training.session import train
 

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import nanogpt_files as ckpt
 import pytest
 import torch
-from tiny import CPU_CHOICES
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import capture_learners
-from tiny import choices
-from tiny import files_under
-from tiny import last_tensors
-from tiny import records
-from tiny import run_losses
-from tiny import run_task
-from tiny import run_until_crash
+from tiny import (
+    CPU_CHOICES,
+    MakeConfig,
+    assert_same_tensors,
+    capture_learners,
+    choices,
+    files_under,
+    last_tensors,
+    records,
+    run_losses,
+    run_task,
+    run_until_crash,
+)
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
-from glassgpt.recipe import Recipe
-from glassgpt.recipe import find_recipe
-from glassgpt.recipe import read_recipe
-from glassgpt.recipe import to_toml
+from glassgpt.recipe import Recipe, find_recipe, read_recipe, to_toml
 from glassgpt.record import journal
 from glassgpt.record.run_dir import CONFIG_FILE
 from glassgpt.schedule import learning_rate
 from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.session import resume
-from glassgpt.training.session import train
+from glassgpt.training.session import resume, train
 from glassgpt.training.task import resolve_request
 
 SETTINGS: dict[str, Any] = {"eval_interval": 4, "max_iters": 12, "keep_checkpoints": 9, "dropout": 0.1}

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,11 +18,13 @@ from torch import Tensor
 from glassgpt.data import digests
 from glassgpt.data.digests import sha256_in_pieces
 from glassgpt.training.checkpoint import tensor_file
-from glassgpt.training.checkpoint.tensor_file import PackedTensors
-from glassgpt.training.checkpoint.tensor_file import PinnedBuffer
-from glassgpt.training.checkpoint.tensor_file import content_digest
-from glassgpt.training.checkpoint.tensor_file import pack_tensors
-from glassgpt.training.checkpoint.tensor_file import write_packed
+from glassgpt.training.checkpoint.tensor_file import (
+    PackedTensors,
+    PinnedBuffer,
+    content_digest,
+    pack_tensors,
+    write_packed,
+)
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,

@@ -10,28 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import capture_learners
-from tiny import choices
-from tiny import last_tensors
-from tiny import records
-from tiny import resume
-from tiny import run_evals
-from tiny import run_losses
-from tiny import run_until_crash
-from tiny import tensor_bytes
-from tiny import weights
+from tiny import (
+    MakeConfig,
+    assert_same_tensors,
+    capture_learners,
+    choices,
+    last_tensors,
+    records,
+    resume,
+    run_evals,
+    run_losses,
+    run_until_crash,
+    tensor_bytes,
+    weights,
+)
 from torch import Tensor
 
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
-from glassgpt.record.journal import FILE_NAME
-from glassgpt.record.journal import read
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.record.journal import FILE_NAME, read
+from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, load_latest_intact, read_checkpoint
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.session import train
 

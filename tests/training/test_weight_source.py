@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Crash
-from tiny import MakeConfig
-from tiny import assert_same_tensors
-from tiny import choices
-from tiny import crash_before
-from tiny import file_contents
-from tiny import last_tensors
-from tiny import learner_before_first_update
-from tiny import records
-from tiny import run_evals
-from tiny import run_losses
-from tiny import weights
+from tiny import (
+    Crash,
+    MakeConfig,
+    assert_same_tensors,
+    choices,
+    crash_before,
+    file_contents,
+    last_tensors,
+    learner_before_first_update,
+    records,
+    run_evals,
+    run_losses,
+    weights,
+)
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
+from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
-from glassgpt.model.weights import crop_block_size
-from glassgpt.model.weights import load_weights
+from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.training import weight_source as origins
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import Checkpoint
-from glassgpt.training.checkpoint.checkpoints import TensorsByFile
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint
-from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.checkpoint.checkpoints import load_tensors
-from glassgpt.training.checkpoint.checkpoints import read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    Checkpoint,
+    TensorsByFile,
+    best_checkpoint,
+    committed_paths,
+    load_tensors,
+    read_checkpoint,
+)
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import load_init_from
 

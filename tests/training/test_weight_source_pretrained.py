@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from little_gpt2 import transformers_loss
-from little_gpt2 import write_gpt2
-from tiny import MakeConfig
-from tiny import choices
-from tiny import file_contents
-from tiny import learner_before_first_update
-from tiny import records
-from tiny import run_evals
-from tiny import tensor_bytes
-from tiny import weights
+from little_gpt2 import transformers_loss, write_gpt2
+from tiny import (
+    MakeConfig,
+    choices,
+    file_contents,
+    learner_before_first_update,
+    records,
+    run_evals,
+    tensor_bytes,
+    weights,
+)
 
 from glassgpt.data.bpe_table import bytes_to_unicode
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.prepare import PrepareOptions
 from glassgpt.data.prepare import prepare
-from glassgpt.data.tokenizers import load_tokenizer
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.prepare_options import PrepareOptions
+from glassgpt.data.tokenizers import load_tokenizer, train_bpe
 from glassgpt.errors import UserError
 from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train

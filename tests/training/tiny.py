@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.config import TrainConfig
-from glassgpt.config import data_dir
+from glassgpt.config import TrainConfig, data_dir
 from glassgpt.data.dataset import open_dataset
-from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.batching import plan_batch
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import make_gpt_config
+from glassgpt.estimate.batching import BatchPlan, plan_batch
+from glassgpt.model.gpt import GPT, make_gpt_config
 from glassgpt.record import journal
 from glassgpt.record.clock import Ledger
 from glassgpt.record.journal import Record
-from glassgpt.training.checkpoint.checkpoints import TensorsByFile
-from glassgpt.training.checkpoint.checkpoints import load_latest_intact
+from glassgpt.training.checkpoint.checkpoints import TensorsByFile, load_latest_intact
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
-from glassgpt.training.session import Run
-from glassgpt.training.session import start_run
-from glassgpt.training.session import train
+from glassgpt.training.session import Run, start_run, train
 from glassgpt.training.task import RunRequest
 
 MakeConfig = Callable[..., TrainConfig]

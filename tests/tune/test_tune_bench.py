@@ -6,11 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from tune_machines import GIB
-from tune_machines import FakeMachine
-from tune_machines import cpu_machine
-from tune_machines import gpu_machine
-from tune_machines import saturating_speed
+from tune_machines import GIB, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from bench import tune as bench
 from glassgpt.tune.speed_settings import SpeedSettings

@@ -15,12 +15,9 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal
 from glassgpt.training.session import train
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
-from glassgpt.tune.trial_run import release_device_memory
-from glassgpt.tune.trial_run import run_trial
-from glassgpt.tune.trial_setup import inspect_machine
-from glassgpt.tune.trial_setup import prepare_trial_setup
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
+from glassgpt.tune.trial_run import release_device_memory, run_trial
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 from glassgpt.tune.tuning import tune
 from glassgpt.tune.worker_process import TrialRunner
 

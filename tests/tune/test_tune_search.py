@@ -6,21 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_machines import GIB
-from tune_machines import SMALL
-from tune_machines import FakeMachine
-from tune_machines import cpu_machine
-from tune_machines import gpu_machine
-from tune_machines import saturating_speed
+from tune_machines import GIB, SMALL, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from glassgpt.errors import UserError
 from glassgpt.tune import speed_settings as candidates
-from glassgpt.tune.ranking import TuneResult
-from glassgpt.tune.ranking import choose_setting
-from glassgpt.tune.ranking import summarize_trials
+from glassgpt.tune.ranking import TuneResult, choose_setting, summarize_trials
 from glassgpt.tune.results import TrialResults
 from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.trial import Trial

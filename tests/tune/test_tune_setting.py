@@ -9,33 +9,19 @@ from typing import Any
 
 import pytest
 from conftest import MakeConfig
-from tune_machines import GPT2
-from tune_machines import SMALL
-from tune_machines import FakeMachine
-from tune_machines import cpu_machine
-from tune_machines import gpu_machine
-from tune_machines import saturating_speed
+from tune_machines import GPT2, SMALL, FakeMachine, cpu_machine, gpu_machine, saturating_speed
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.recipe import build_config
-from glassgpt.recipe import read_recipe
+from glassgpt.recipe import build_config, read_recipe
 from glassgpt.record import journal
 from glassgpt.training.session import train
 from glassgpt.tune import tuning as tuning_module
 from glassgpt.tune.ranking import summarize_trials
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import apply_setting
-from glassgpt.tune.speed_settings import describe_dimension
-from glassgpt.tune.speed_settings import tuned_config_fields
-from glassgpt.tune.trial_setup import inspect_machine
-from glassgpt.tune.trial_setup import prepare_trial_setup
-from glassgpt.tune.tuning import TuneOptions
-from glassgpt.tune.tuning import Tuning
-from glassgpt.tune.tuning import budget_seconds
-from glassgpt.tune.tuning import check_tunable
+from glassgpt.tune.speed_settings import SpeedSettings, apply_setting, describe_dimension, tuned_config_fields
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
+from glassgpt.tune.tuning import TuneOptions, Tuning, budget_seconds, check_tunable, tuned_file_notes
 from glassgpt.tune.tuning import check_tune_options as option_problems
-from glassgpt.tune.tuning import tuned_file_notes
 from glassgpt.validate import find_config_problems
 
 

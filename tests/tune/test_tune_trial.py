@@ -15,19 +15,16 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
 from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.trial import Trial
-from glassgpt.tune.trial import UpdateMarks
-from glassgpt.tune.trial import quantile
-from glassgpt.tune.trial import summarize_updates
-from glassgpt.tune.trial import trial_micro_steps
-from glassgpt.tune.trial import update_seconds
-from glassgpt.tune.trial_run import PeakMemory
-from glassgpt.tune.trial_run import TrialUpdates
-from glassgpt.tune.trial_run import run_trial
-from glassgpt.tune.trial_run import time_updates
-from glassgpt.tune.trial_run import warm_up
-from glassgpt.tune.trial_setup import inspect_machine
-from glassgpt.tune.trial_setup import prepare_trial_setup
+from glassgpt.tune.trial import (
+    Trial,
+    UpdateMarks,
+    quantile,
+    summarize_updates,
+    trial_micro_steps,
+    update_seconds,
+)
+from glassgpt.tune.trial_run import PeakMemory, TrialUpdates, run_trial, time_updates, warm_up
+from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 
 # --- from marks to updates ---
 

@@ -7,26 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 from conftest import MakeConfig
-from tune_machines import SMALL
-from tune_machines import cpu_machine
+from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import to_document
+from glassgpt.tune.speed_settings import SpeedSettings, to_document
 from glassgpt.tune.worker import TrialServer
-from glassgpt.tune.worker_process import TrialRunner
-from glassgpt.tune.worker_process import TrialWorker
-from glassgpt.tune.worker_process import WorkerDied
-from glassgpt.tune.worker_process import WorkerHung
+from glassgpt.tune.worker_process import TrialRunner, TrialWorker, WorkerDied, WorkerHung
 
 SETTING = SpeedSettings(micro_batch=4)
 _FIRST = "import json, os, sys, time\nfor line in sys.stdin:\n    asked = json.loads(line)\n"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.tune.results import TrialResults
-from glassgpt.tune.search import Budget
-from glassgpt.tune.search import Search
-from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.search import Budget, Search, TrialEvent
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial
 
 GIB = 2**30

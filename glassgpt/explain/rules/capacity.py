@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_count
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_count, format_integer, format_loss, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.trajectory import val_metric_name
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_duration
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_ms, format_percent
 from glassgpt.i18n import say
 
 CLOCK_TOLERANCE = 0.02  # of the wall time: below that the two clocks agree

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.saving import MAX_QUOTED_CHARS
-from glassgpt.explain.rules.saving import find_lost_work
-from glassgpt.explain.rules.saving import lost_work_sentence
-from glassgpt.explain.rules.saving import lost_work_severity
-from glassgpt.explain.rules.saving import progress_sentence
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.explain.rules.saving import (
+    MAX_QUOTED_CHARS,
+    find_lost_work,
+    lost_work_sentence,
+    lost_work_severity,
+    progress_sentence,
+)
 from glassgpt.format import format_integer
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LogEvent, RunLog
 
 _FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # says nothing; the last line of a traceback does

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from glassgpt.explain.loss_rise import LossRise
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_duration
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_lr
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_integer, format_loss, format_loss_difference, format_lr
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import seconds_between
-from glassgpt.runs.trajectory import takes_known_settings
+from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
 
 
 def divergence(case: RunAnalysis) -> Finding | None:

@@ -7,18 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_duration
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
-from glassgpt.format import format_ratio
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
 from glassgpt.runs.curve import median_stderr
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import planned_end_iteration
-from glassgpt.runs.trajectory import positive_int_setting
+from glassgpt.runs.run_log import Bools, RunLog
+from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 
 MIN_ADVICE_SHARE = 0.05  # of the run
 MIN_LEDGER_ADVICE_SHARE = 0.15  # of a run by GlassGPT, whose evaluation is part of its promise

@@ -6,17 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rule import Severity
-from glassgpt.explain.rules.eval_cost import MIN_ADVICE_SHARE
-from glassgpt.explain.rules.eval_cost import effective_eval_interval
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis, Severity
+from glassgpt.explain.rules.eval_cost import MIN_ADVICE_SHARE, effective_eval_interval
+from glassgpt.format import format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.inference import device_count
-from glassgpt.runs.trajectory import planned_end_iteration
-from glassgpt.runs.trajectory import positive_int_setting
+from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 
 MIN_EVALUATIONS = 5  # iterations that evaluate
 MIN_EVALUATED_SHARE = 0.9  # of the iterations

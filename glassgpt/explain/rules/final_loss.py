@@ -6,20 +6,13 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.overfitting import find_past_best
-from glassgpt.format import format_count
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_percent
+from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.noise import EvalNoise
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import val_metric_name
+from glassgpt.runs.trajectory import Trajectory, numeric_setting, val_metric_name
 
 MAX_INIT_LOSS_DEVIATION = 0.15  # a fresh model starts within this of ln V
 GPT2_VOCAB_SIZE = 50_257  # the largest in common use here; a loss far above its ln is none

@@ -7,16 +7,11 @@ import re
 from dataclasses import dataclass
 
 from glassgpt.estimate import flops
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_bytes, format_count, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import takes_known_settings
+from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.trajectory import numeric_setting, takes_known_settings
 
 ADAMW_BYTES_PER_PARAMETER = 16  # per parameter, float32: the weight, its gradient, and AdamW's two moments
 AUTOCAST_BYTES_PER_PARAMETER = (

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from glassgpt.explain.rule import Rule
 from glassgpt.explain.rules.capacity import underfit_capacity
-from glassgpt.explain.rules.final_loss import eval_noise
-from glassgpt.explain.rules.final_loss import init_loss
-from glassgpt.explain.rules.final_loss import ppl_vs_loss
-from glassgpt.explain.rules.memorised import leaked_data
-from glassgpt.explain.rules.memorised import loss_zero
-from glassgpt.explain.rules.memorised import memorised_data
+from glassgpt.explain.rules.final_loss import eval_noise, init_loss, ppl_vs_loss
+from glassgpt.explain.rules.memorised import leaked_data, loss_zero, memorised_data
 from glassgpt.explain.rules.overfitting import overfitting
 from glassgpt.explain.rules.plateau import plateau
 from glassgpt.explain.rules.trend import still_improving

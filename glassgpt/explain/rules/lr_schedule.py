@@ -6,18 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_integer
-from glassgpt.format import format_lr
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_integer, format_lr, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import continues_previous
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import planned_end_iteration
-from glassgpt.runs.trajectory import takes_known_settings
+from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import (
+    continues_previous,
+    numeric_setting,
+    planned_end_iteration,
+    takes_known_settings,
+)
 from glassgpt.schedule import LearningRateSchedule
 
 # A cosine's last tenth moves the rate by next to nothing, so an end within it is as good as the planned one.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_integer, format_loss
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import Floats
 

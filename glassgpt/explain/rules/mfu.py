@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.estimate.cards import Card
-from glassgpt.estimate.cards import find_card
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import Rule
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.workload import hidden_accumulation
-from glassgpt.explain.rules.workload import parameters_inferred
-from glassgpt.format import format_flops_per_s
-from glassgpt.format import format_percent_value
+from glassgpt.estimate.cards import Card, find_card
+from glassgpt.explain.rule import Finding, Rule, RunAnalysis
+from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
+from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Bools, Floats, RunLog
 
 MFU_EMA_DECAY = 0.9  # of the last value, in a running average
 MFU_ROUNDING_POINTS = 0.005  # of a printed MFU, in points

@@ -7,19 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.waste import seconds_and_share_after
-from glassgpt.format import format_duration
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_lr
-from glassgpt.format import format_percent
+from glassgpt.format import format_duration, format_integer, format_loss, format_lr, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.curve import mad
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import numeric_setting
 
 CONTEXT_LOSSES = 5  # losses shown from before it

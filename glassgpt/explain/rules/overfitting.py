@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.waste import seconds_and_share_after
-from glassgpt.format import format_duration
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_percent
+from glassgpt.format import (
+    format_duration,
+    format_integer,
+    format_loss,
+    format_loss_difference,
+    format_percent,
+)
 from glassgpt.i18n import say
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import takes_known_settings
-from glassgpt.runs.trajectory import val_metric_name
+from glassgpt.runs.trajectory import Trajectory, takes_known_settings, val_metric_name
 
 DEFAULT_NOISE_SHARE = 0.01  # of the loss, where nothing tells how noisy an evaluation is
 MIN_STANDARD_ERRORS = 3.0  # standard errors of a difference

@@ -6,25 +6,16 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.capacity import is_model_too_small
-from glassgpt.explain.rules.memorised import has_leaked_data
-from glassgpt.explain.rules.memorised import trailing_zero_losses
+from glassgpt.explain.rules.memorised import has_leaked_data, trailing_zero_losses
 from glassgpt.explain.rules.overfitting import has_overfitted
 from glassgpt.explain.rules.waste import seconds_and_share_after
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_percent
+from glassgpt.format import format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.curve import BlockMedians
-from glassgpt.runs.curve import block_medians
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import val_metric_name
+from glassgpt.runs.curve import BlockMedians, block_medians
+from glassgpt.runs.run_log import Floats, Ints, RunLog
+from glassgpt.runs.trajectory import numeric_setting, val_metric_name
 
 MIN_LOGGED_STEPS = 50
 # Of the loss: a tenth of what a usual third of a run brings, for one batch and for an evaluation.

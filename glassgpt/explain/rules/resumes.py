@@ -7,23 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import Rule
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.lr_schedule import horizon_changed
-from glassgpt.explain.rules.lr_schedule import lr_schedule_mismatch
-from glassgpt.format import format_count
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, Rule, RunAnalysis
+from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
+from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR
-from glassgpt.runs.curve import detrended_std
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import continues_previous
+from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
+from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import Trajectory, continues_previous
 
 NEIGHBOUR_STEPS = 10  # logged iterations on each side of a resume
 MIN_NEIGHBOURS = 5

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rule import Severity
+from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
-from glassgpt.format import format_duration
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
-from glassgpt.format import format_percent
+from glassgpt.format import (
+    format_duration,
+    format_integer,
+    format_loss,
+    format_loss_difference,
+    format_percent,
+)
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LogEvent
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import Trajectory
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import planned_end_iteration
-from glassgpt.runs.trajectory import seconds_between
-from glassgpt.runs.trajectory import val_metric_name
+from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.trajectory import (
+    Trajectory,
+    numeric_setting,
+    planned_end_iteration,
+    seconds_between,
+    val_metric_name,
+)
 
 MIN_HIDDEN_WORK_RATIO = 5.0  # times a steady iteration
 MAX_UNSAVED_S = 300.0  # of training without a checkpoint

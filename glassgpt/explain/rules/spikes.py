@@ -6,17 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_integer, format_loss, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.curve import mad
-from glassgpt.runs.curve import trailing_median
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.curve import mad, trailing_median
+from glassgpt.runs.run_log import Floats, Ints, RunLog
 
 MEDIAN_WINDOW_STEPS = 25  # logged iterations that tell what is usual
 MIN_SPIKE_MADS = 8.0  # median absolute deviations

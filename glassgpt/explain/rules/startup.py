@@ -6,12 +6,8 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_duration
-from glassgpt.format import format_integer
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_duration, format_integer, format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import planned_end_iteration

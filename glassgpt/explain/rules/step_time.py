@@ -8,19 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
-from glassgpt.format import format_ratio
+from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.format import format_count, format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
-from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR
-from glassgpt.runs.curve import SIGMA_PER_MAD
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
+from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
+from glassgpt.runs.run_log import Bools, Floats, Ints
 
 MIN_SPIKE_RATIO = 5.0  # times a steady iteration
 MAX_SPIKE_SHARE = 0.1  # of the steady iterations; more are a habit, not spikes

@@ -7,10 +7,7 @@ from glassgpt.explain.rules.clocks import clock_before_sync
 from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.every_eval import evaluates_every_step
 from glassgpt.explain.rules.startup import startup_compile
-from glassgpt.explain.rules.step_time import batch_changed
-from glassgpt.explain.rules.step_time import jitter
-from glassgpt.explain.rules.step_time import silent_spike
-from glassgpt.explain.rules.step_time import throughput_drift
+from glassgpt.explain.rules.step_time import batch_changed, jitter, silent_spike, throughput_drift
 
 RULES: tuple[Rule, ...] = (
     eval_spikes,

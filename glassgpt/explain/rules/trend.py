@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.overfitting import find_past_best
-from glassgpt.format import format_integer
-from glassgpt.format import format_loss
-from glassgpt.format import format_loss_difference
+from glassgpt.format import format_integer, format_loss, format_loss_difference
 from glassgpt.i18n import say
-from glassgpt.runs.curve import LossForecast
-from glassgpt.runs.curve import PowerLaw
-from glassgpt.runs.curve import block_medians
-from glassgpt.runs.curve import forecast_loss
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting
-from glassgpt.runs.trajectory import planned_end_iteration
-from glassgpt.runs.trajectory import takes_known_settings
-from glassgpt.runs.trajectory import val_metric_name
+from glassgpt.runs.curve import LossForecast, PowerLaw, block_medians, forecast_loss
+from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import (
+    numeric_setting,
+    planned_end_iteration,
+    takes_known_settings,
+    val_metric_name,
+)
 
 MAX_FORECAST_FACTOR = 3.0  # times the iterations done; a fit says nothing about what lies beyond
 MAX_RESIDUAL_SHARE = 0.2  # of the curve's range: what a fit may leave over at all

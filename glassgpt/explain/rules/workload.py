@@ -10,18 +10,11 @@ import math
 from typing import Any
 
 from glassgpt.estimate import flops
-from glassgpt.explain.rule import Finding
-from glassgpt.explain.rule import RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.step_flops import DeviceThroughput
-from glassgpt.format import format_count
-from glassgpt.format import format_flops_per_s
-from glassgpt.format import format_ms
-from glassgpt.format import format_percent
-from glassgpt.format import format_percent_value
+from glassgpt.format import format_count, format_flops_per_s, format_ms, format_percent, format_percent_value
 from glassgpt.i18n import say
-from glassgpt.runs.inference import attention_flops
-from glassgpt.runs.inference import parameters_from_flops
-from glassgpt.runs.inference import stated_peak_flops
+from glassgpt.runs.inference import attention_flops, parameters_from_flops, stated_peak_flops
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import positive_int_setting
 

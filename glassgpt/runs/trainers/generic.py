@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.runs.builder import MAX_ITERATION
-from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.trainer import Trainer
 
 _AT = r"\b(?:iter|iteration|step|global_step|update)"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from glassgpt.config import TrainConfig
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import gradient_norm
-from glassgpt.runs.glossary import last_evaluation
-from glassgpt.runs.glossary import learning_rate
-from glassgpt.runs.glossary import tokens_per_second
+from glassgpt.runs.glossary import (
+    GlossaryEntry,
+    LastLine,
+    gradient_norm,
+    last_evaluation,
+    learning_rate,
+    tokens_per_second,
+)
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

@@ -17,13 +17,8 @@ from dataclasses import dataclass
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import gradient_norm
-from glassgpt.runs.glossary import last_evaluation
-from glassgpt.runs.glossary import learning_rate
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

@@ -16,15 +16,10 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import MAX_ITERATION
-from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import learning_rate
-from glassgpt.runs.glossary import one_loss
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, learning_rate, one_loss
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

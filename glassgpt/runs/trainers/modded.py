@@ -14,14 +14,10 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import MAX_ITERATION
-from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import last_evaluation
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

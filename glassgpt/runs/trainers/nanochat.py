@@ -15,14 +15,9 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import last_evaluation
-from glassgpt.runs.glossary import tokens_per_second
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.run_log import ValMetric
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second
+from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(

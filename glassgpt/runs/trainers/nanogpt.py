@@ -19,16 +19,10 @@ from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import LastLine
-from glassgpt.runs.glossary import last_evaluation
-from glassgpt.runs.glossary import learning_rate
-from glassgpt.runs.glossary import one_loss
-from glassgpt.runs.numbers import NUMBER
-from glassgpt.runs.numbers import parse_number
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, learning_rate, one_loss
+from glassgpt.runs.numbers import NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import A100_PEAK
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import A100_PEAK, Trainer
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 # minGPT's lines, whose time and epochs are other things; the reader of any trainer takes them.

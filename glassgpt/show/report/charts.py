@@ -10,23 +10,22 @@ import numpy as np
 from glassgpt import format
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import Bools
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import RunLog
-from glassgpt.show.report.drawing import Chart
-from glassgpt.show.report.drawing import Layout
-from glassgpt.show.report.drawing import MissingChart
-from glassgpt.show.report.drawing import Trace
-from glassgpt.show.report.drawing import base_layout
-from glassgpt.show.report.drawing import drawn_values
-from glassgpt.show.report.drawing import horizontal_line
-from glassgpt.show.report.drawing import json_floats
-from glassgpt.show.report.drawing import line_trace
-from glassgpt.show.report.drawing import needs_log_axis
-from glassgpt.show.report.drawing import set_log_axis
-from glassgpt.show.report.drawing import smoothed_line_traces
-from glassgpt.show.report.loss_charts import bits_per_byte_chart
-from glassgpt.show.report.loss_charts import loss_chart
+from glassgpt.runs.run_log import Bools, Floats, RunLog
+from glassgpt.show.report.drawing import (
+    Chart,
+    Layout,
+    MissingChart,
+    Trace,
+    base_layout,
+    drawn_values,
+    horizontal_line,
+    json_floats,
+    line_trace,
+    needs_log_axis,
+    set_log_axis,
+    smoothed_line_traces,
+)
+from glassgpt.show.report.loss_charts import bits_per_byte_chart, loss_chart
 from glassgpt.show.report.thinning import thinned_indices
 from glassgpt.show.timeline import Timeline
 

@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
-from glassgpt.show.report.thinning import SMOOTHED_POINTS
-from glassgpt.show.report.thinning import SmoothedSeries
-from glassgpt.show.report.thinning import smooth_series
-from glassgpt.show.report.thinning import thinned_indices
+from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
+from glassgpt.show.report.thinning import SMOOTHED_POINTS, SmoothedSeries, smooth_series, thinned_indices
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]

@@ -9,24 +9,25 @@ import numpy as np
 
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.run_log import RunLog
-from glassgpt.show.report.drawing import Chart
-from glassgpt.show.report.drawing import MissingChart
-from glassgpt.show.report.drawing import Trace
-from glassgpt.show.report.drawing import band_trace
-from glassgpt.show.report.drawing import base_layout
-from glassgpt.show.report.drawing import crop_initial_drop
-from glassgpt.show.report.drawing import drawn_values
-from glassgpt.show.report.drawing import eval_trace
-from glassgpt.show.report.drawing import iteration_range
-from glassgpt.show.report.drawing import json_floats
-from glassgpt.show.report.drawing import line_trace
-from glassgpt.show.report.drawing import needs_log_axis
-from glassgpt.show.report.drawing import segmented_line_trace
-from glassgpt.show.report.drawing import set_log_axis
-from glassgpt.show.report.drawing import smooth_per_process
-from glassgpt.show.report.drawing import vertical_line
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog
+from glassgpt.show.report.drawing import (
+    Chart,
+    MissingChart,
+    Trace,
+    band_trace,
+    base_layout,
+    crop_initial_drop,
+    drawn_values,
+    eval_trace,
+    iteration_range,
+    json_floats,
+    line_trace,
+    needs_log_axis,
+    segmented_line_trace,
+    set_log_axis,
+    smooth_per_process,
+    vertical_line,
+)
 from glassgpt.show.report.thinning import thinned_indices
 
 _TRAIN_BAND_COLOUR, _VAL_BAND_COLOUR = "var(--train-band)", "var(--val-band)"

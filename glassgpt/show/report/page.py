@@ -6,8 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,9 +16,7 @@ from glassgpt.errors import UserError
 from glassgpt.explain.rule import Finding
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.files import atomic_write
-from glassgpt.i18n import RIGHT_TO_LEFT
-from glassgpt.i18n import current_language
-from glassgpt.i18n import say
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
 from glassgpt.paths import abbreviate_home
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
@@ -28,10 +25,8 @@ from glassgpt.show import facts_table as facts_shown
 from glassgpt.show.facts_table import TableRow
 from glassgpt.show.report import tables
 from glassgpt.show.report.charts import make_charts
-from glassgpt.show.report.drawing import Chart
-from glassgpt.show.report.drawing import MissingChart
-from glassgpt.show.timeline import build_timeline
-from glassgpt.show.timeline import seconds_by_phase
+from glassgpt.show.report.drawing import Chart, MissingChart
+from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _BRAND = "GlassGPT"
 _GENERATOR_TAG = f'<meta name="generator" content="{_BRAND}">'

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from glassgpt import format
 from glassgpt.errors import UserError
-from glassgpt.i18n import preferred_language
-from glassgpt.i18n import use_language
+from glassgpt.i18n import preferred_language, use_language
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.sink import warn_listener_failed

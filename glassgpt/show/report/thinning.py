@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.run_log import Ints
+from glassgpt.runs.run_log import Floats, Ints
 
 MAX_POINTS = 2000
 SMOOTHED_POINTS = 240

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -13,22 +12,15 @@ from rich.text import Text
 
 from glassgpt import format as written
 from glassgpt.compare import Comparison
-from glassgpt.compare.alignment import InterpolatedLoss
-from glassgpt.compare.alignment import format_axis_value
-from glassgpt.compare.comparable import bits_per_byte
-from glassgpt.compare.comparable import perplexity
+from glassgpt.compare.alignment import InterpolatedLoss, format_axis_value
+from glassgpt.compare.comparable import bits_per_byte, perplexity
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.differences import GROUPS
-from glassgpt.compare.differences import Difference
-from glassgpt.compare.differences import DifferenceGroup
-from glassgpt.compare.loss_curve import AXES
-from glassgpt.compare.loss_curve import Axis
+from glassgpt.compare.differences import GROUPS, Difference, DifferenceGroup
+from glassgpt.compare.loss_curve import AXES, Axis
 from glassgpt.compare.speed_difference import format_setting
 from glassgpt.i18n import say
-from glassgpt.sanitize import sanitize_keeping_bidi
-from glassgpt.sanitize import sanitize_line
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.chart import sparkline
+from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
+from glassgpt.show.terminal.chart import bar, sparkline
 
 _CHART_POINTS = 40
 _BAR_WIDTH = 30

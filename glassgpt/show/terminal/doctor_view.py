@@ -6,9 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glassgpt import format
-from glassgpt.doctor.check import CheckResult
-from glassgpt.doctor.check import DiagnosticLine
-from glassgpt.doctor.check import DoctorReport
+from glassgpt.doctor.check import CheckResult, DiagnosticLine, DoctorReport
 
 _STYLES = {"ok": "green", "note": "bold yellow", "problem": "bold red"}
 _VERDICT_WIDTH, _NAME_WIDTH = 9, 14

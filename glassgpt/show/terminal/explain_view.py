@@ -12,23 +12,14 @@ from rich.text import Text
 from glassgpt import format
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.rule import Finding
-from glassgpt.i18n import RIGHT_TO_LEFT
-from glassgpt.i18n import current_language
-from glassgpt.i18n import say
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry
-from glassgpt.runs.glossary import glossary
+from glassgpt.runs.glossary import GlossaryEntry, glossary
 from glassgpt.runs.run_log import RunLog
-from glassgpt.sanitize import sanitize_keeping_bidi
-from glassgpt.sanitize import sanitize_line
-from glassgpt.sanitize import sanitize_text
-from glassgpt.show.facts_table import fact_groups
-from glassgpt.show.facts_table import phase_labels
-from glassgpt.show.facts_table import severity_label
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.chart import plot
-from glassgpt.show.timeline import build_timeline
-from glassgpt.show.timeline import seconds_by_phase
+from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
+from glassgpt.show.facts_table import fact_groups, phase_labels, severity_label
+from glassgpt.show.terminal.chart import bar, plot
+from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"

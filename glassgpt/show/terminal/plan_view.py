@@ -11,22 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from glassgpt.estimate.cluster import Cluster
-from glassgpt.format import format_bytes
-from glassgpt.format import format_count
-from glassgpt.format import format_duration
-from glassgpt.format import format_flops_per_token
-from glassgpt.format import format_parameters
-from glassgpt.format import pluralize
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
-from glassgpt.plan.ddp_or_fsdp import assumptions
-from glassgpt.plan.plan_warnings import PlanProblem
-from glassgpt.plan.plan_warnings import busy_machine_problem
+from glassgpt.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_flops_per_token,
+    format_parameters,
+    pluralize,
+)
+from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, assumptions
+from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
 from glassgpt.plan.planning import Plan
 from glassgpt.plan.propose import Proposal
 from glassgpt.plan.recommended import Recommendation
 from glassgpt.plan.time_and_cost import TimeEstimate
-from glassgpt.sanitize import sanitize_keeping_bidi
-from glassgpt.sanitize import sanitize_line
+from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 
 _COLOURS = (
     "cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black", "bright_blue",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from glassgpt.errors import UserError
-from glassgpt.errors import error_type_and_message
+from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.run_console import RunConsole

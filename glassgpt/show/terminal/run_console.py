@@ -10,27 +10,20 @@ import math
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn
-from rich.progress import Progress
-from rich.progress import TaskID
-from rich.progress import TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from glassgpt import format
-from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.peak import mfu_note
+from glassgpt.estimate.peak import PeakFlops, mfu_note
 from glassgpt.record.clock import PHASES
 from glassgpt.record.finding import finding_line
 from glassgpt.record.journal import Record
 from glassgpt.record.profile_record import is_valid_profile
 from glassgpt.sanitize import sanitize_text
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.chart import sparkline
-from glassgpt.show.terminal.forecast_lines import forecast_line
-from glassgpt.show.terminal.forecast_lines import forecast_vs_actual_line
+from glassgpt.show.terminal.chart import bar, sparkline
+from glassgpt.show.terminal.forecast_lines import forecast_line, forecast_vs_actual_line
 from glassgpt.show.terminal.next_steps import suggest_next_steps
-from glassgpt.show.terminal.profile_view import profile_line
-from glassgpt.show.terminal.profile_view import profile_rows
+from glassgpt.show.terminal.profile_view import profile_line, profile_rows
 from glassgpt.show.terminal.ranks_view import scaling_efficiency_line
 
 _PHASE_DESCRIPTIONS = {

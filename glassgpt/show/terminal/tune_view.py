@@ -7,10 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn
-from rich.progress import Progress
-from rich.progress import TextColumn
-from rich.progress import TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,10 +16,8 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.search import TrialEvent
-from glassgpt.tune.tuning import Tuning
-from glassgpt.tune.tuning import describe_automatic_setting
-from glassgpt.tune.tuning import describe_setting
 from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.tuning import Tuning, describe_automatic_setting, describe_setting
 
 _RIGHT_ALIGNED_COLUMNS = ("tokens/s", "±", "update", "MFU", "peak")
 

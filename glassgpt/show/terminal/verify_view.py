@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glassgpt import format
-from glassgpt.doctor.verify_files import CheckedPart
-from glassgpt.doctor.verify_files import VerifyReport
+from glassgpt.doctor.verify_files import CheckedPart, VerifyReport
 from glassgpt.sanitize import sanitize_text
 
 _STYLES = {"good": "green", "damaged": "bold red", "no digest": "yellow"}

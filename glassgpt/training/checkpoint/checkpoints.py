@@ -20,27 +20,20 @@ import errno
 import hashlib
 import math
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError
 
-from glassgpt.data.digests import file_sha256
-from glassgpt.data.digests import sha256_in_pieces
+from glassgpt.data.digests import file_sha256, sha256_in_pieces
 from glassgpt.errors import UserError
 from glassgpt.paths import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.machine import available_memory_bytes
-from glassgpt.record.run_dir import CHECKPOINTS_DIR
-from glassgpt.record.run_dir import COMMITTED_NAME_PATTERN
+from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
 
 if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` does without
     from torch import Tensor

@@ -11,28 +11,20 @@ import errno
 import mmap
 import pickle
 import zipfile
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.config import ConfigValue
-from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
-from glassgpt.errors import first_message_line
-from glassgpt.flags import check_settings
-from glassgpt.flags import field_types
-from glassgpt.model.gpt import GPT
-from glassgpt.model.gpt import GPTConfig
-from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES
-from glassgpt.model.weights import check_state_dict
-from glassgpt.model.weights import with_tied_head
+from glassgpt.config import ConfigValue, TrainConfig
+from glassgpt.errors import UserError, first_message_line
+from glassgpt.flags import check_settings, field_types
+from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, check_state_dict, with_tied_head
 from glassgpt.paths import regular_file_opener
 from glassgpt.record.machine import available_memory_bytes
 

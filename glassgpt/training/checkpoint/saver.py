@@ -6,8 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassgpt.errors import UserError
-from glassgpt.errors import describe_os_error
+from glassgpt.errors import UserError, describe_os_error
 from glassgpt.files import fsync_path
 from glassgpt.record.journal import Record
 from glassgpt.training.checkpoint import checkpoints
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
-from glassgpt.training.checkpoint.checkpoints import RowRanges
-from glassgpt.training.checkpoint.checkpoints import TensorsByFile
-from glassgpt.training.checkpoint.checkpoints import best_checkpoints
-from glassgpt.training.checkpoint.checkpoints import encode_state
-from glassgpt.training.checkpoint.checkpoints import list_folder
-from glassgpt.training.checkpoint.checkpoints import next_free_path
-from glassgpt.training.checkpoint.checkpoints import readable_checkpoints
-from glassgpt.training.checkpoint.tensor_file import PackedTensors
-from glassgpt.training.checkpoint.tensor_file import PinnedBuffer
-from glassgpt.training.checkpoint.tensor_file import pack_tensors
-from glassgpt.training.checkpoint.tensor_file import write_packed
+from glassgpt.training.checkpoint.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    RowRanges,
+    TensorsByFile,
+    best_checkpoints,
+    encode_state,
+    list_folder,
+    next_free_path,
+    readable_checkpoints,
+)
+from glassgpt.training.checkpoint.tensor_file import PackedTensors, PinnedBuffer, pack_tensors, write_packed
 from glassgpt.training.distributed.process_group import ProcessGroup
 
 Snapshot = dict[str, PackedTensors]  # by file

@@ -15,11 +15,8 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path

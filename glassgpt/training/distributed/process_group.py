@@ -6,19 +6,11 @@ turns. So there is one loop, and it never asks whether it is alone. ranks.py has
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import Choice, TrainConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,10 +18,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -30,19 +27,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed import rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from glassgpt.config import Choice
-from glassgpt.config import TrainConfig
+from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.memory import ALL_REDUCE_BUCKET_BYTES
-from glassgpt.training.distributed.process_group import Plain
-from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.distributed.process_group import RankLost
+from glassgpt.training.distributed.process_group import Plain, ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RankWatchdog
-from glassgpt.training.interrupt import StopSignals
-from glassgpt.training.interrupt import default_stop_signals
+from glassgpt.training.interrupt import StopSignals, default_stop_signals
 
 _STARTUP_TIMEOUT_S = 1800.0  # some read gigabytes first, some save them last; the dead are noticed at once
 _POLL_S = 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import re
@@ -42,7 +43,9 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self._idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         elif sys.platform == "linux":
-            _forget_resident_peak()
+            # Resets the kernel's counter. Without permission the peak is that of all trials so far.
+            with contextlib.suppress(OSError):
+                _PROC_CLEAR_REFS.write_text("5")
 
     def peak_bytes(self) -> int:
         """On a GPU the peak that PyTorch allocated, or what stays reserved (CUDA graphs) if that is more."""
@@ -52,27 +55,15 @@ class PeakMemory:
             return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held since before
         if self._device.type == "mps":
             return memory_now("mps")["reserved"]
-        return _resident_peak()
+        kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(_PROC_STATUS), re.MULTILINE)
+        if kilobytes:
+            return int(kilobytes[1]) * 1024
+        if sys.platform == "win32":
+            return memory_now("cpu")["rss"]
+        import resource
 
-
-def _forget_resident_peak() -> None:
-    """Resets the kernel's counter. Without permission the peak is that of all trials so far."""
-    try:
-        _PROC_CLEAR_REFS.write_text("5")
-    except OSError:
-        return
-
-
-def _resident_peak() -> int:
-    kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(_PROC_STATUS), re.MULTILINE)
-    if kilobytes:
-        return int(kilobytes[1]) * 1024
-    if sys.platform == "win32":
-        return memory_now("cpu")["rss"]
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 Clock = Callable[[], float]

@@ -267,37 +267,26 @@ def write_tuned_file(text: str, out: str, force: bool) -> Path:
 
 
 def tuned_file_text(
-    tuned: TrainConfig, asked: TrainConfig, name: str, settled: Collection[str], notes: Sequence[str]
+    tuned: TrainConfig, requested: TrainConfig, name: str, settled: Collection[str], notes: Sequence[str]
 ) -> str:
     """First the fields that were measured (`settled`), then the others. `notes`: comment lines."""
-    lines = dict(_lines(tuned))
-    first = {field for field in lines if field in settled or getattr(tuned, field) != getattr(asked, field)}
-    parts = [
-        *(f"# {note}" for note in notes),
-        f"about = {_quoted(f'{name}, tuned for this machine')}",
-        "",
-        "# --- measured ---",
-        *(lines[field] + _remark(tuned, asked, field) for field in lines if field in first),
-        "",
-        f"# --- as {name} has it ---",
-        *(line for field, line in lines.items() if field not in first),
-    ]
-    return "\n".join(parts) + "\n"
 
+    def toml_lines(config: TrainConfig) -> dict[str, str]:
+        return {line.partition(" = ")[0]: line for line in to_toml(config).splitlines()}
 
-def _lines(config: TrainConfig) -> list[tuple[str, str]]:
-    return [(line.partition(" = ")[0], line) for line in to_toml(config).splitlines()]
-
-
-def _remark(tuned: TrainConfig, asked: TrainConfig, name: str) -> str:
-    before = getattr(asked, name)
-    if name == "eval_tokens" and asked.eval_iters is not None:
-        return f"  # as eval_iters = {asked.eval_iters} was, which counts micro-batches"
-    if before == getattr(tuned, name):
-        return "  # as it was"
-    return f"  # was {'open' if before is None else before}"
-
-
-def _quoted(text: str) -> str:
-    (line,) = (line for field, line in _lines(TrainConfig(out_dir=text)) if field == "out_dir")
-    return line.partition(" = ")[2]
+    measured, others = [], []
+    for field, line in toml_lines(tuned).items():
+        before, now = getattr(requested, field), getattr(tuned, field)
+        if field not in settled and now == before:
+            others.append(line)
+        elif field == "eval_tokens" and requested.eval_iters is not None:
+            measured.append(
+                f"{line}  # as eval_iters = {requested.eval_iters} was, which counts micro-batches"
+            )
+        elif now == before:
+            measured.append(f"{line}  # as it was")
+        else:
+            measured.append(f"{line}  # was {'open' if before is None else before}")
+    quoted = toml_lines(TrainConfig(out_dir=f"{name}, tuned for this machine"))["out_dir"].partition(" = ")[2]
+    parts = [f"# {note}" for note in notes] + [f"about = {quoted}", "", "# --- measured ---", *measured]
+    return "\n".join([*parts, "", f"# --- as {name} has it ---", *others]) + "\n"

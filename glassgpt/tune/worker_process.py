@@ -44,13 +44,16 @@ class TrialWorker:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
+        environment = {**os.environ, "PYTHONPATH": child_pythonpath()}
+        if threads is not None:  # OpenMP reads the count at start-up
+            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr_file,
-            env=_environment(threads),
+            env=environment,
             encoding="utf-8",
             start_new_session=os.name != "nt",  # Ctrl-C reaches us alone, and a group is killed whole
         )
@@ -103,14 +106,6 @@ class TrialWorker:
         for stream in (self._process.stdin, self._process.stdout, self._stderr_file):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
-
-
-def _environment(threads: int | None) -> dict[str, str]:
-    """Our environment, with the thread count that OpenMP reads at start-up."""
-    own = {"PYTHONPATH": child_pythonpath()}
-    if threads is not None:
-        own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**os.environ, **own}
 
 
 class TrialRunner:

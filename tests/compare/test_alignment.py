@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.compare.alignment import align, find_lowest_common_loss, interpolate_loss
-from glassgpt.compare.loss_curve import LossCurve
+from glassgpt.compare.loss_curve import LossCurve, align, find_lowest_common_loss, interpolate_loss
 
 
 def curve(points: Sequence[tuple[float, float]]) -> LossCurve:

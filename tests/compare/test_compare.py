@@ -53,7 +53,7 @@ def test_a_difference_within_the_noise_is_none() -> None:
     comparison = compare_histories(
         make_run(eval_iters=1), make_run([(0, 4.2), (500, 2.0), (1000, 1.59)], eval_iters=1)
     )
-    assert "cannot be told apart" in claim_text(comparison, "equally-good")
+    assert "cannot be distinguished" in claim_text(comparison, "equally-good")
     assert "better" not in claim_ids(comparison)
 
 

@@ -152,8 +152,8 @@ def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim
     if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE:
         return []
     sentence = say(
-        "The higher MFU of {slow} does not make it faster: it achieves {rate} the FLOP/s, but each token needs "
-        "{cost} the FLOPs.",
+        "The higher MFU of {slow} does not make it faster: it achieves {rate} the FLOP/s, but each token "
+        "needs {cost} the FLOPs.",
         slow=slow.label,
         rate=format.format_factor(rate),
         cost=format.format_factor(cost),

@@ -15,7 +15,7 @@ from rich.console import Console
 from glassgpt.cli import main
 from glassgpt.cli.plan_command import plan
 from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.plan.dataset_size import known_dataset_info
+from glassgpt.plan.dataset_info import known_dataset_info
 from glassgpt.plan.propose import PROPOSED_SETTINGS, propose
 from glassgpt.plan.target import target_of_card
 from glassgpt.recipe import build_config, find_recipe
@@ -101,13 +101,13 @@ def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--hours=1e300"], "longer than ten years"),
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
-        (["--hours=1", "--out=foo.txt"], "files called .toml"),
+        (["--hours=1", "--out=foo.txt"], "files that end in .toml"),
         (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
         (["--hours=1", "--eval_only"], "--hours proposes a run that trains"),
         (["--gpu="], "--gpu is empty"),
         (["--gpu=8xH100"], "--gpu=H100 --gpus=8"),
-        (["--gpu=h100", "--price=1e308"], "--price=1e+308 is more than anybody has"),
-        (["--gpu=h100", "--nodes=2", "--network=1e300"], "--network=1e+300 is more than anybody has"),
+        (["--gpu=h100", "--price=1e308"], "--price=1e+308 is too large"),
+        (["--gpu=h100", "--nodes=2", "--network=1e300"], "--network=1e+300 is too large"),
         (["--gpu=h100", "--nodes=2", "--network=5e-324"], "it is in GB/s"),
         (["--gpu=h100", "--batch_size=1e300"], "--batch_size must be below 2^63"),
         (["--gpu=h100", "--n_layer=1e300"], "--n_layer must be below 2^63"),
@@ -125,9 +125,9 @@ def test_the_table_of_cards_leaves_this_machine_alone(
     def probed(*arguments: object) -> None:
         raise AssertionError("the machine was looked at")
 
-    for name in ("this_cpu", "this_machine"):
+    for name in ("local_cpu_target", "local_target"):
         monkeypatch.setattr(f"glassgpt.plan.target.{name}", probed)
-    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090",))
+    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090",))
     assert main(["plan", "--cards", "--json"]) == 0
     assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
     assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
@@ -138,10 +138,10 @@ def test_the_table_of_cards_leaves_this_machine_alone(
 def test_the_table_of_cards_shows_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090", "H200"))
+    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
-    usual = plan.__globals__["console"]
-    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: shown if stderr else usual())
+    usual = plan.__globals__["make_console"]
+    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: shown if stderr else usual())
     assert main(["plan", "--cards", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert "100%" in shown.file.getvalue()  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def test_a_narrow_terminal_cuts_no_figure(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=30, highlight=False)
-    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: narrow)
+    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: narrow)
     assert plan(words) == 0
     assert "…" not in capsys.readouterr().out
 

@@ -11,8 +11,8 @@ from glassgpt.cli import main
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.memory import total_parameters
-from glassgpt.plan.dataset_size import known_dataset_info
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
+from glassgpt.plan.dataset_info import known_dataset_info
+from glassgpt.plan.estimates import ParallelismComparison
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
 from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
@@ -181,8 +181,8 @@ def test_json_has_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nodes=2", "--network=0"], "--network=0 must be greater than 0"),
         (["--nodes=2", "--network=nan"], "--network=nan is not a finite number"),
         (["--gpus=2.5"], "--gpus=2.5"),
-        (["--gpus=1025"], "--gpus=1025 is more than anybody has"),
-        (["--network=5"], "--network=5 is between machines: it goes with --nodes"),
+        (["--gpus=1025"], "--gpus=1025 is too large"),
+        (["--network=5"], "--network=5 is between machines: it needs --nodes"),
         (["--gpus=7"], "cannot be shared evenly by 7 cards"),
         (["--gpus=2", "--n_layer=96", "--n_embd=12288", "--n_head=96", "--shard"], "needs at least"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.estimate.memory import GIB
-from glassgpt.plan.dataset_size import find_dataset_info
+from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.plan.plan_warnings import PlanProblem
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
@@ -168,14 +168,14 @@ def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> Non
 
 
 def test_time_that_only_makes_it_worse_is_left_before_it_shows_in_a_run() -> None:
-    """Fifteen times through the text is worse than five, though neither run's loss rises at its end."""
+    """Fifteen epochs are worse than five, though neither run's loss rises at its end."""
     h100, config = (
         target_of_card(resolve_card_name("h100").card, "asked for"),
         build_config(find_recipe("gpt2_124m"), {}, "cuda"),
     )
     short, long = (propose(config, h100, find_dataset_info(config), hours) for hours in (203.0, 609.0))
     assert long.best.loss[1] <= short.best.loss[1]
-    assert "by heart" in long.unused_time_reason
+    assert "overfit" in long.unused_time_reason
 
 
 def test_what_fits_is_named_with_the_micro_batch_it_takes() -> None:
@@ -202,7 +202,7 @@ def test_fewer_micro_batches_do_not_evaluate_more() -> None:
     made = plan(
         "gpt2_124m", target_of_card(resolve_card_name("h100").card, "asked for"), batch_size=2, eval_iters=60
     )
-    advice = named_in(next(problem.fix for problem in made.problems if "keep no GPU busy" in problem.what))
+    advice = named_in(next(problem.fix for problem in made.problems if "to keep a GPU busy" in problem.what))
     assert int(advice["batch_size"]) * int(advice["eval_iters"]) == 2 * 60
 
 

@@ -11,22 +11,24 @@ import pytest
 from glassgpt.cli.plan_command import plan
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import cards, resolve_card_name
-from glassgpt.plan import installed_cards
 from glassgpt.plan import target as targets
-from glassgpt.plan.dataset_size import find_dataset_info, known_dataset_info
-from glassgpt.plan.installed_cards import (
+from glassgpt.plan.dataset_info import find_dataset_info, known_dataset_info
+from glassgpt.plan.planning import make_plan
+from glassgpt.plan.propose import propose
+from glassgpt.plan.target import (
     InstalledCard,
+    PlanTarget,
     find_amd_cards,
     find_nvidia_cards,
+    find_target,
     is_torch_built_for_rocm,
+    local_cpu_target,
     parse_mig_slices,
     parse_nvidia_smi,
+    target_of_card,
     visible_amd_cards,
     visible_nvidia_cards,
 )
-from glassgpt.plan.planning import make_plan
-from glassgpt.plan.propose import propose
-from glassgpt.plan.target import PlanTarget, find_target, local_cpu_target, target_of_card
 from glassgpt.recipe import build_config, find_recipe
 
 GIB = 2**30
@@ -44,8 +46,8 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """`nvidia-smi` says nothing, there is no AMD card, no variable is set: until a test says otherwise."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(installed_cards, "command_output", lambda *command: None)
-    monkeypatch.setattr(installed_cards, "find_amd_cards", list)
+    monkeypatch.setattr(targets, "command_output", lambda *command: None)
+    monkeypatch.setattr(targets, "find_amd_cards", list)
     return monkeypatch
 
 
@@ -53,22 +55,22 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 
 
 def test_a_card_found_here_is_the_tables(says: pytest.MonkeyPatch) -> None:
-    says.setattr(installed_cards, "command_output", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
+    says.setattr(targets, "command_output", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
     found = find_target("auto")
     assert (found.name, found.device_type, found.memory_bytes) == ("RTX 4070", "cuda", 12282 * 2**20)
-    says.setattr(installed_cards, "command_output", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
+    says.setattr(targets, "command_output", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
     unknown = find_target("auto")
     assert unknown.card is None
     config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
     assert make_plan(config, unknown, known_dataset_info("shakespeare_char")).times is None
-    says.setattr(installed_cards, "command_output", lambda *command: None)
+    says.setattr(targets, "command_output", lambda *command: None)
     assert find_target("auto").device_type == ("mps" if sys.platform == "darwin" else "cpu")
 
 
 def test_the_device_that_the_run_will_take_is_planned_for(
     says: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says.setattr(installed_cards, "command_output", lambda *command: TWO)
+    says.setattr(targets, "command_output", lambda *command: TWO)
     assert find_target("auto", "cuda").name == "RTX 4090"  # CUDA's first
     assert find_target("auto", "cuda:1").name == "RTX 3060"
     assert find_target("auto", "cpu").device_type == "cpu"
@@ -90,9 +92,9 @@ def test_a_plan_for_what_the_run_will_not_take_says_so(capsys: pytest.CaptureFix
 def test_a_driver_that_does_not_say_the_memory(says: pytest.MonkeyPatch) -> None:
     (known, unknown) = parse_nvidia_smi("GPU-1, NVIDIA H200, [N/A]\nGPU-2, NVIDIA GB10, [Not Supported]\n")
     assert known.memory_bytes is unknown.memory_bytes is None
-    says.setattr(installed_cards, "find_nvidia_cards", lambda: [known])
+    says.setattr(targets, "find_nvidia_cards", lambda: [known])
     assert find_target("auto").memory_bytes == 141 * GIB
-    says.setattr(installed_cards, "find_nvidia_cards", lambda: [unknown])
+    says.setattr(targets, "find_nvidia_cards", lambda: [unknown])
     says.setattr(targets, "usable_memory", lambda: (128 * GIB, False))
     assert find_target("auto").memory_bytes == 128 * GIB
 
@@ -131,7 +133,7 @@ def test_what_is_hidden_is_not_seen(asked: str, names: list[str]) -> None:
 
 
 def test_a_hidden_card_leaves_the_cpu(says: pytest.MonkeyPatch) -> None:
-    says.setattr(installed_cards, "find_nvidia_cards", lambda: parse_nvidia_smi(TWO))
+    says.setattr(targets, "find_nvidia_cards", lambda: parse_nvidia_smi(TWO))
     says.setenv("CUDA_VISIBLE_DEVICES", "")
     says.setattr(sys, "platform", "linux")
     found = find_target("auto")
@@ -143,7 +145,7 @@ def test_a_hidden_card_leaves_the_cpu(says: pytest.MonkeyPatch) -> None:
 def test_a_slice_of_a_card_is_not_the_card(says: pytest.MonkeyPatch) -> None:
     assert [one.memory_bytes for one in parse_mig_slices(SLICES)] == [20 * GIB, 5 * GIB]
     says.setattr(
-        installed_cards,
+        targets,
         "find_nvidia_cards",
         lambda: [InstalledCard("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")],
     )
@@ -157,7 +159,7 @@ def test_a_slice_of_a_card_is_not_the_card(says: pytest.MonkeyPatch) -> None:
 
 def test_the_driver_is_asked_for_what_is_read(says: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
-    says.setattr(installed_cards, "command_output", lambda *command: commands.append(command))
+    says.setattr(targets, "command_output", lambda *command: commands.append(command))
     assert find_nvidia_cards() == []
     assert commands == [("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")]
 
@@ -186,14 +188,12 @@ def test_amds_cards_are_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_amds_cards_count_where_pytorch_can_use_them(says: pytest.MonkeyPatch) -> None:
     says.setattr(sys, "platform", "linux")
-    says.setattr(
-        installed_cards, "find_amd_cards", lambda: [InstalledCard("Instinct MI300X", 192 * GIB, "GPU-a")]
-    )
-    says.setattr(installed_cards, "is_torch_built_for_rocm", lambda: False)
+    says.setattr(targets, "find_amd_cards", lambda: [InstalledCard("Instinct MI300X", 192 * GIB, "GPU-a")])
+    says.setattr(targets, "is_torch_built_for_rocm", lambda: False)
     without = find_target("auto")
     assert without.device_type == "cpu"
     assert "Instinct MI300X is here, but this PyTorch was not built for AMD's cards" in without.found_how
-    says.setattr(installed_cards, "is_torch_built_for_rocm", lambda: True)
+    says.setattr(targets, "is_torch_built_for_rocm", lambda: True)
     assert find_target("auto").name == "Instinct MI300X"
     says.setenv("HIP_VISIBLE_DEVICES", "-1")
     assert find_target("auto").device_type == "cpu"
@@ -231,7 +231,10 @@ def test_apples_memory_by_name_is_the_smallest_sold() -> None:
     chip = target_of_card(resolve_card_name("m3-max").card, "asked for")
     assert chip.memory_note == "the smallest sold"
     assert chip.memory_bytes == 36 * GIB
-    assert target_of_card(resolve_card_name("m3-max").card, "found here", memory=96 * GIB).memory_note == ""
+    assert (
+        target_of_card(resolve_card_name("m3-max").card, "found here", memory_bytes=96 * GIB).memory_note
+        == ""
+    )
     assert all(card.memory_gb or card.smallest_gb for card in cards())
     assert target_of_card(resolve_card_name("rtx4090").card, "asked for").memory_note == ""
 
@@ -267,7 +270,7 @@ def test_a_driver_that_says_no_memory_is_no_card_without_any() -> None:
 def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config(find_recipe("quickstart"), {}, "cpu")
     for load, is_told in ((0.2, False), (64.0, True)):
-        monkeypatch.setattr("glassgpt.plan.target.load", lambda load=load: load)
+        monkeypatch.setattr("glassgpt.plan.target.load_average", lambda load=load: load)
         monkeypatch.setattr("glassgpt.plan.target.usable_cores", lambda: 2)
         made = make_plan(config, local_cpu_target("asked for", seconds=0.05), find_dataset_info(config))
         told = [problem.what for problem in made.problems if "busy" in problem.what]
@@ -277,7 +280,7 @@ def test_a_busy_machine_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_proposal_of_a_busy_machine_says_so_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.plan.target.load", lambda: 64.0)
+    monkeypatch.setattr("glassgpt.plan.target.load_average", lambda: 64.0)
     assert plan(["quickstart", "--gpu=cpu", "--hours=10"]) == 0
     assert "other programs keep 64.0 cores busy" in capsys.readouterr().out
 
@@ -285,5 +288,5 @@ def test_a_proposal_of_a_busy_machine_says_so_too(
 def test_hours_on_a_card_that_nobody_knows() -> None:
     unknown = PlanTarget("RTX 9090", "cuda", 64 * 2**30, {}, "unknown", "found here")
     config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
-    with pytest.raises(UserError, match="nobody knows how fast RTX 9090 is"):
+    with pytest.raises(UserError, match="the speed of RTX 9090 is unknown"):
         propose(config, unknown, find_dataset_info(config), 2.0)

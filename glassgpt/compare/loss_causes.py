@@ -191,23 +191,25 @@ def explain_by_training_length(
                     "against {gap} at the best of both.",
                     **values,
                 )
+                claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say(
                     "Having seen more tokens is not the reason: after {at} each, {better} is ahead by "
                     "{ahead}, against {gap} at the best of both.",
                     **values,
                 )
-            claims.append(Claim(f"{axis}-not-cause", labels, sentence))
+                claims.append(Claim("tokens-not-cause", labels, sentence))
         elif worse_loss.high <= better_loss.low:
             if axis == "iterations":
                 sentence = say(
                     "The number of iterations is a reason: after {at} each, {worse} is not behind.", **values
                 )
+                claims.append(Claim("iterations-cause", labels, sentence))
             else:
                 sentence = say(
                     "Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values
                 )
-            claims.append(Claim(f"{axis}-cause", labels, sentence))
+                claims.append(Claim("tokens-cause", labels, sentence))
     return claims
 
 

@@ -155,7 +155,7 @@ def refused_setting_problems(spec: RunSpec, target: PlanTarget) -> Iterator[Plan
     for name, why in decide.refused_settings(config, traits).items():
         flag = f"--{name}={getattr(config, name)}"
         is_cuda = traits.device_type == "cuda"
-        what = f"{flag} is not possible there: {why}" if is_cuda else f"{flag} is for CUDA cards"
+        what = f"{flag} is not possible on this card: {why}" if is_cuda else f"{flag} is for CUDA cards"
         yield PlanProblem("error", what, f"--{name}=auto")
 
 

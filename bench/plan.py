@@ -205,11 +205,11 @@ def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
 
 def planned_batch(limit_gib: int, data: Path) -> int:
     from glassgpt.estimate.cards import resolve_card_name
-    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.planning import make_plan
     from glassgpt.plan.target import target_of_card
 
-    card = target_of_card(resolve_card_name("h200").card, "limited", memory=limit_gib * GIB)
+    card = target_of_card(resolve_card_name("h200").card, "limited", memory_bytes=limit_gib * GIB)
     config = TrainConfig(data_dir=str(data), batch_size=1, gradient_accumulation_steps=1, max_iters=10_000)
     largest = make_plan(config, replace(card), find_dataset_info(config)).largest_micro_batch
     assert largest is not None

@@ -34,7 +34,7 @@ def plan(words: list[str]) -> int:
         _check_cards_flag_alone(typed)
         return _recommend(typed.options.json)
     asked = _resolve_request(typed)
-    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.planning import make_plan
     from glassgpt.show.terminal.plan_view import print_plan
 
@@ -52,7 +52,7 @@ def plan(words: list[str]) -> int:
 def _recommend(as_json: bool) -> int:
     from rich.progress import track
 
-    from glassgpt.plan.recommended import COMMON_CARDS, recommend_for_cards
+    from glassgpt.plan.propose import COMMON_CARDS, recommend_for_cards
     from glassgpt.show.terminal.plan_view import print_recommendations
 
     err = make_console(stderr=True)
@@ -67,7 +67,7 @@ def _recommend(as_json: bool) -> int:
 
 
 def _propose(asked: _PlanRequest, hours: float) -> int:
-    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.propose import propose
     from glassgpt.show.terminal.plan_view import print_proposal
 

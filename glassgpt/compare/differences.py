@@ -1,11 +1,22 @@
-"""What is not the same: settings, data, machine, code, versions; and what of it decides loss or speed."""
+"""What differs between runs: settings, data, machine, code, versions; and whether their losses compare.
+
+    find_differences([log_a, log_b])       # each with what it affects: loss, speed, both or neither
+    check_comparability(run_a, run_b)      # same data, tokens and metric?
+
+Across tokenizers a loss per token does not compare. Bits per byte do, where the logs say how many bytes a
+token has.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from glassgpt.compare.compared_run import ComparedRun
+from glassgpt.format import format_integer, format_loss
+from glassgpt.i18n import say
 from glassgpt.runs.run_log import RunLog
 
 DifferenceGroup = Literal["configuration", "data", "machine", "code", "versions"]
@@ -18,21 +29,20 @@ SettingValue = str | int | float | bool | None
 class Difference:
     group: DifferenceGroup
     name: str
-    values: tuple[SettingValue, ...]  # one per run; None: not said
+    values: tuple[SettingValue, ...]  # one per run; None: not in its log
     affects: AffectedMetric
 
     @property
     def is_known(self) -> bool:
-        """False: some runs do not say, and those that do agree."""
-        said = {_normalised(value) for value in self.values if value is not None}
-        return len(said) > 1
+        """False: the logs that have a value agree, and others have none."""
+        return len({_normalised(value) for value in self.values if value is not None}) > 1
 
     @property
     def affects_loss(self) -> bool:
         return self.affects in ("loss", "both")
 
 
-# What a loss depends on, given the data. Precision and hardware are not in here: they only round it.
+# What the loss depends on, given the data. Precision and hardware are left out: they only round it.
 _LOSS_AND_SPEED_SETTINGS = (
     "n_layer", "n_embd", "block_size", "arch", "vocab_size", "batch_tokens", "tokens_per_iteration",
     "activation", "optimizer",
@@ -47,7 +57,7 @@ _SPEED_SETTINGS = (
     "activation_checkpointing", "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
     "always_save_checkpoint", "log_interval", "backend", "probe_seconds",
 )  # fmt: skip
-_BOOKKEEPING = (
+_BOOKKEEPING_SETTINGS = (
     "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
     "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
     "probe_seconds", "dataset",
@@ -61,55 +71,94 @@ HARDWARE_SETTINGS = (
     "world_size",
     "cpu.model",
 )
-_VERSIONS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")
-_CODE = ("glassgpt_commit", "commit", "code", "trainer")
-_MAX_EXACT_INT = 2**53
-_TRANSIENT_MACHINE_KEYS = ("memory.available", "available")  # of the moment, not of the machine
+_VERSION_KEYS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")
+_CODE_KEYS = ("glassgpt_commit", "commit", "code", "trainer")
+_MAX_EXACT_INT = 2**53  # a larger int changes when it becomes a float
+_TRANSIENT_MACHINE_KEYS = ("available",)  # free memory at that moment
+_MAX_INITIAL_LOSS_GAP = 1.5  # nats; the loss of an untrained model is ln V, so V differs by a factor of 4.5
+
+ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
 
 
-def find_differences(histories: Sequence[RunLog]) -> tuple[Difference, ...]:
-    """In the order of GROUPS. What one run says and another does not is among them where it decides the loss
-    or is about the hardware."""
-    found = [
-        *_find_group_differences("configuration", [_configuration(history) for history in histories]),
-        *_find_group_differences("data", [_data(history) for history in histories]),
-        *_find_group_differences("machine", [_machine(history) for history in histories]),
-        *_find_group_differences("code", [_code(history) for history in histories]),
-        *_find_group_differences("versions", [_versions(history) for history in histories]),
-    ]
-    return tuple(one for one in found if one.is_known or _is_missed(one))
+@dataclass(frozen=True)
+class Comparability:
+    """Whether two losses compare. `bytes`: only as bits per byte. `assumed`: the logs do not say enough."""
+
+    level: ComparabilityLevel
+    reasons: tuple[str, ...]
 
 
-def _is_missed(one: Difference) -> bool:
-    if one.group == "data":
-        return one.name in ("name", "tokenizer")
-    return (one.group == "configuration" and one.affects_loss) or one.name in HARDWARE_SETTINGS
+# --- differences ---
 
 
-def _find_group_differences(
-    group: DifferenceGroup, described: Sequence[Mapping[str, SettingValue]]
-) -> list[Difference]:
-    names = list(dict.fromkeys(name for one in described for name in one))
-    found = []
-    for name in names:
-        values = tuple(one.get(name) for one in described)
-        if len({_normalised(value) for value in values}) > 1:
-            found.append(Difference(group, name, values, _decides(group, name)))
-    return found
+def find_differences(logs: Sequence[RunLog]) -> tuple[Difference, ...]:
+    """In the order of GROUPS. A value that only some logs have is a difference if it affects the loss or is
+    about the hardware."""
+    described = [_describe(run_log) for run_log in logs]
+    differences = []
+    for group in GROUPS:
+        names = dict.fromkeys(name for description in described for name in description[group])
+        for name in names:
+            values = tuple(description[group].get(name) for description in described)
+            if len({_normalised(value) for value in values}) == 1:
+                continue
+            difference = Difference(group, name, values, _affected_metric(group, name))
+            if group == "data":
+                is_important = name in ("name", "tokenizer")
+            else:
+                affects_loss = group == "configuration" and difference.affects_loss
+                is_important = affects_loss or name in HARDWARE_SETTINGS
+            if difference.is_known or is_important:
+                differences.append(difference)
+    return tuple(differences)
 
 
-def _normalised(value: SettingValue) -> object:
-    """1 and 1.0, True and "on", `cuda` and `cuda:0` are one value."""
-    if isinstance(value, str):
-        text = value.strip().lower()
-        words: dict[str, object] = {"on": 1.0, "true": 1.0, "off": 0.0, "false": 0.0, "cuda:0": "cuda"}
-        return words.get(text, text)
-    if isinstance(value, int) and abs(value) > _MAX_EXACT_INT:  # as a float it would be another, or none
-        return value
-    return float(value) if isinstance(value, int | float) else value
+def _describe(run_log: RunLog) -> dict[DifferenceGroup, dict[str, SettingValue]]:
+    """All that the log says about the run, by group."""
+    setup = run_log.setup
+    machine = _flatten(setup.machine)
+    configuration: dict[str, SettingValue] = {
+        name: value
+        for name, value in setup.settings.items()
+        if name not in _BOOKKEEPING_SETTINGS and value not in (None, "", "auto")
+    }
+    if setup.world_size:
+        configuration["world_size"] = setup.world_size
+    if machine.get("device.type"):
+        configuration.setdefault("device", machine["device.type"])
+
+    elsewhere = (*setup.settings, "epochs")  # shown as settings; epochs follow from them
+    data = _flatten({name: value for name, value in setup.data.items() if name not in elsewhere})
+    if dataset := dataset_name(run_log):
+        data["name"] = dataset
+
+    stated: dict[str, SettingValue] = {name: value for name, value in machine.items() if value is not None}
+    other_groups = (*_VERSION_KEYS, *_CODE_KEYS, *_TRANSIENT_MACHINE_KEYS)
+    hardware = {name: value for name, value in stated.items() if name.split(".")[-1] not in other_groups}
+    if setup.device_name and "device.name" not in hardware:
+        hardware = {"device_name": setup.device_name, **hardware}
+    code = {name: value for name, value in machine.items() if name in _CODE_KEYS}
+    return {
+        "configuration": configuration,
+        "data": data,
+        "machine": hardware,
+        "code": {"trainer": run_log.trainer.name, **code},
+        "versions": {name: value for name, value in stated.items() if name.split(".")[-1] in _VERSION_KEYS},
+    }
 
 
-def _decides(group: DifferenceGroup, name: str) -> AffectedMetric:
+def _flatten(nested: Mapping[str, object], prefix: str = "") -> dict[str, SettingValue]:
+    """{"cpu": {"model": "x"}} becomes {"cpu.model": "x"}; lists are left out."""
+    flat: dict[str, SettingValue] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, str | int | float | bool | None):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _affected_metric(group: DifferenceGroup, name: str) -> AffectedMetric:
     if group == "data":
         return "loss"
     if group != "configuration":
@@ -119,57 +168,158 @@ def _decides(group: DifferenceGroup, name: str) -> AffectedMetric:
     return "loss" if name in _LOSS_SETTINGS else "speed" if name in _SPEED_SETTINGS else "neither"
 
 
-def _configuration(history: RunLog) -> dict[str, SettingValue]:
-    settings = {name: value for name, value in history.setup.settings.items() if name not in _BOOKKEEPING}
-    undecided = {name for name, value in settings.items() if value in (None, "", "auto")}
-    world = {"world_size": history.setup.world_size} if history.setup.world_size else {}
-    decided = {name: value for name, value in settings.items() if name not in undecided}
-    found = _flatten(history.setup.machine).get("device.type")
-    return decided | world | ({"device": found} if found and "device" not in decided else {})
+def _normalised(value: SettingValue) -> object:
+    """1 and 1.0, True and "on", `cuda` and `cuda:0` are one value."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        words: dict[str, object] = {"on": 1.0, "true": 1.0, "off": 0.0, "false": 0.0, "cuda:0": "cuda"}
+        return words.get(text, text)
+    if isinstance(value, int) and abs(value) > _MAX_EXACT_INT:
+        return value
+    return float(value) if isinstance(value, int | float) else value
 
 
-def dataset_name(history: RunLog) -> str | None:
-    said = history.setup.data.get("name") or history.setup.settings.get("dataset")
-    return str(said) if said else None
+def dataset_name(run_log: RunLog) -> str | None:
+    name = run_log.setup.data.get("name") or run_log.setup.settings.get("dataset")
+    return str(name) if name else None
 
 
-def _data(history: RunLog) -> dict[str, SettingValue]:
-    told = (*history.setup.settings, "epochs")  # elsewhere; epochs follow
-    flat = _flatten({name: value for name, value in history.setup.data.items() if name not in told})
-    name = dataset_name(history)
-    return flat | ({"name": name} if name else {})
+def format_setting(value: object) -> str:
+    """A setting's value; unknown is a question mark."""
+    if value is None:
+        return "?"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _machine(history: RunLog) -> dict[str, SettingValue]:
-    flat = _flatten(history.setup.machine)
-    device = history.setup.device_name
-    left_out = (*_VERSIONS, *_CODE, *_TRANSIENT_MACHINE_KEYS)
-    kept = {name: value for name, value in flat.items() if name.split(".")[-1] not in left_out}
-    kept = {
-        name: value
-        for name, value in kept.items()
-        if name not in _TRANSIENT_MACHINE_KEYS and value is not None
-    }
-    return ({"device_name": device} if device and "device.name" not in kept else {}) | kept
+def list_settings(differences: Sequence[Difference]) -> str:
+    """`n_layer (6 / 12), dtype (float32 / bfloat16)`."""
+    return ", ".join(
+        f"{difference.name} ({' / '.join(format_setting(value) for value in difference.values)})"
+        for difference in differences
+    )
 
 
-def _code(history: RunLog) -> dict[str, SettingValue]:
-    flat = {name: value for name, value in _flatten(history.setup.machine).items() if name in _CODE}
-    return {"trainer": history.trainer.name} | flat
+# --- do the losses compare? ---
 
 
-def _versions(history: RunLog) -> dict[str, SettingValue]:
-    flat = _flatten(history.setup.machine)
-    return {
-        name: value for name, value in flat.items() if name.split(".")[-1] in _VERSIONS and value is not None
-    }
+def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability:
+    dataset_reason = _dataset_difference(first, other)
+    if dataset_reason:
+        return Comparability("refused", (dataset_reason,))
+    reasons = []
+    if first.log.val_metric != other.log.val_metric:
+        reasons.append(say("One log gives losses per token, the other bits per byte."))
+    if tokenizer_reason := _tokenizer_difference(first, other):
+        reasons.append(tokenizer_reason)
+    if reasons and all(bits_per_byte(run, 1.0) is not None for run in (first, other)):
+        return Comparability("bytes", tuple(reasons))
+    if reasons:
+        reasons.append(
+            say("A loss per byte would compare, but not every log says how many bytes a token stands for.")
+        )
+        return Comparability("refused", tuple(reasons))
+    if initial_loss_reason := _initial_loss_difference(first, other):
+        return Comparability("refused", (initial_loss_reason,))
+
+    logs = (first.log, other.log)
+    if all(run_log.setup.data.get("hash") for run_log in logs):
+        return Comparability("same", ())
+    datasets = {dataset_name(run_log) for run_log in logs}
+    if None in datasets:
+        reasons.append(say("Not every log says what data it is about: assumed to be the same."))
+    vocabularies = [stated_vocab_size(run_log) or run_log.setup.data.get("tokenizer") for run_log in logs]
+    if not all(vocabularies) and (len(datasets) > 1 or None in datasets):
+        reasons.append(say("Not every log says what its vocabulary is: assumed to be the same."))
+    return Comparability("assumed", tuple(reasons)) if reasons else Comparability("same", ())
 
 
-def _flatten(nested: Mapping[str, object], prefix: str = "") -> dict[str, SettingValue]:
-    flat: dict[str, SettingValue] = {}
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, str | int | float | bool | None):  # a list of reasons is no property
-            flat[f"{prefix}{name}"] = value
-    return flat
+def _dataset_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+    logs = (first.log, other.log)
+    hashes = [run_log.setup.data.get("hash") for run_log in logs]
+    names = [dataset_name(run_log) for run_log in logs]
+    if all(hashes) and hashes[0] == hashes[1]:
+        return None
+    if all(names) and names[0] != names[1]:
+        return say(
+            "The data differs: {a} is evaluated on {a_data}, {b} on {b_data}.",
+            a=first.label,
+            b=other.label,
+            a_data=names[0],
+            b_data=names[1],
+        )
+    if all(hashes) and not _tokenizer_difference(first, other):
+        return say(
+            "The data differs: the datasets of {a} and {b} have other contents.", a=first.label, b=other.label
+        )
+    return None
+
+
+def _tokenizer_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+    sizes = [stated_vocab_size(run.log) for run in (first, other)]
+    # GPT-2's 50257 ids are often padded to 50304: the same tokens.
+    unpadded = {min(size, 50_257) if size and 50_257 <= size <= 50_432 else size for size in sizes}
+    if all(sizes) and len(unpadded) > 1:
+        return say(
+            "The vocabularies differ: {a} has {a_size} tokens, {b} has {b_size}.",
+            a=first.label,
+            b=other.label,
+            a_size=format_integer(sizes[0] or 0),
+            b_size=format_integer(sizes[1] or 0),
+        )
+    names = [run.log.setup.data.get("tokenizer") for run in (first, other)]
+    if all(names) and names[0] != names[1]:
+        return say(
+            "The tokenizers differ: {a} uses {a_name}, {b} uses {b_name}.",
+            a=first.label,
+            b=other.label,
+            a_name=names[0],
+            b_name=names[1],
+        )
+    return None
+
+
+def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+    """An untrained model's loss is about ln V: initial losses far apart come from different vocabularies."""
+    if all(stated_vocab_size(run.log) for run in (first, other)):
+        return None
+    losses = [_untrained_loss(run) for run in (first, other)]
+    if losses[0] is None or losses[1] is None or abs(losses[0] - losses[1]) < _MAX_INITIAL_LOSS_GAP:
+        return None
+    return say(
+        "They begin at {a_loss} and {b_loss}, as models with different vocabularies do. If it is the same, "
+        "--{a}.vocab_size and --{b}.vocab_size say so.",
+        a=first.label.lower(),
+        b=other.label.lower(),
+        a_loss=format_loss(losses[0]),
+        b_loss=format_loss(losses[1]),
+    )
+
+
+def _untrained_loss(run: ComparedRun) -> float | None:
+    """The loss at the first iteration; None where the run was initialised from other weights."""
+    if run.log.val_metric != "loss" or run.log.setup.settings.get("init_from", "scratch") != "scratch":
+        return None
+    if len(run.curve) and run.curve.iterations[0] == 0:
+        return float(run.curve.losses[0])
+    loss = run.facts.loss_first
+    has_first_step = run.facts.first_iteration in (0, 1)
+    return loss if has_first_step and loss is not None and math.isfinite(loss) else None
+
+
+def stated_vocab_size(run_log: RunLog) -> int | None:
+    size = run_log.setup.settings.get("vocab_size") or run_log.setup.data.get("vocab_size")
+    return size if isinstance(size, int) and 1 < size < 10**15 else None
+
+
+def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:
+    """A validation loss of this run in bits per byte of text; None where the log does not say enough."""
+    if run.log.val_metric == "bits_per_byte":
+        return val_loss
+    bytes_per_token = run.log.setup.bytes_per_token
+    return val_loss / math.log(2) / bytes_per_token if bytes_per_token and bytes_per_token > 0 else None
+
+
+def perplexity(run: ComparedRun, val_loss: float) -> float | None:
+    if run.log.val_metric != "loss" or val_loss > 700:  # exp overflows
+        return None
+    return math.exp(val_loss)

@@ -1,13 +1,21 @@
-"""How far a run had come by iterations, tokens, time and arithmetic, and what its loss was there."""
+"""Loss curves: losses over iterations, tokens, time and FLOPs, and several curves read at equal points.
+
+    alignment = align("tokens", [curve_a, curve_b])
+    alignment.points[-1].losses    # both losses at the largest token count that both runs reached
+
+Between two evaluations a loss is interpolated. It is never extrapolated.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from glassgpt.compare.derived import DerivedMetrics, finite_positive
+from glassgpt import format
+from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import Trajectory
@@ -15,135 +23,260 @@ from glassgpt.runs.trajectory import Trajectory
 Axis = Literal["iterations", "tokens", "time", "flops"]
 AXES: tuple[Axis, ...] = ("iterations", "tokens", "time", "flops")
 
-_MAX_ELAPSED_S = 1e12  # seconds; what adds up to more was not measured
-_TRAINING_CURVE_POINTS = 60  # points of a curve made of training losses
+_MAX_ELAPSED_S = 1e12  # a longer sum of step times comes from broken log lines
+_TRAINING_CURVE_POINTS = 60  # that training losses are averaged to
+# Shares of the largest common position: early differences matter as much as late ones.
+_SAMPLED_SHARES = (1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Losses in the order of training, and where on each axis they were measured."""
+    """Losses in the order of training, and their position on each axis."""
 
     losses: Floats
     iterations: Ints
-    positions: dict[Axis, Floats]  # an axis that the log cannot support is missing
-    point_std: float | None = None  # of one point, for training losses
+    positions: dict[Axis, Floats]  # without the axes that the log does not say enough for
+    point_std: float | None = None  # of the last point, for training losses
 
     def __len__(self) -> int:
         return len(self.losses)
 
 
-def validation_curve(history: RunLog, course: Trajectory, facts: Facts, derived: DerivedMetrics) -> LossCurve:
-    """The evaluations that the run ended up with: what a resume made void is left out."""
-    iterations = np.array([done.iteration for done in course.evals], dtype=np.int64)
-    losses = np.array([done.val_loss for done in course.evals], dtype=np.float64)
-    segments = np.array([done.segment for done in course.evals], dtype=np.int64)
-    return _build_curve(history, facts, derived, iterations, losses, segments)
+def finite_positive(value: float | None) -> float | None:
+    """The value if it can be divided by and printed: not NaN, infinite, negative or 0. Else None."""
+    return value if value is not None and 1e-300 < value < 1e30 else None
 
 
-def training_curve(history: RunLog, course: Trajectory, facts: Facts, derived: DerivedMetrics) -> LossCurve:
-    """Training losses, averaged over stretches of the run: one batch by itself says little."""
-    steps = history.steps
-    kept = course.rows[np.isfinite(course.loss) & history.numbered]
-    parts = [
-        part for part in np.array_split(kept, min(_TRAINING_CURVE_POINTS, len(kept) // 5 or 1)) if len(part)
-    ]
-    iterations = np.array([round(float(np.mean(steps.iteration[part]))) for part in parts], dtype=np.int64)
-    losses = np.array([float(np.mean(steps.loss[part])) for part in parts], dtype=np.float64)
-    segments = np.array([steps.segment[part[-1]] for part in parts], dtype=np.int64)
-    finite = np.isfinite(losses)
-    progress = _build_curve(history, facts, derived, iterations[finite], losses[finite], segments[finite])
-    last = parts[-1] if parts else np.array([], dtype=np.int64)
-    if len(last) < 3:
-        return progress
-    scatter = finite_positive(float(np.std(steps.loss[last], ddof=1)) / float(np.sqrt(len(last))))
-    return LossCurve(progress.losses, progress.iterations, progress.positions, scatter)
+# --- from a log to a curve ---
 
 
-def _build_curve(
-    history: RunLog, facts: Facts, derived: DerivedMetrics, iterations: Ints, losses: Floats, segments: Ints
+def validation_curve(
+    run_log: RunLog,
+    trajectory: Trajectory,
+    facts: Facts,
+    tokens_per_iteration: int | None,
+    flops_per_token: float | None,
 ) -> LossCurve:
-    along: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
-    tokens, flops = derived.tokens_per_iteration, derived.size.flops_per_token
-    seen = history.tokens_seen_at(iterations, tokens) if tokens else None
-    if seen is not None:
-        along["tokens"] = seen
-        if flops:
-            along["flops"] = seen * flops
-    seconds = _seconds_at(history, facts, segments, iterations)
+    """The evaluations of the final trajectory, without those that a resume discarded."""
+    evals = trajectory.evals
+    iterations = np.array([evaluation.iteration for evaluation in evals], dtype=np.int64)
+    losses = np.array([evaluation.val_loss for evaluation in evals], dtype=np.float64)
+    segments = np.array([evaluation.segment for evaluation in evals], dtype=np.int64)
+    positions = _positions(run_log, facts, segments, iterations, tokens_per_iteration, flops_per_token)
+    return LossCurve(losses, iterations, positions)
+
+
+def training_curve(
+    run_log: RunLog,
+    trajectory: Trajectory,
+    facts: Facts,
+    tokens_per_iteration: int | None,
+    flops_per_token: float | None,
+) -> LossCurve:
+    """Training losses, averaged over stretches of the run, because the loss of one batch is noisy."""
+    steps = run_log.steps
+    rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.numbered]
+    count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
+    stretches = [stretch for stretch in np.array_split(rows, count) if len(stretch)]
+    iterations = np.array(
+        [round(float(np.mean(steps.iteration[stretch]))) for stretch in stretches], dtype=np.int64
+    )
+    losses = np.array([float(np.mean(steps.loss[stretch])) for stretch in stretches], dtype=np.float64)
+    segments = np.array([steps.segment[stretch[-1]] for stretch in stretches], dtype=np.int64)
+    finite = np.isfinite(losses)
+    iterations, losses, segments = iterations[finite], losses[finite], segments[finite]
+    positions = _positions(run_log, facts, segments, iterations, tokens_per_iteration, flops_per_token)
+    curve = LossCurve(losses, iterations, positions)
+    if not stretches or len(stretches[-1]) < 3:
+        return curve
+    last = steps.loss[stretches[-1]]
+    return replace(curve, point_std=finite_positive(float(np.std(last, ddof=1)) / float(np.sqrt(len(last)))))
+
+
+def _positions(
+    run_log: RunLog,
+    facts: Facts,
+    segments: Ints,
+    iterations: Ints,
+    tokens_per_iteration: int | None,
+    flops_per_token: float | None,
+) -> dict[Axis, Floats]:
+    positions: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
+    tokens = run_log.tokens_seen_at(iterations, tokens_per_iteration) if tokens_per_iteration else None
+    if tokens is not None:
+        positions["tokens"] = tokens
+        if flops_per_token:
+            positions["flops"] = tokens * flops_per_token
+    seconds = _elapsed_s(run_log, facts, segments, iterations)
     if seconds is not None and (seconds < _MAX_ELAPSED_S).all() and (np.diff(seconds) >= 0).all():
-        along["time"] = seconds
-    return LossCurve(losses, iterations, along)
+        positions["time"] = seconds
+    return positions
 
 
-def _seconds_at(history: RunLog, facts: Facts, segments: Ints, iterations: Ints) -> Floats | None:
-    """Seconds from the start of the log to those iterations: logged times, the unlogged ones at the usual."""
-    steps, steady = history.steps, finite_positive(facts.steady_ms)
-    if steady is None or not len(steps) or not len(iterations) or not _begins_at_the_start(history):
+def _elapsed_s(run_log: RunLog, facts: Facts, segments: Ints, iterations: Ints) -> Floats | None:
+    """Seconds from the start of the log to each iteration. One that is not logged took the steady step time.
+
+    None: the log has no step times, or does not start at the first iteration.
+    """
+    steps, steady_ms = run_log.steps, finite_positive(facts.steady_ms)
+    if steady_ms is None or not len(steps) or not len(iterations):
         return None
-    places, elapsed = _elapsed(history, steady)
-    order = np.argsort(places, kind="stable")
-    wanted = _order_keys(history, segments, iterations)
-    seconds = np.interp(wanted, places[order], elapsed[order])
-    past_the_log = np.maximum(iterations - steps.iteration[-1], 0) * (segments == steps.segment[-1])
-    seconds += past_the_log * steady / 1000
-    seconds += _evaluation_seconds(history, wanted)
-    rest = (facts.estimated_total_s or 0.0) - float(elapsed[-1]) - _all_evaluation_seconds(history)
-    if history.trainer.step_time_includes_eval:
-        return np.asarray(seconds, dtype=np.float64)
-    # What the times of iterations do not hold, and the whole does, is mostly what comes before the first; but
-    # not the start-ups of later processes.
-    startups = np.array([part.startup_s or 0.0 for part in history.segments])
-    later = startups.sum() - np.cumsum(startups)
-    return np.asarray(seconds + np.maximum(0.0, rest - later[segments]), dtype=np.float64)
+    gaps = np.diff(steps.iteration[:50])
+    log_interval = int(np.median(gaps[gaps > 0])) if np.any(gaps > 0) else 1
+    if steps.iteration[0] > run_log.trainer.first_iteration + log_interval:
+        return None
 
-
-def _elapsed(history: RunLog, steady: float) -> tuple[Floats, Floats]:
-    """Places of the log, and the seconds of iterations up to each."""
-    steps = history.steps
-    ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady)
+    step_ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady_ms)
     # A journal's step time is the mean since the line before; a console's is that of one iteration.
-    ms += history.unlogged_before() * (ms if history.ledger else steady)
-    elapsed = np.cumsum(ms) / 1000
-    places = _order_keys(history, steps.segment, steps.iteration)
-    if not history.ledger:
-        return places, elapsed
-    # A journal tells where each process began, which is before its first line.
-    begins = np.concatenate(([True], np.diff(steps.segment) != 0))
-    processes = steps.segment[begins]
-    first = _order_keys(history, processes, history.process_start_iterations()[processes])
-    return np.concatenate((first, places)), np.concatenate(((elapsed - ms / 1000)[begins], elapsed))
+    step_ms += run_log.unlogged_before() * (step_ms if run_log.ledger else steady_ms)
+    elapsed = np.cumsum(step_ms) / 1000
+    keys = _order_keys(run_log, steps.segment, steps.iteration)
+    if run_log.ledger:
+        # A journal says at which iteration each process started, which is before its first line.
+        is_first = np.concatenate(([True], np.diff(steps.segment) != 0))
+        processes = steps.segment[is_first]
+        start_keys = _order_keys(run_log, processes, run_log.process_start_iterations()[processes])
+        keys = np.concatenate((start_keys, keys))
+        elapsed = np.concatenate(((elapsed - step_ms / 1000)[is_first], elapsed))
+    order = np.argsort(keys, kind="stable")
+    wanted = _order_keys(run_log, segments, iterations)
+    seconds = np.interp(wanted, keys[order], elapsed[order])
+    after_last_step = np.maximum(iterations - steps.iteration[-1], 0) * (segments == steps.segment[-1])
+    seconds += after_last_step * steady_ms / 1000
+    if run_log.trainer.step_time_includes_eval:
+        return np.asarray(seconds, dtype=np.float64)
+
+    timed = [evaluation for evaluation in run_log.evals if evaluation.iteration is not None and evaluation.ms]
+    eval_keys = _order_keys(
+        run_log,
+        np.array([evaluation.segment for evaluation in timed], dtype=np.int64),
+        np.array([evaluation.iteration for evaluation in timed], dtype=np.int64),
+    )
+    eval_s = np.concatenate([[0.0], np.cumsum([evaluation.ms or 0.0 for evaluation in timed])]) / 1000
+    seconds += eval_s[np.searchsorted(np.sort(eval_keys), wanted, side="right")]
+    # The rest of the wall time is mostly the start-up of the first process. Later start-ups come later.
+    all_eval_s = sum(evaluation.ms or 0.0 for evaluation in run_log.evals) / 1000
+    rest_s = (facts.estimated_total_s or 0.0) - float(elapsed[-1]) - all_eval_s
+    startup_s = np.array([segment.startup_s or 0.0 for segment in run_log.segments])
+    later_startup_s = startup_s.sum() - np.cumsum(startup_s)
+    return np.asarray(seconds + np.maximum(0.0, rest_s - later_startup_s[segments]), dtype=np.float64)
 
 
-def _begins_at_the_start(history: RunLog) -> bool:
-    """A log whose beginning is missing does not say how long that took."""
-    first = int(history.steps.iteration[0])
-    gaps = np.diff(history.steps.iteration[:50])
-    usual = int(np.median(gaps[gaps > 0])) if np.any(gaps > 0) else 1
-    return first <= history.trainer.first_iteration + usual
-
-
-def _order_keys(history: RunLog, segments: Ints, iterations: Ints) -> Floats:
-    """One growing number for each iteration of each process."""
-    stride = float(history.steps.iteration.max(initial=0)) + 1e9
+def _order_keys(run_log: RunLog, segments: Ints, iterations: Ints) -> Floats:
+    """A number for each iteration of each process that grows along the log."""
+    stride = float(run_log.steps.iteration.max(initial=0)) + 1e9
     return np.asarray(segments * stride + iterations, dtype=np.float64)
 
 
-def _evaluation_seconds(history: RunLog, wanted: Floats) -> Floats:
-    """Spent evaluating up to those places, where the times of iterations leave it out."""
-    if history.trainer.step_time_includes_eval:
-        return np.zeros(len(wanted))
-    timed = [done for done in history.evals if done.iteration is not None and done.ms]
-    places = _order_keys(
-        history,
-        np.array([done.segment for done in timed], dtype=np.int64),
-        np.array([done.iteration for done in timed], dtype=np.int64),
-    )
-    spent = np.concatenate([[0.0], np.cumsum([done.ms or 0.0 for done in timed])]) / 1000
-    order = np.sort(places)
-    return np.asarray(spent[np.searchsorted(order, wanted, side="right")], dtype=np.float64)
+# --- several curves at equal points ---
 
 
-def _all_evaluation_seconds(history: RunLog) -> float:
-    if history.trainer.step_time_includes_eval:
-        return 0.0
-    return sum(done.ms or 0.0 for done in history.evals) / 1000
+@dataclass(frozen=True)
+class InterpolatedLoss:
+    """A loss on a curve, and the lower and the higher of the two evaluations around it."""
+
+    loss: float
+    low: float
+    high: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low == self.high
+
+
+@dataclass(frozen=True)
+class AlignedPoint:
+    at: float
+    losses: tuple[InterpolatedLoss | None, ...]  # None: this run has no losses at all
+
+
+@dataclass(frozen=True)
+class Alignment:
+    axis: Axis
+    points: tuple[AlignedPoint, ...]  # the last is the largest that all runs reached
+    reason: str = ""  # why there are no points
+
+
+@dataclass(frozen=True)
+class LowestCommonLoss:
+    """The lowest loss that all runs reached, and the position where each first did."""
+
+    loss: float
+    at: dict[Axis, tuple[float | None, ...]]
+
+
+def align_all(curves: Sequence[LossCurve]) -> dict[Axis, Alignment]:
+    return {axis: align(axis, curves) for axis in AXES}
+
+
+def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
+    """The losses of all curves at a few equal positions on this axis."""
+    present = [curve for curve in curves if len(curve)]
+    if len(present) < 2:
+        return Alignment(axis, (), say("fewer than two runs have losses"))
+    if any(axis not in curve.positions for curve in present):
+        reasons = {
+            "tokens": say("not every log says how many tokens an iteration has"),
+            "flops": say("not every log says enough to count FLOPs"),
+        }
+        no_times = say("not every log says how long iterations took, from the first on")
+        return Alignment(axis, (), reasons.get(axis, no_times))
+    ends = [float(curve.positions[axis][-1]) for curve in present]
+    first, last = max(float(curve.positions[axis][0]) for curve in present), min(ends)
+    if first > last:
+        return Alignment(axis, (), say("the evaluations of one end before those of another begin"))
+    # Evaluations of the run that ends first: only the other losses are interpolated.
+    grid = present[ends.index(last)].positions[axis]
+    inside = grid[(grid >= first) & (grid <= last)]
+    nearest = {last}
+    if len(inside):
+        nearest = {float(inside[np.argmin(np.abs(inside - share * last))]) for share in _SAMPLED_SHARES}
+    points = [
+        AlignedPoint(at, tuple(interpolate_loss(curve, axis, at) if len(curve) else None for curve in curves))
+        for at in sorted(nearest)
+        if at > 0 or len(nearest) == 1
+    ]
+    return Alignment(axis, tuple(points))
+
+
+def interpolate_loss(curve: LossCurve, axis: Axis, at: float) -> InterpolatedLoss | None:
+    """None before the first evaluation and after the last."""
+    positions, losses = curve.positions[axis], curve.losses
+    if not len(curve) or not positions[0] <= at <= positions[-1]:
+        return None
+    after = int(np.searchsorted(positions, at, side="left"))
+    if positions[after] == at:
+        exact = float(losses[after])
+        return InterpolatedLoss(exact, exact, exact)
+    left, right = float(losses[after - 1]), float(losses[after])
+    share = (at - positions[after - 1]) / (positions[after] - positions[after - 1])
+    return InterpolatedLoss(left + float(share) * (right - left), min(left, right), max(left, right))
+
+
+def find_lowest_common_loss(curves: Sequence[LossCurve]) -> LowestCommonLoss | None:
+    if len(curves) < 2 or not all(len(curve) for curve in curves):
+        return None
+    target = max(float(curve.losses.min()) for curve in curves)
+    at = {axis: tuple(_first_position_below(curve, axis, target) for curve in curves) for axis in AXES}
+    return LowestCommonLoss(target, at)
+
+
+def _first_position_below(curve: LossCurve, axis: Axis, target: float) -> float | None:
+    """Where the curve first reaches the target loss, interpolated; None: it has no such axis."""
+    positions = curve.positions.get(axis)
+    if positions is None:
+        return None
+    index = int(np.argmax(curve.losses <= target))
+    if index == 0:
+        return float(positions[0])
+    high, low = float(curve.losses[index - 1]), float(curve.losses[index])
+    share = (high - target) / (high - low)
+    return float(positions[index - 1] + share * (positions[index] - positions[index - 1]))
+
+
+def format_axis_value(axis: Axis, at: float) -> str:
+    if axis == "iterations":
+        return format.format_integer(at)
+    if axis == "tokens":
+        return format.format_count(at)
+    return format.format_duration(at) if axis == "time" else format.format_flops(at)

@@ -1,1 +1,1 @@
-"""What a run will need and bring, known before it starts. Nothing here imports torch."""
+"""What a run will need and yield, estimated before it starts: `glass plan`. Nothing here imports torch."""

@@ -1,4 +1,8 @@
-"""The options of `glass plan`."""
+"""The options of `glass plan`. A module of their own, because every `glass` command imports it.
+
+glass plan gpt2_124m --gpu=rtx4070
+glass plan gpt2_124m --gpu=h100 --gpus=8 --hours=24 --out=day.toml
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ class PlanOptions:
 
     # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
     gpu: str = "auto"
-    # Cards in a machine that train together, one process each.
+    # Cards per machine that train together, one process each.
     gpus: int = 1
     # Machines that train together, each with that many cards.
     nodes: int = 1
     # With --nodes: GB/s from each machine to the others, e.g. 1.25 for Ethernet with 10 Gbit/s, 400 for eight
     # ports of InfiniBand NDR.
     network: float = DEFAULT_NETWORK_GB_S
-    # Propose the model, batch and length with the best expected loss in so many hours instead.
+    # Instead, propose the model, batch and number of updates with the best expected loss in so many hours.
     hours: float | None = None
     # With --hours: also write the proposal to this file, ready for `glass train FILE`.
     out: str = ""
     # Recommended settings for the cards people own, as a table.
     cards: bool = False
-    # Of an hour of one machine, in any currency: what the run will cost.
+    # Price of one machine per hour, in any currency: what the run will cost.
     price: float | None = None
     # Print everything as one JSON document.
     json: bool = False
@@ -34,19 +38,19 @@ class PlanOptions:
 
 _MAX_HOURS = 10 * 365 * 24
 _MAX_VALUES = {"gpus": 1024, "nodes": 65_536, "network": 1e6, "price": 1e9}
-_MIN_NETWORK_GB_S = 1e-6  # GB/s
+_MIN_NETWORK_GB_S = 1e-6
 
 
 def check_plan_options(options: PlanOptions) -> list[str]:
     problems = []
-    for name, most in _MAX_VALUES.items():
+    for name, max_value in _MAX_VALUES.items():
         value = getattr(options, name)
-        if value is not None and value > most:
-            problems.append(f"--{name}={value:g} is more than anybody has: at most {most:,.0f}")
+        if value is not None and value > max_value:
+            problems.append(f"--{name}={value:g} is too large: at most {max_value:,.0f}")
     if 0 < options.network < _MIN_NETWORK_GB_S:
-        problems.append(f"--network={options.network:g} is less than a telephone's; it is in GB/s")
+        problems.append(f"--network={options.network:g} is too small; it is in GB/s")
     if options.network != DEFAULT_NETWORK_GB_S and options.nodes == 1:
-        problems.append(f"--network={options.network:g} is between machines: it goes with --nodes")
+        problems.append(f"--network={options.network:g} is between machines: it needs --nodes")
     for name in ("hours", "price", "gpus", "nodes", "network"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -54,7 +58,7 @@ def check_plan_options(options: PlanOptions) -> list[str]:
     if options.hours is not None and options.hours > _MAX_HOURS:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
     if options.out and not options.out.endswith(".toml"):
-        problems.append(f"--out={options.out} is for `glass train`, which takes files called .toml")
+        problems.append(f"--out={options.out} is for `glass train`, which takes files that end in .toml")
     if options.out and options.hours is None:
-        problems.append("--out goes with --hours: there is nothing proposed to write")
+        problems.append("--out needs --hours: without it there is no proposal to write")
     return problems

@@ -1,50 +1,63 @@
-"""The other way round: so many hours on that machine, which run makes the best of them."""
+"""The best run for a number of hours on a machine; and recommended settings for the common cards.
+
+    proposal = propose(config, target, dataset, hours=24.0)
+    proposal.best.config, proposal.as_toml()
+
+For each width the longest run that the time allows is found, and shorter ones where the data would be seen
+too often. The one with the lowest expected loss is proposed.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig, padded_vocab_size
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory
+from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import LowMidHigh
-from glassgpt.estimate.loss_law import ExpectedLossCurve, LossRange
+from glassgpt.estimate.loss_law import ExpectedLossCurve
 from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.format import format_duration, format_parameters
-from glassgpt.plan.dataset_size import DatasetInfo
-from glassgpt.plan.loss_forecast import expected_loss_curve
+from glassgpt.plan.dataset_info import DatasetInfo, known_dataset_info
+from glassgpt.plan.estimates import expected_loss_curve, forecast_spec
 from glassgpt.plan.plan_warnings import refused_setting_problems
+from glassgpt.plan.planning import make_plan
 from glassgpt.plan.run_spec import can_shard, decide
-from glassgpt.plan.target import PlanTarget
-from glassgpt.plan.time_and_cost import forecast_spec
-from glassgpt.recipe import to_toml
+from glassgpt.plan.target import FOUND_BY_NAME, PlanTarget, target_of_card
+from glassgpt.recipe import build_config, find_recipe, to_toml
 
-_WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)
-_CLUSTER_WIDTHS = (2560, 3200, 4096)  # where many cards work
-_HEAD_DIM = 64  # channels
-_MAX_CHARACTER_CONTEXT = 256  # of context
-# What is proposed, whatever the settings say.
+_WIDTHS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1600, 2048)  # n_embd
+_CLUSTER_WIDTHS = (2560, 3200, 4096)  # with several cards too
+_HEAD_DIM = 64
+_MAX_CHARACTER_CONTEXT = 256  # tokens; characters gain little from more
+# Settings that the proposal decides, whatever the config says.
 PROPOSED_SETTINGS = (
     "arch", "optimizer", "tie_embeddings", "bias", "n_embd", "n_head", "n_layer", "batch_size",
     "batch_tokens", "gradient_accumulation_steps", "max_iters", "dropout", "learning_rate", "embedding_lr",
     "matrix_lr", "beta1", "beta2", "muon_momentum", "weight_decay", "schedule", "wsd_decay_fraction",
     "min_lr", "warmup_iters", "lr_decay_iters", "eval_interval", "eval_iters", "log_interval", "profile",
 )  # fmt: skip
-_USED_TIME_SHARE = 0.97  # of the hours, for what nobody foresees
+_USED_TIME_SHARE = 0.97  # of the hours; the rest is a reserve
 _NEARLY_ALL_TIME_SHARE = 0.85  # of the hours
-# A batch of 0.3 times what the text is diverse enough for: as in the presets that were tuned.
-_BATCH_PER_SQRT_TOKENS = {"char": 1.5, "other": 5.7}  # times the square root of all tokens
+# Batch tokens per square root of all tokens, as in the tuned presets.
+_BATCH_PER_SQRT_TOKENS = {"char": 1.5, "other": 5.7}
+_MAX_BATCH_TOKENS = 2**20
+_SPEED_FIXPOINT_STEPS = 4  # rounds until speed and number of tokens agree
+_MIN_SEQUENCES = 100  # of a proposed run, in all its updates
+_LENGTH_STEP = 1.03  # ratio between two neighbouring run lengths that are tried
+_SHORTER_LENGTHS_TRIED, _LONGER_LENGTHS_TRIED = 12, 4
+_MAX_EVALUATIONS = 20
+_MAX_EVALUATION_SHARE = 0.03  # of the time of a run
 
 
 @dataclass(frozen=True)
 class ProposedRun:
-    """A run that takes the time."""
-
     config: TrainConfig
     n_layer: int
     n_embd: int
@@ -54,7 +67,7 @@ class ProposedRun:
     tokens_per_s: float
     seconds: float
     loss: tuple[float, float, float]
-    overfits_later: bool  # in all the time there is
+    overfits_later: bool  # if it used all the time
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Proposal:
     considered: tuple[ProposedRun, ...]  # smallest model first
     target: PlanTarget
     hours: float
-    price: float | None = None  # of an hour of one machine
+    price: float | None = None  # of one machine per hour
 
     @property
     def cost(self) -> float | None:
@@ -83,10 +96,10 @@ class Proposal:
 
     @property
     def unused_time_reason(self) -> str:
-        """Why it does not take the time there is; empty if it does."""
+        """Why the best run takes less than the time given; empty if it takes nearly all of it."""
         if not self.best.overfits_later or self.best.seconds > _NEARLY_ALL_TIME_SHARE * self.hours * 3600:
             return ""
-        return "with more updates it would probably learn this text by heart; more text could use more time"
+        return "with more updates it would probably overfit; a larger dataset could use more time"
 
     def as_toml(self) -> str:
         return to_toml(self.best.config, f"glass plan proposed this: {self.summary}")
@@ -97,38 +110,35 @@ class Proposal:
             "hours": self.hours,
             "cost": self.cost,
             "spare_time": self.unused_time_reason,
-            "best": dataclasses.asdict(self.best),
-            "considered": [dataclasses.asdict(option) for option in self.considered],
+            "best": asdict(self.best),
+            "considered": [asdict(option) for option in self.considered],
         }
 
 
 def propose(
     config: TrainConfig,
     target: PlanTarget,
-    text: DatasetInfo,
+    dataset: DatasetInfo,
     hours: float,
     price: float | None = None,
     keeps_context: bool = False,
 ) -> Proposal:
-    """`config` says the data, the context and the machine's settings; the rest is searched for. `price`: of
-    an hour of one machine. `keeps_context`: of characters too, which gain little from a long one."""
-    if not keeps_context and text.tokenizer in ("char", "byte"):
+    """`config` gives dataset, context and machine settings; the rest is proposed. `price`: of one machine per
+    hour. `keeps_context`: take `block_size` as it is for characters too."""
+    if not keeps_context and dataset.tokenizer in ("char", "byte"):
         config = replace(config, block_size=min(config.block_size, _MAX_CHARACTER_CONTEXT))
     if config.device.partition(":")[0] != target.device_type:
         config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
+    widths = _WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _CLUSTER_WIDTHS
+    seconds = hours * 3600 * _USED_TIME_SHARE
     options = [
-        option
-        for width in (_WIDTHS if target.cluster.ranks == 1 else _WIDTHS + _CLUSTER_WIDTHS)
-        if (option := _propose_width(config, width, target, text, hours * 3600 * _USED_TIME_SHARE))
-        is not None
+        option for width in widths if (option := _propose_width(config, width, target, dataset, seconds))
     ]
     if not options:
         raise UserError(_why_none(config, target, hours))
     best = min(options, key=lambda option: option.loss[1])
-    refused = [
-        f"{one.what}: {one.fix}"
-        for one in refused_setting_problems(decide(best.config, target, text), target)
-    ]
+    problems = refused_setting_problems(decide(best.config, target, dataset), target)
+    refused = [f"{problem.what}: {problem.fix}" for problem in problems]
     if refused:
         raise UserError(refused)
     return Proposal(best, tuple(options), target, hours, price)
@@ -137,170 +147,56 @@ def propose(
 def _why_none(config: TrainConfig, target: PlanTarget, hours: float) -> str:
     dtype = str(choose_dtype(config.dtype, target.traits, _WIDTHS[-1]).value)
     if not target.peaks:
-        return f"--hours: nobody knows how fast {target.title} is; name a card of the table by --gpu"
+        return f"--hours: the speed of {target.title} is unknown; name a card of the table by --gpu"
     if target.peak_flops_per_s(dtype) is None:
-        others = " or ".join(
-            f"--dtype={name}" for name in DTYPE_BYTES if target.peak_flops_per_s(name) is not None
-        )
-        return f"--hours: nobody knows how fast {target.title} is in {dtype}; it is known with {others}"
+        known = [name for name in DTYPE_BYTES if target.peak_flops_per_s(name) is not None]
+        flags = " or ".join(f"--dtype={name}" for name in known)
+        return f"--hours: the speed of {target.title} in {dtype} is unknown; it is known with {flags}"
     return (
-        f"--hours={hours:g} on {target.title}: no model gets anywhere in that time; more --hours, or "
-        "another --gpu"
+        f"--hours={hours:g} on {target.title}: too short to train any model; more --hours, or another --gpu"
     )
+
+
+# --- one width ---
 
 
 def _propose_width(
-    config: TrainConfig, width: int, target: PlanTarget, text: DatasetInfo, seconds: float
+    config: TrainConfig, width: int, target: PlanTarget, dataset: DatasetInfo, seconds: float
 ) -> ProposedRun | None:
-    """A model of that width for all the time there is, or less, where it would overfit; None: impossible."""
-    shaped = _fitting(_with_width(config, width, text), target, text)
-    tokens = None if shaped is None else _affordable_tokens(shaped, target, text, seconds)
+    """The run with the lowest expected loss that takes at most `seconds`; None: there is none."""
+    shaped = _with_fitting_shard(_with_width(config, width, dataset), target, dataset)
+    tokens = None if shaped is None else _affordable_tokens(shaped, target, dataset, seconds)
     if shaped is None or tokens is None or tokens < _MIN_SEQUENCES * shaped.block_size:
         return None
-    overfits_later, lengths = _rank_lengths(shaped, target, text, tokens)
-    for made, expected in lengths:
-        made, ahead = _evaluating_seldom(made, target, text)
-        if ahead is not None and ahead.total_s[1] <= seconds and _fits(made, target, text):
-            return _make_proposed_run(made, ahead, expected.final, text, overfits_later)
+    overfits_later, lengths = _rank_lengths(shaped, target, dataset, tokens)
+    for run_config, curve in lengths:
+        forecast = _forecast_if_known(run_config, target, dataset)
+        if forecast is None:
+            continue
+        evaluations = _affordable_evaluations(forecast, forecast.total_s[1])
+        run_config = replace(run_config, eval_interval=max(1, -(-run_config.max_iters // evaluations)))
+        forecast = _forecast_if_known(run_config, target, dataset)
+        if forecast is None or forecast.total_s[1] > seconds or not _fits(run_config, target, dataset):
+            continue
+        run_tokens = run_config.max_iters * (run_config.batch_tokens or 1)
+        return ProposedRun(
+            config=run_config,
+            n_layer=run_config.n_layer,
+            n_embd=run_config.n_embd,
+            parameters=flops.model_parameters(run_config, padded_vocab_size(dataset.vocab_size)),
+            tokens=run_tokens,
+            epochs=run_tokens / dataset.train_tokens,
+            tokens_per_s=forecast.throughput.mid,
+            seconds=forecast.total_s[1],
+            loss=(curve.final.low, curve.final.mid, curve.final.high),
+            overfits_later=overfits_later,
+        )
     return None
 
 
-def _make_proposed_run(
-    made: TrainConfig, ahead: _SpeedForecast, final: LossRange, text: DatasetInfo, overfits_later: bool
-) -> ProposedRun:
-    tokens = made.max_iters * (made.batch_tokens or 1)
-    return ProposedRun(
-        config=made,
-        n_layer=made.n_layer,
-        n_embd=made.n_embd,
-        parameters=flops.model_parameters(made, padded_vocab_size(text.vocab_size)),
-        tokens=tokens,
-        epochs=tokens / text.train_tokens,
-        tokens_per_s=ahead.throughput.mid,
-        seconds=ahead.total_s[1],
-        loss=(final.low, final.mid, final.high),
-        overfits_later=overfits_later,
-    )
-
-
-_AFFORDABLE_ITERATIONS = 4
-_MIN_SEQUENCES = 100  # in all, of a run that is worth the name
-
-
-def _affordable_tokens(
-    shaped: TrainConfig, target: PlanTarget, text: DatasetInfo, seconds: float
-) -> float | None:
-    """Tokens that can be learnt from in that time. The pace hangs on the batch, kernels and waiting, and
-    those on how much there is to do."""
-    some = shaped.block_size * 64 * target.cluster.ranks
-    made = replace(shaped, batch_tokens=some, max_iters=10_000)
-    for _ in range(_AFFORDABLE_ITERATIONS):
-        ahead = _forecast_if_known(made, target, text)
-        if ahead is None:
-            return None
-        evaluating_s = (_affordable_evaluations(ahead, seconds) + 1) * ahead.each_evaluation_s
-        tokens = ahead.throughput.mid * (seconds - ahead.fixed_s - evaluating_s)
-        if tokens < shaped.block_size:
-            return tokens
-        made = _with_length(shaped, target, text, tokens)
-    return tokens
-
-
-def _rank_lengths(
-    shaped: TrainConfig, target: PlanTarget, text: DatasetInfo, tokens: float
-) -> tuple[bool, list[tuple[TrainConfig, ExpectedLossCurve]]]:
-    """Whether less than all the time there is brings more, as the text is then learnt by heart; and what to
-    try, the best first. Some are a little too long: batch and dropout follow the length, and the pace them.
-
-    The lengths are the same ones whatever the time, so that with more of it nothing worse is proposed.
-    """
-    shortest = _MIN_SEQUENCES * shaped.block_size
-    count = 1 + math.floor(math.log(tokens / shortest, _LENGTH_STEP))
-    few = text.train_tokens / 20  # nothing is seen again, whatever makes learning faster: longer is better
-    seen_again = tokens >= 2 * few
-    first = (
-        math.floor(math.log(few / shortest, _LENGTH_STEP)) if seen_again else count - _SHORTER_LENGTHS_TRIED
-    )
-    first = max(0, first)
-    tried = [
-        _expected(shaped, target, text, shortest * _LENGTH_STEP**number)
-        for number in range(first, count + _LONGER_LENGTHS_TRIED)
-    ]
-    whole = tried[count - 1 - first][1].final.mid
-    tried.sort(key=lambda one: one[1].final.mid)
-    return seen_again and tried[0][1].final.mid < whole, tried
-
-
-_LENGTH_STEP = 1.03  # times
-_SHORTER_LENGTHS_TRIED, _LONGER_LENGTHS_TRIED = 12, 4  # lengths
-
-
-def _expected(
-    shaped: TrainConfig, target: PlanTarget, text: DatasetInfo, tokens: float
-) -> tuple[TrainConfig, ExpectedLossCurve]:
-    made = _with_length(shaped, target, text, tokens)
-    return made, expected_loss_curve(made, padded_vocab_size(text.vocab_size), made.batch_tokens or 1, text)
-
-
-def _fitting(shaped: TrainConfig, target: PlanTarget, text: DatasetInfo) -> TrainConfig | None:
-    """As it is, or else sharded over the cards, if there are several; None: it does not fit at all."""
-    ranks = target.cluster.ranks
-    for shard in (False, True) if ranks > 1 and not shaped.shard else (shaped.shard,):
-        tried = replace(shaped, shard=shard, batch_tokens=shaped.block_size * 16 * ranks)
-        work = decide(tried, target, text).workload
-        possible = can_shard(work) or not shard or shaped.shard
-        if possible and memory.largest_fitting_batch(work, target.comfortable_bytes) is not None:
-            return replace(shaped, shard=shard)
-    return None
-
-
-def _fits(config: TrainConfig, target: PlanTarget, text: DatasetInfo) -> bool:
-    return (
-        memory.estimate_memory(decide(config, target, text).workload).total_bytes <= target.comfortable_bytes
-    )
-
-
-@dataclass(frozen=True)
-class _SpeedForecast:
-    """Of a run on a machine whose speed is known."""
-
-    throughput: ThroughputEstimate
-    total_s: LowMidHigh
-    each_evaluation_s: float  # each
-    fixed_s: float  # the start and the last checkpoint
-
-
-def _forecast_if_known(config: TrainConfig, target: PlanTarget, text: DatasetInfo) -> _SpeedForecast | None:
-    ahead = forecast_spec(decide(config, target, text), target, text)
-    if ahead.throughput is None or ahead.total_s is None or ahead.evaluation_s is None:
-        return None
-    each_s = ahead.evaluation_s / ahead.evaluations
-    return _SpeedForecast(ahead.throughput, ahead.total_s, each_s, ahead.start_s + ahead.saving_s)
-
-
-_MAX_EVALUATIONS = 20
-_EVALUATION_SHARE = 0.03  # of a run
-
-
-def _affordable_evaluations(ahead: _SpeedForecast, seconds: float) -> int:
-    """As many as take little of so short a run, after the one before the first update."""
-    return max(1, min(_MAX_EVALUATIONS, int(_EVALUATION_SHARE * seconds / ahead.each_evaluation_s) - 1))
-
-
-def _evaluating_seldom(
-    made: TrainConfig, target: PlanTarget, text: DatasetInfo
-) -> tuple[TrainConfig, _SpeedForecast | None]:
-    ahead = _forecast_if_known(made, target, text)
-    if ahead is None:
-        return made, None
-    times = _affordable_evaluations(ahead, ahead.total_s[1])
-    seldom = replace(made, eval_interval=max(1, -(-made.max_iters // times)))
-    return seldom, _forecast_if_known(seldom, target, text)
-
-
-def _with_width(config: TrainConfig, width: int, text: DatasetInfo) -> TrainConfig:
-    """Deeper as it gets wider; what presets that were tuned have in common."""
-    of_characters = text.tokenizer in ("char", "byte")
+def _with_width(config: TrainConfig, width: int, dataset: DatasetInfo) -> TrainConfig:
+    """A model of this width, as deep as it is wide, with the settings that the tuned presets share."""
+    is_char = dataset.tokenizer in ("char", "byte")
     return replace(
         config,
         arch="modern",
@@ -315,7 +211,7 @@ def _with_width(config: TrainConfig, width: int, text: DatasetInfo) -> TrainConf
         batch_tokens=None,
         dropout=0.0,
         learning_rate=4e-3,
-        embedding_lr=0.02 if of_characters else 0.1,
+        embedding_lr=0.02 if is_char else 0.1,
         matrix_lr=0.02,
         beta1=0.8,
         beta2=0.95,
@@ -329,17 +225,29 @@ def _with_width(config: TrainConfig, width: int, text: DatasetInfo) -> TrainConf
     )
 
 
-def _with_length(shaped: TrainConfig, target: PlanTarget, text: DatasetInfo, tokens: float) -> TrainConfig:
-    T, ranks = shaped.block_size, target.cluster.ranks
-    kind = "char" if text.tokenizer in ("char", "byte") else "other"
-    wanted = _BATCH_PER_SQRT_TOKENS[kind] * math.sqrt(tokens)
-    sequences = 2 ** max(3, round(math.log2(max(1.0, wanted / T))))
-    most = 2**20 // T // ranks * ranks or ranks
-    batch_tokens = min(-(-sequences // ranks) * ranks, most) * T  # every card takes as many sequences
+def _with_fitting_shard(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> TrainConfig | None:
+    """Sharded over the cards only if it does not fit otherwise; None: it does not fit at all."""
+    ranks = target.cluster.ranks
+    for shard in (False, True) if ranks > 1 and not config.shard else (config.shard,):
+        sharded = replace(config, shard=shard, batch_tokens=config.block_size * 16 * ranks)
+        workload = decide(sharded, target, dataset).workload
+        is_possible = can_shard(workload) or not shard or config.shard
+        if is_possible and memory.largest_fitting_batch(workload, target.comfortable_bytes) is not None:
+            return replace(config, shard=shard)
+    return None
+
+
+def _with_length(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, tokens: float) -> TrainConfig:
+    """A run over so many tokens: its batch, updates and regularisation."""
+    T, ranks = config.block_size, target.cluster.ranks
+    kind = "char" if dataset.tokenizer in ("char", "byte") else "other"
+    sequences = 2 ** max(3, round(math.log2(max(1.0, _BATCH_PER_SQRT_TOKENS[kind] * math.sqrt(tokens) / T))))
+    max_sequences = _MAX_BATCH_TOKENS // T // ranks * ranks or ranks
+    batch_tokens = min(-(-sequences // ranks) * ranks, max_sequences) * T  # as many sequences on every card
     updates = max(10, int(tokens / batch_tokens))
-    epochs = updates * batch_tokens / text.train_tokens
-    made = replace(
-        shaped,
+    epochs = updates * batch_tokens / dataset.train_tokens
+    run_config = replace(
+        config,
         batch_tokens=batch_tokens,
         max_iters=updates,
         muon_momentum=0.95 if updates > 2000 else 0.9,
@@ -348,7 +256,151 @@ def _with_length(shaped: TrainConfig, target: PlanTarget, text: DatasetInfo, tok
         eval_interval=max(1, -(-updates // _MAX_EVALUATIONS)),
         log_interval=max(1, min(100, updates // 200)),
     )
-    if made.shard:  # in one pass, weights are gathered once and gradients stay spread: if it fits
-        at_once = replace(made, batch_size=batch_tokens // T // ranks)
-        return at_once if _fits(at_once, target, text) else made
-    return made
+    if not config.shard:
+        return run_config
+    # In one pass FSDP all-gathers the weights once, and gradients stay sharded.
+    one_pass = replace(run_config, batch_size=batch_tokens // T // ranks)
+    return one_pass if _fits(one_pass, target, dataset) else run_config
+
+
+def _fits(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> bool:
+    workload = decide(config, target, dataset).workload
+    return memory.estimate_memory(workload).total_bytes <= target.comfortable_bytes
+
+
+# --- how long to train ---
+
+
+@dataclass(frozen=True)
+class _SpeedForecast:
+    """Of a run on a machine whose speed is known."""
+
+    throughput: ThroughputEstimate
+    total_s: LowMidHigh
+    each_evaluation_s: float
+    fixed_s: float  # start-up and last checkpoint
+
+
+def _forecast_if_known(
+    config: TrainConfig, target: PlanTarget, dataset: DatasetInfo
+) -> _SpeedForecast | None:
+    forecast = forecast_spec(decide(config, target, dataset), target, dataset)
+    if forecast.throughput is None or forecast.total_s is None or forecast.evaluation_s is None:
+        return None
+    each_s = forecast.evaluation_s / forecast.evaluations
+    return _SpeedForecast(forecast.throughput, forecast.total_s, each_s, forecast.start_s + forecast.saving_s)
+
+
+def _affordable_evaluations(forecast: _SpeedForecast, seconds: float) -> int:
+    """Evaluations after the one before the first update, within their share of so long a run."""
+    affordable = int(_MAX_EVALUATION_SHARE * seconds / forecast.each_evaluation_s) - 1
+    return max(1, min(_MAX_EVALUATIONS, affordable))
+
+
+def _affordable_tokens(
+    config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, seconds: float
+) -> float | None:
+    """Tokens that can be trained on in that time; None: the speed is unknown. The speed depends on batch and
+    kernels, and these on the number of tokens, so both are found by iteration."""
+    first_batch_tokens = config.block_size * 64 * target.cluster.ranks
+    run_config = replace(config, batch_tokens=first_batch_tokens, max_iters=10_000)
+    for _ in range(_SPEED_FIXPOINT_STEPS):
+        forecast = _forecast_if_known(run_config, target, dataset)
+        if forecast is None:
+            return None
+        evaluation_s = (_affordable_evaluations(forecast, seconds) + 1) * forecast.each_evaluation_s
+        tokens = forecast.throughput.mid * (seconds - forecast.fixed_s - evaluation_s)
+        if tokens < config.block_size:
+            return tokens
+        run_config = _with_length(config, target, dataset, tokens)
+    return tokens
+
+
+def _rank_lengths(
+    config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, tokens: float
+) -> tuple[bool, list[tuple[TrainConfig, ExpectedLossCurve]]]:
+    """Whether a run over fewer than `tokens` has a lower loss, because the data repeats; and the runs to try,
+    lowest expected loss first. Some are slightly too long, because batch and dropout follow the length, and
+    the speed follows them.
+
+    The lengths are a fixed grid, so that more time never proposes something worse.
+    """
+    shortest = _MIN_SEQUENCES * config.block_size
+    affordable = 1 + math.floor(math.log(tokens / shortest, _LENGTH_STEP))  # lengths of the grid
+    few_tokens = dataset.train_tokens / 20  # up to here nothing repeats, and longer is better
+    repeats = tokens >= 2 * few_tokens
+    first = affordable - _SHORTER_LENGTHS_TRIED
+    if repeats:
+        first = math.floor(math.log(few_tokens / shortest, _LENGTH_STEP))
+    first = max(0, first)
+    runs = []
+    for index in range(first, affordable + _LONGER_LENGTHS_TRIED):
+        run_config = _with_length(config, target, dataset, shortest * _LENGTH_STEP**index)
+        vocab_size, batch_tokens = padded_vocab_size(dataset.vocab_size), run_config.batch_tokens or 1
+        runs.append((run_config, expected_loss_curve(run_config, vocab_size, batch_tokens, dataset)))
+    longest_loss = runs[affordable - 1 - first][1].final.mid
+    runs.sort(key=lambda run: run[1].final.mid)
+    return repeats and runs[0][1].final.mid < longest_loss, runs
+
+
+# --- recommended settings per card ---
+
+COMMON_CARDS = (
+    "RTX 2060 6GB", "RTX 2070", "RTX 2080 Ti", "RTX 3050 8GB", "RTX 3060", "RTX 3060 Laptop GPU", "RTX 3070",
+    "RTX 3080 10GB", "RTX 3090", "RTX 4050 Laptop GPU", "RTX 4060", "RTX 4060 Laptop GPU", "RTX 4060 Ti 16GB",
+    "RTX 4070", "RTX 4070 Laptop GPU", "RTX 4070 Ti", "RTX 4080", "RTX 4090", "RTX 5060 Ti 16GB", "RTX 5070",
+    "RTX 5080", "RTX 5090", "T4", "V100 SXM2 16GB", "A10", "A40", "L4", "L40S", "A100 SXM4 40GB",
+    "A100 SXM4 80GB", "H100 SXM5", "H200", "B200", "Instinct MI300X", "Apple M1 8-core GPU",
+    "Apple M2 Pro 19-core GPU", "Apple M3 Max 40-core GPU", "Apple M4 10-core GPU",
+)  # fmt: skip
+MEASURED_CARDS = ("H200",)  # these runs were measured there; the others are predicted
+GPT2_TOKENS = 2_500_000_000  # 20 per parameter
+DAY_HOURS = 24.0
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    card: str
+    memory_gib: float
+    shakespeare_s: float | None
+    gpt2_batch: int | None  # micro-batch of sequences of 1024; None: not even one fits
+    gpt2_tokens_per_s: float | None
+    gpt2_hours: float | None  # for 20 tokens per parameter
+    day: ProposedRun | None  # the best run of 24 hours
+    measured: bool
+
+
+def recommend_for_cards(names: Iterable[str] = COMMON_CARDS) -> list[Recommendation]:
+    return [recommend_for(target_of_card(resolve_card_name(name).card, FOUND_BY_NAME)) for name in names]
+
+
+def recommend_for(target: PlanTarget) -> Recommendation:
+    device_type, fineweb = target.device_type, known_dataset_info("fineweb_edu")
+    shakespeare = make_plan(
+        build_config(find_recipe("shakespeare_char"), {}, device_type),
+        target,
+        known_dataset_info("shakespeare_char"),
+    )
+    batch_size = tokens_per_s = best_of_day = None
+    try:
+        settings = {"dataset": "fineweb_edu", "batch_tokens": 491_520}
+        gpt2 = make_plan(build_config(find_recipe("gpt2_124m"), settings, device_type), target, fineweb)
+        batch_size = gpt2.spec.batch.batch_size
+        tokens_per_s = None if gpt2.times is None else gpt2.times.pace.mid
+    except UserError:  # not even one sequence fits
+        pass
+    try:
+        config = build_config(find_recipe("gpt2_124m"), {"dataset": "fineweb_edu"}, device_type)
+        best_of_day = propose(config, target, fineweb, DAY_HOURS).best
+    except UserError:
+        pass
+    return Recommendation(
+        target.name,
+        target.memory_bytes / 2**30,
+        None if shakespeare.times is None else shakespeare.times.total_s[1],
+        batch_size,
+        tokens_per_s,
+        None if tokens_per_s is None else GPT2_TOKENS / tokens_per_s / 3600,
+        best_of_day,
+        target.name in MEASURED_CARDS,
+    )

@@ -1,34 +1,44 @@
-"""What the trainer will decide on that machine: dtype, kernels, graph, micro-batch. The same rules."""
+"""RunSpec: the settings with everything decided as training would decide it on the target machine.
+
+    spec = decide(config, target, dataset)
+    spec.workload.dtype, spec.batch.batch_size    # by the rules of estimate/decide.py
+
+And changes of settings that make a run fit into memory, each checked before it is named.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from glassgpt.config import TrainConfig, first_checkpoint_iter, padded_vocab_size
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide as rules
 from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
-from glassgpt.estimate.decide import DeviceTraits, GraphCandidate
+from glassgpt.estimate.decide import GraphCandidate
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.plan.dataset_size import DatasetInfo
+from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.target import PlanTarget
+from glassgpt.validate import find_config_problems
 
-# GPT-2's own models, by the names that --init_from takes: layers, heads, width.
+# n_layer, n_head and n_embd of the pretrained models that --init_from names.
 GPT2_SHAPES = {
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
 }
+_MIN_PROPOSED_CONTEXT = 64  # block_size: a shorter one is not proposed to save memory
+
+SettingChanges = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The settings with everything that is open filled in."""
-
     config: TrainConfig
-    workload: TrainingWorkload  # as it will be trained
+    workload: TrainingWorkload
     batch: BatchPlan
     batch_reason: str
     dtype_reason: str
@@ -43,103 +53,192 @@ class RunSpec:
         return self.config.max_iters * self.batch.tokens
 
 
-def decide(config: TrainConfig, target: PlanTarget, text: DatasetInfo) -> RunSpec:
-    config, vocab_size = _with_pretrained_shape(config, text)
-    on, kind = target.traits, target.device_type
-    dtype = rules.choose_dtype(config.dtype, on, config.n_embd)
-    possible = _without_refused(config, on)
-    per_token = flops.model_flops_per_token(config, vocab_size)
-    attention = rules.choose_attention(config, on, str(dtype.value), run_s=0.0)
-    work = TrainingWorkload(
+def decide(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> RunSpec:
+    config, vocab_size = _with_pretrained_shape(config, dataset)
+    traits, device_type = target.traits, target.device_type
+    # Settings that training refuses on this machine are a problem of the plan. The rest is planned without.
+    refused = rules.refused_settings(config, traits)
+    accepted = replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
+    dtype = rules.choose_dtype(config.dtype, traits, config.n_embd)
+    attention = rules.choose_attention(config, traits, str(dtype.value), run_s=0.0)
+    data_bytes = dataset.train_bytes
+    data_place = rules.choose_data_place(accepted.data_place, data_bytes, traits, target.memory_bytes)
+    workload = TrainingWorkload(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
-        device_type=kind,
+        device_type=device_type,
         dtype=str(dtype.value),
-        kernels=rules.choose_kernels(possible, on, vocab_size, target.cluster.ranks).value == "triton",
+        kernels=rules.choose_kernels(accepted, traits, vocab_size, target.cluster.ranks).value == "triton",
         compiled=config.compile == "on",
         attention="sdpa" if attention is None else str(attention.value),
-        data_bytes=_bytes_on_card(possible, text, target),
-        eval_batch_tokens=eval_batch_rows(config, kind) * config.block_size,
+        data_bytes=data_bytes if data_place.value == "on the card" else 0,
+        eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
         ranks=target.cluster.ranks,
     )
-    # Gradients add up over micro-batches: room for them, in case there are several.
-    fits = memory.largest_fitting_batch(replace(work, micro_steps=2), target.comfortable_bytes)
-    batch, batch_choices = plan_batch(config, kind, fits, work.ranks)
-    compiled, graph = _choose_compile_and_graph(possible, target, work, batch, per_token)
-    work = replace(
-        work, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
+    # With several micro-batches gradients accumulate: leave room for them.
+    largest = memory.largest_fitting_batch(replace(workload, micro_steps=2), target.comfortable_bytes)
+    batch, batch_choices = plan_batch(config, device_type, largest, workload.ranks)
+    flops_per_token = flops.model_flops_per_token(config, vocab_size)
+    compiled, graph = _choose_compile_and_graph(accepted, target, workload, batch, flops_per_token)
+    workload = replace(
+        workload, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
     )
-    with_copy = replace(work, has_checkpoint_copy=True)
-    beside = (
+    with_copy = replace(workload, has_checkpoint_copy=True)
+    copy_fits_beside_updates = (
         first_checkpoint_iter(config) < config.max_iters
         and memory.estimate_memory(with_copy).total_bytes <= target.comfortable_bytes
     )
-    if kind == "cpu" or beside:  # else it goes to main memory
-        work = with_copy
-    return RunSpec(config, work, batch, batch_choices[0].reason, dtype.reason, per_token)
+    if device_type == "cpu" or copy_fits_beside_updates:  # else the copy goes to main memory
+        workload = with_copy
+    return RunSpec(config, workload, batch, batch_choices[0].reason, dtype.reason, flops_per_token)
 
 
-def _with_pretrained_shape(config: TrainConfig, text: DatasetInfo) -> tuple[TrainConfig, int]:
-    """GPT-2's weights bring their shape along."""
+def _with_pretrained_shape(config: TrainConfig, dataset: DatasetInfo) -> tuple[TrainConfig, int]:
+    """The config with the shape of the pretrained weights, if any, and the vocabulary size."""
     if config.init_from == "scratch":
-        return config, padded_vocab_size(text.vocab_size)
+        return config, padded_vocab_size(dataset.vocab_size)
     if config.init_from not in GPT2_SHAPES:
         raise UserError(
             f"--init_from={config.init_from}: plan the run's own settings instead, "
             "glass plan RUN/config.toml --init_from=scratch"
         )
-    layers, heads, width = GPT2_SHAPES[config.init_from]
-    context = min(config.block_size, 1024)
+    n_layer, n_head, n_embd = GPT2_SHAPES[config.init_from]
     shaped = replace(
-        config, n_layer=layers, n_head=heads, n_embd=width, block_size=context, bias=True, arch="gpt2",
-        tie_embeddings=True,
+        config, n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=min(config.block_size, 1024),
+        bias=True, arch="gpt2", tie_embeddings=True,
     )  # fmt: skip
     return shaped, 50257
 
 
-def can_shard(work: TrainingWorkload) -> bool:
-    """The trainer refuses the others: a loss scaler and 8-bit floats do not go with it."""
-    return work.dtype != "float16" and not work.config.fp8
-
-
-def without_optional_memory(work: TrainingWorkload) -> TrainingWorkload:
-    """Updates are only recorded where there is room for it, unless it is asked for; a copy to be saved goes
-    to main memory where a card has none for it."""
-    work = replace(work, has_checkpoint_copy=work.device_type == "cpu")
-    return work if work.config.graph == "on" else replace(work, graph=False)
-
-
-def _without_refused(config: TrainConfig, on: DeviceTraits) -> TrainConfig:
-    """What the trainer would refuse there is a problem of the plan; the rest is planned without it."""
-    refused = rules.refused_settings(config, on)
-    return replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
-
-
 def _choose_compile_and_graph(
-    config: TrainConfig, target: PlanTarget, work: TrainingWorkload, batch: BatchPlan, per_token: int
+    config: TrainConfig,
+    target: PlanTarget,
+    workload: TrainingWorkload,
+    batch: BatchPlan,
+    flops_per_token: int,
 ) -> tuple[bool, bool]:
-    """Whether it is compiled, and whether updates are recorded."""
-    kind, layers, peak = target.device_type, config.n_layer, target.peak_flops_per_s(work.dtype)
+    """Whether the model is compiled, and whether updates are captured as a CUDA graph."""
+    device_type, n_layer = target.device_type, config.n_layer
+    peak = target.peak_flops_per_s(workload.dtype)
     step_s = None
     if peak is not None:
-        own_tokens = batch.tokens // work.ranks
-        step_s = overheads.eager_step_s(kind, own_tokens, batch.micro_steps, per_token, layers, peak)
-    compiling = rules.choose_compile(config, target.traits, step_s, work.kernels, work.is_sharded)
-    compiled = compiling.value == "on"
-    micro_tokens = batch.batch_size * config.block_size
-    computing = overheads.arithmetic_s(
-        kind, micro_tokens, per_token, peak or overheads.FALLBACK_PEAK_FLOPS_PER_S
+        rank_tokens = batch.tokens // workload.ranks
+        step_s = overheads.eager_step_s(
+            device_type, rank_tokens, batch.micro_steps, flops_per_token, n_layer, peak
+        )
+    compile_choice = rules.choose_compile(
+        config, target.traits, step_s, workload.kernels, workload.is_sharded
     )
-    asking = overheads.launch_s(kind, layers)
-    recorded = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
-    fits = memory.estimate_memory(recorded).total_bytes <= target.comfortable_bytes
-    micro = GraphCandidate(work.dtype, computing, asking, compiled, work.is_sharded, fits)
-    graph = rules.choose_graph(config, target.traits, micro)
-    return compiled, graph.value == "on"
+    compiled = compile_choice.value == "on"
+    captured = replace(workload, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
+    candidate = GraphCandidate(
+        workload.dtype,
+        overheads.arithmetic_s(
+            device_type,
+            batch.batch_size * config.block_size,
+            flops_per_token,
+            peak or overheads.FALLBACK_PEAK_FLOPS_PER_S,
+        ),
+        overheads.launch_s(device_type, n_layer),
+        compiled,
+        workload.is_sharded,
+        memory.estimate_memory(captured).total_bytes <= target.comfortable_bytes,
+    )
+    return compiled, rules.choose_graph(config, target.traits, candidate).value == "on"
 
 
-def _bytes_on_card(config: TrainConfig, text: DatasetInfo, target: PlanTarget) -> int:
-    size = text.train_bytes
-    place = rules.choose_data_place(config.data_place, size, target.traits, target.memory_bytes)
-    return size if place.value == "on the card" else 0
+def can_shard(workload: TrainingWorkload) -> bool:
+    """Training refuses FSDP with a loss scaler or FP8."""
+    return workload.dtype != "float16" and not workload.config.fp8
+
+
+def without_optional_memory(workload: TrainingWorkload) -> TrainingWorkload:
+    """Without the CUDA graph, unless --graph=on, and without a card's checkpoint copy: both are only made
+    where they fit."""
+    workload = replace(workload, has_checkpoint_copy=workload.device_type == "cpu")
+    return workload if workload.config.graph == "on" else replace(workload, graph=False)
+
+
+# --- changes that make a run fit ---
+
+
+def changes_as_flags(changes: SettingChanges) -> str:
+    return " ".join(f"--{name}={value}" for name, value in changes.items())
+
+
+def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChanges | None:
+    """The same updates in the largest micro-batches that fit and are useful; None: not one sequence fits."""
+    config, ranks = spec.config, spec.workload.ranks
+    accumulating = replace(without_optional_memory(spec.workload), micro_steps=2)
+    largest = memory.largest_fitting_batch(
+        accumulating, target.comfortable_bytes
+    ) or memory.largest_fitting_batch(accumulating, target.max_bytes)
+    if largest is None:
+        return None
+    free = replace(config, batch_tokens=spec.batch.tokens, batch_size=None, gradient_accumulation_steps=None)
+    batch, _ = plan_batch(free, target.device_type, largest, ranks)
+    changes = {"batch_size": batch.batch_size, "gradient_accumulation_steps": batch.micro_steps * ranks}
+    if config.eval_iters is not None:  # it counts micro-batches
+        changes["eval_iters"] = max(1, round(config.eval_iters * spec.batch.batch_size / batch.batch_size))
+    return changes
+
+
+def memory_fixes(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, max_bytes: int) -> list[str]:
+    """Lines of flags, each of which alone makes the run need at most `max_bytes`."""
+    config, workload = spec.config, spec.workload
+    alternatives: list[list[SettingChanges]] = []  # of each, the first that fits is named
+    if not workload.config.activation_checkpointing:
+        alternatives.append([{"activation_checkpointing": True}])
+    if not workload.compiled and workload.device_type != "mps" and not workload.config.fp8:
+        alternatives.append([{"compile": "on"}])
+    if workload.kernels and not workload.config.fp8:
+        alternatives.append([{"kernels": "plain", "compile": "off"}])
+    if workload.ranks > 1 and not workload.config.shard and can_shard(workload):
+        alternatives.append([{"shard": True}])
+    contexts: list[SettingChanges] = []
+    block_size = config.block_size // 2
+    while block_size >= _MIN_PROPOSED_CONTEXT:
+        contexts.append({"block_size": block_size})
+        block_size //= 2
+    models: list[SettingChanges] = []
+    if config.init_from != "scratch":  # the weights decide n_layer
+        models = [{"init_from": name} for name in reversed(GPT2_SHAPES)]
+    else:
+        n_layer = config.n_layer
+        while n_layer > 1:
+            n_layer -= max(1, n_layer // 8)
+            models.append({"n_layer": n_layer})
+    lines = []
+    for candidates in (*alternatives, contexts, models):
+        fitting = (fitting_flags(spec, changes, target, dataset, max_bytes) for changes in candidates)
+        lines.append(next((flags for flags in fitting if flags), ""))
+    return [line for line in lines if line]
+
+
+def fitting_flags(
+    spec: RunSpec, changes: SettingChanges, target: PlanTarget, dataset: DatasetInfo, max_bytes: int
+) -> str:
+    """The changes as flags, with smaller micro-batches if needed; empty: they do not fit."""
+    try:
+        changed = _decide_with_changes(spec.config, changes, target, dataset)
+        if memory.estimate_memory(changed.workload).total_bytes <= max_bytes:
+            return changes_as_flags(changes)
+        micro_batches = split_into_micro_batches(changed, target)
+        if micro_batches is None:
+            return ""
+        changes = {**changes, **micro_batches}
+        changed = _decide_with_changes(spec.config, changes, target, dataset)
+    except UserError:  # training would refuse them
+        return ""
+    fits = memory.estimate_memory(changed.workload).total_bytes <= max_bytes
+    return changes_as_flags(changes) if fits else ""
+
+
+def _decide_with_changes(
+    config: TrainConfig, changes: SettingChanges, target: PlanTarget, dataset: DatasetInfo
+) -> RunSpec:
+    config = replace(config, **changes)
+    if problems := find_config_problems(config):
+        raise UserError(problems)
+    return decide(config, target, dataset)

@@ -1,22 +1,29 @@
-"""The machine that is planned for: a card of the table, this machine's own, or a CPU."""
+"""The machine that a run is planned for: a card of the table, this machine's own, or a CPU.
+
+    target = find_target("rtx4070")                  # or "auto", "cpu"
+    target = with_cluster(target, cards=8, machines=2, network_gb_s=12.5)
+
+The cards of this machine are found through their drivers, without torch.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glassgpt.cgroup import read_text_or_empty, usable_cores
 from glassgpt.errors import UserError
-from glassgpt.estimate.cards import Card, find_card, has_tensor_cores, resolve_card_name
+from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
 from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
 from glassgpt.estimate.peak import RepeatOperation, measure_best_rate
-from glassgpt.plan import installed_cards
-from glassgpt.plan.installed_cards import InstalledCard
 from glassgpt.record.machine import (
     apple_gpu_name,
     command_output,
@@ -26,36 +33,31 @@ from glassgpt.record.machine import (
     usable_memory,
 )
 
-# Of the memory, what a run takes by its own choice, which leaves some to a desktop; and what it can take
-# from a card that nobody else uses, where memory that grows in place leaves hardly a gap.
+# Shares of the memory. A run that may choose leaves some for a desktop; more fits on a card that nothing else
+# uses, because expandable segments fragment little.
 _COMFORTABLE_MEMORY_SHARE = 0.94
 _MAX_MEMORY_SHARE = 0.98
-_BUSY_CORE_SHARE = 0.5  # of the cores
+_BUSY_CORE_SHARE = 0.5  # of the cores: with fewer in use, the measured speed counts as undisturbed
 
-
-FOUND_BY_NAME = "asked for"  # how a card was found that somebody named
+FOUND_BY_NAME = "asked for"  # `found_how` of a card that the user named
 
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Where the run shall be."""
+    """Where the run will be."""
 
     name: str
     device_type: str  # "cuda", "mps" or "cpu"
-    memory_bytes: int  # bytes, of the card or of the machine
+    memory_bytes: int  # of the card or of the machine
     peaks: dict[str, float]  # FLOP/s by dtype; empty: unknown
     peak_source: str
-    found_how: str  # how it was found
+    found_how: str
     card: Card | None = None
-    alternatives: tuple[str, ...] = ()  # cards that the name could have meant too
-    memory_note: str = ""  # what is to be known of `memory`
-    cluster: Cluster = ONE_CARD  # how many of it train together
-    busy_cores: float = (
-        0.0  # cores that other programs used while its speed was measured; 0: too few to matter
-    )
-    missing_toolchain: str | None = (
-        None  # what building code would need and does not find; of another machine unknown
-    )
+    alternatives: tuple[str, ...] = ()  # other cards that the name could mean
+    memory_note: str = ""  # about `memory_bytes`
+    cluster: Cluster = ONE_CARD  # how many of them train together
+    busy_cores: float = 0.0  # that other programs used while the speed was measured; 0: too few to matter
+    missing_toolchain: str | None = None  # what building kernels needs and lacks; unknown of another machine
 
     @property
     def title(self) -> str:
@@ -65,39 +67,35 @@ class PlanTarget:
 
     @property
     def comfortable_bytes(self) -> int:
-        """Bytes that a run takes where it may choose."""
+        """The most that a run takes where it may choose."""
         return int(self.memory_bytes * _COMFORTABLE_MEMORY_SHARE)
 
     @property
     def max_bytes(self) -> int:
-        """Bytes above which it does not run."""
-        return (
-            int(self.memory_bytes * _MAX_MEMORY_SHARE)
-            if self.device_type == "cuda"
-            else self.comfortable_bytes
-        )
+        """A run that needs more is out of memory."""
+        if self.device_type != "cuda":
+            return self.comfortable_bytes
+        return int(self.memory_bytes * _MAX_MEMORY_SHARE)
 
     @property
     def is_local(self) -> bool:
-        """Surely in this machine. Who names a card may have it here, or wish for it."""
+        """Certainly this machine. A card that was named may be elsewhere."""
         return self.device_type == "cpu" or self.found_how != FOUND_BY_NAME
 
     @property
     def traits(self) -> DeviceTraits:
-        """What of it decides, for the rules that the trainer asks too."""
+        """For the rules in estimate/decide.py, which training uses too."""
         if self.card is None:
             return DeviceTraits(
                 self.device_type,
                 has_fast_bfloat16="bfloat16" in self.peaks,
                 missing_toolchain=self.missing_toolchain,
             )
-        on_card = has_tensor_cores(self.card.name, self.card.capability)
-        bandwidth = self.card.bandwidth_gb_s * 1e9
         return DeviceTraits(
             self.device_type,
             self.card.capability,
-            on_card,
-            bandwidth_bytes_per_s=bandwidth,
+            has_tensor_cores(self.card.name, self.card.capability),
+            bandwidth_bytes_per_s=self.card.bandwidth_gb_s * 1e9,
             missing_toolchain=self.missing_toolchain,
         )
 
@@ -108,32 +106,42 @@ class PlanTarget:
 
 
 def find_target(gpu: str, device: str = "auto") -> PlanTarget:
-    """`gpu`: a card's name, `cpu`, or `auto` for this machine; `device`: what of it the run will take."""
+    """`gpu`: a card's name, `cpu`, or `auto` for this machine; `device`: the run's --device on it."""
     gpu = gpu.strip()
     if not gpu:
         raise UserError("--gpu is empty: name a card, cpu or auto")
     if gpu.lower() == "cpu" or (gpu.lower() == "auto" and device == "cpu"):
         return local_cpu_target(FOUND_BY_NAME)
     if gpu.lower() != "auto":
-        found = resolve_card_name(gpu)
-        return target_of_card(found.card, FOUND_BY_NAME, found.alternatives)
+        resolved = resolve_card_name(gpu)
+        return target_of_card(resolved.card, FOUND_BY_NAME, resolved.alternatives)
     return local_target(device)
 
 
 def target_of_card(
-    card: Card, how: str, others: tuple[str, ...] = (), memory: int | None = None
+    card: Card, found_how: str, alternatives: tuple[str, ...] = (), memory_bytes: int | None = None
 ) -> PlanTarget:
-    """`memory`: as found; else as sold, or, of a chip that shares the machine's, the least that is sold."""
+    """`memory_bytes`: None is the card's in the table, or the smallest configuration of an Apple chip."""
     note = ""
-    if memory is None:
-        memory = int((card.memory_gb or card.smallest_gb or 0) * 2**30)
+    if memory_bytes is None:
+        memory_bytes = int((card.memory_gb or card.smallest_gb or 0) * 2**30)
         note = "" if card.memory_gb else "the smallest sold"
-    kind = "mps" if card.vendor == "apple" else "cuda"
-    return PlanTarget(card.name, kind, memory, dict(card.peaks), card.source, how, card, others, note)
+    device_type = "mps" if card.vendor == "apple" else "cuda"
+    return PlanTarget(
+        card.name,
+        device_type,
+        memory_bytes,
+        dict(card.peaks),
+        card.source,
+        found_how,
+        card,
+        alternatives,
+        note,
+    )
 
 
 def with_cluster(target: PlanTarget, cards: int, machines: int, network_gb_s: float) -> PlanTarget:
-    """So many of it in each of so many machines."""
+    """The target `cards` times in each of `machines` machines."""
     if cards * machines == 1:
         return target
     problems = []
@@ -151,86 +159,190 @@ def with_cluster(target: PlanTarget, cards: int, machines: int, network_gb_s: fl
 
 
 def local_target(device: str = "auto") -> PlanTarget:
-    """As a run would find it."""
-    seen, why_none = _visible_cards()
-    kind, _, number = device.partition(":")
-    if kind != "mps" and int(number or 0) < len(seen):
-        return _of_present(seen[int(number or 0)])
+    """This machine, as a run with this --device would use it."""
+    visible, why_none = _visible_cards()
+    kind, _, index = device.partition(":")
+    if kind != "mps" and int(index or 0) < len(visible):
+        installed = visible[int(index or 0)]
+        if installed.card is not None:
+            target = target_of_card(installed.card, "found here", memory_bytes=installed.memory_bytes)
+        else:
+            # A chip whose driver reports no memory shares the machine's.
+            memory_bytes = usable_memory()[0] if installed.memory_bytes is None else installed.memory_bytes
+            peak_source = "unknown: not in the table of cards"
+            target = PlanTarget(installed.name, "cuda", memory_bytes, {}, peak_source, "found here")
+        return replace(target, missing_toolchain=find_missing_toolchain("cuda"))
     if sys.platform == "darwin" and kind != "cuda":
         card = find_card(apple_gpu_name())
         if card is not None:
-            return replace(
-                target_of_card(card, "found here", memory=unified_memory_bytes()),
-                lacks=find_missing_toolchain("mps"),
-            )
+            target = target_of_card(card, "found here", memory_bytes=unified_memory_bytes())
+            return replace(target, missing_toolchain=find_missing_toolchain("mps"))
     if device != "auto":
-        why = "it has none of that number" if seen and kind == "cuda" else why_none
+        why = "it has none of that number" if visible and kind == "cuda" else why_none
         raise UserError(f"--device={device} is not in this machine: {why}; --gpu=NAME plans for another")
     return local_cpu_target(why_none)
 
 
-def _visible_cards() -> tuple[list[InstalledCard], str]:
-    """Those that a run would see, or why there is none."""
-    found = installed_cards.find_nvidia_cards()
-    if found:
-        if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-            found = installed_cards.parse_mig_slices(command_output("nvidia-smi", "-L") or "")
-        return installed_cards.visible_nvidia_cards(found, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
-    of_amd = installed_cards.find_amd_cards()
-    if not of_amd:
-        return [], "no GPU was found"
-    if not installed_cards.is_torch_built_for_rocm():
-        return [], f"{of_amd[0].name} is here, but this PyTorch was not built for AMD's cards"
-    return installed_cards.visible_amd_cards(
-        of_amd, os.environ
-    ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
-
-
-def _of_present(found: InstalledCard) -> PlanTarget:
-    if found.card is not None:
-        target = target_of_card(found.card, "found here", memory=found.memory_bytes)
-    else:
-        # A chip whose driver names no memory shares the machine's.
-        memory = usable_memory()[0] if found.memory_bytes is None else found.memory_bytes
-        unknown = "unknown: not in the table of cards"
-        target = PlanTarget(found.name, "cuda", memory, {}, unknown, "found here")
-    return replace(target, missing_toolchain=find_missing_toolchain("cuda"))
-
-
-def local_cpu_target(how: str, seconds: float = 0.4) -> PlanTarget:
-    info = read_text_or_empty(Path("/proc/cpuinfo"))
+def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
+    """This machine's CPU, whose peak is measured for about `seconds`."""
+    cpu_info = read_text_or_empty(Path("/proc/cpuinfo"))
     cores = max(1, math.floor(usable_cores()))
-    busy_before = load_average()
-    flops = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
-    peaks = {"float32": flops}
-    if "avx512_bf16" in info or "amx_bf16" in info:
-        peaks["bfloat16"] = 2 * flops
-    name = f"{cpu_model(info)}, {cores} {'core' if cores == 1 else 'cores'}"
-    source = "measured: float32 matmuls by numpy"
-    memory, limited = usable_memory()
-    note = "the container's limit" if limited else ""
-    busy = busy_before if busy_before > _BUSY_CORE_SHARE * cores else 0.0
+    load = load_average()
+    flops_per_s = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
+    peaks = {"float32": flops_per_s}
+    if "avx512_bf16" in cpu_info or "amx_bf16" in cpu_info:
+        peaks["bfloat16"] = 2 * flops_per_s
+    memory_bytes, is_limited = usable_memory()
     return PlanTarget(
-        name,
-        "cpu",
-        memory,
-        peaks,
-        source,
-        how,
-        memory_note=note,
+        name=f"{cpu_model(cpu_info)}, {cores} {'core' if cores == 1 else 'cores'}",
+        device_type="cpu",
+        memory_bytes=memory_bytes,
+        peaks=peaks,
+        peak_source="measured: float32 matmuls by numpy",
+        found_how=found_how,
+        memory_note="the container's limit" if is_limited else "",
         missing_toolchain=find_missing_toolchain("cpu"),
-        busy_cores=busy,
+        busy_cores=load if load > _BUSY_CORE_SHARE * cores else 0.0,
     )
 
 
 def _numpy_matmuls(size: int) -> RepeatOperation:
     import numpy as np
 
-    draw = np.random.default_rng(0)
-    a, b = (draw.standard_normal((size, size), dtype=np.float32) for _ in range(2))
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((size, size), dtype=np.float32) for _ in range(2))
 
     def run(count: int) -> None:
         for _ in range(count):
             a @ b
 
     return run
+
+
+# --- installed cards ---
+
+
+@dataclass(frozen=True)
+class InstalledCard:
+    """A card of this machine, as its driver reports it."""
+
+    name: str
+    memory_bytes: int | None  # None: its driver does not say
+    uuid: str = ""  # as environment variables may name it: GPU-5d5ba0d6-…
+
+    @property
+    def card(self) -> Card | None:
+        return find_card(self.name, self.memory_bytes)
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Of its fastest dtype; 0: not in the table."""
+        return max(self.card.peaks.values(), default=0.0) if self.card else 0.0
+
+
+def _visible_cards() -> tuple[list[InstalledCard], str]:
+    """The cards that a run would see, and the reason if there are none."""
+    nvidia = find_nvidia_cards()
+    if nvidia:
+        if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+            nvidia = parse_mig_slices(command_output("nvidia-smi", "-L") or "")
+        return visible_nvidia_cards(nvidia, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
+    amd = find_amd_cards()
+    if not amd:
+        return [], "no GPU was found"
+    if not is_torch_built_for_rocm():
+        return [], f"{amd[0].name} is here, but this PyTorch was not built for AMD's cards"
+    return visible_amd_cards(amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
+
+
+def find_nvidia_cards() -> list[InstalledCard]:
+    """Empty where there is no driver, or it fails."""
+    query = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
+    return parse_nvidia_smi(command_output("nvidia-smi", *query) or "")
+
+
+def parse_nvidia_smi(text: str) -> list[InstalledCard]:
+    """Lines of three values; others are warnings. Memory is [N/A] where a chip shares the machine's."""
+    installed = []
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == 3 and values[0].startswith("GPU-"):
+            memory_bytes = int(values[2]) * 2**20 if values[2].isdecimal() else 0
+            installed.append(InstalledCard(values[1], memory_bytes or None, values[0]))
+    return installed
+
+
+_MIG_SLICE = re.compile(r"MIG \d+g\.(?P<gb>\d+)gb\S*")
+
+
+def parse_mig_slices(text: str) -> list[InstalledCard]:
+    """`nvidia-smi -L`: below each card its MIG slices, whose names contain their memory."""
+    slices, card_name = [], ""
+    for line in text.splitlines():
+        uuid = re.search(r"UUID: ([^)\s]+)", line)
+        if card_match := re.match(r"GPU \d+: (.+?) \(UUID", line):
+            card_name = card_match[1]
+        elif (slice_match := _MIG_SLICE.search(line)) and uuid:
+            memory_bytes = int(slice_match["gb"]) * 2**30
+            slices.append(InstalledCard(f"{card_name} {slice_match[0]}", memory_bytes, uuid[1]))
+    return slices
+
+
+def find_amd_cards(root: Path = Path("/sys/class/drm")) -> list[InstalledCard]:
+    """As the kernel lists them: this needs no tool, and works in containers too."""
+    folders = [path for path in root.glob("card*") if re.fullmatch(r"card\d+", path.name)]
+    installed = []
+    for folder in sorted(folders, key=lambda path: int(path.name[4:])):
+        device = folder / "device"
+        vendor, chip, memory, product, serial = (
+            read_text_or_empty(device / name).strip()
+            for name in ("vendor", "device", "mem_info_vram_total", "product_name", "unique_id")
+        )
+        if vendor == "0x1002":
+            name = next((card.name for card in cards() if chip in card.pci_ids), "")
+            memory_bytes = int(memory) if memory.isdecimal() else None
+            installed.append(InstalledCard(name or product or f"AMD {chip}", memory_bytes, f"GPU-{serial}"))
+    return installed
+
+
+def is_torch_built_for_rocm() -> bool:
+    """Read from the version file of the installed PyTorch, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path("nowhere")
+    version = read_text_or_empty(folder / "version.py")
+    return re.search(r"^hip\b[^=\n]*=\s*['\"]", version, re.MULTILINE) is not None
+
+
+def visible_nvidia_cards(
+    installed: Sequence[InstalledCard], environment: Mapping[str, str]
+) -> list[InstalledCard]:
+    """In CUDA's order: the fastest first, unless CUDA_DEVICE_ORDER says PCI_BUS_ID."""
+    ordered = list(installed)
+    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        ordered.sort(key=lambda card: card.peak_flops_per_s, reverse=True)  # equal ones stay as they are
+    return _filter_visible(ordered, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_amd_cards(
+    installed: Sequence[InstalledCard], environment: Mapping[str, str]
+) -> list[InstalledCard]:
+    """ROCR_VISIBLE_DEVICES is applied first; the other variables count what it leaves."""
+    visible = _filter_visible(installed, environment.get("ROCR_VISIBLE_DEVICES"))
+    names = environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    return _filter_visible(visible, names)
+
+
+def _filter_visible(installed: Sequence[InstalledCard], names: str | None) -> list[InstalledCard]:
+    """By index or UUID. As in the drivers, an invalid name hides itself and all that follow."""
+    if names is None:
+        return list(installed)
+    visible: list[InstalledCard] = []
+    for name in (word.strip() for word in names.split(",")):
+        if name.isdecimal():
+            matching = list(installed[int(name) : int(name) + 1])
+        else:
+            matching = [card for card in installed if name and card.uuid.startswith(name)]
+        if len(matching) != 1:
+            break
+        visible += matching
+    return visible

@@ -17,7 +17,7 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
-from glassgpt.plan.dataset_size import find_dataset_info
+from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average
 from glassgpt.training import device as devices
 from glassgpt.training.device import ExecutionConfig

@@ -1,4 +1,4 @@
-"""`glass compare`, as people and scripts meet it."""
+"""The command `glass compare`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commands import (
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two logs in it, in English."""
     monkeypatch.chdir(tmp_path)
     for name in LOCALE:
@@ -33,43 +33,43 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(capsys: Capture, *arguments: str) -> list[str]:
+def errors_of(capsys: Capture, *arguments: str) -> list[str]:
     return commands.error_lines(capsys, "compare", *arguments)
 
 
-def told(capsys: Capture, *arguments: str) -> str:
+def output_of(capsys: Capture, *arguments: str) -> str:
     return commands.stdout_of(capsys, "compare", *arguments)
 
 
 def document(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    return parse_strict_json(told(capsys, *arguments, "--json"))
+    return parse_strict_json(output_of(capsys, *arguments, "--json"))
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 @pytest.mark.parametrize("names", [[], ["a.log"], ["-"]], ids=str)
-def test_two_are_needed(names: list[str], capsys: Capture) -> None:
-    (problem,) = refused(capsys, *names)
+def test_at_least_two_runs(names: list[str], capsys: Capture) -> None:
+    (problem,) = errors_of(capsys, *names)
     assert "at least two" in problem
 
 
 def test_every_missing_file_is_named(capsys: Capture) -> None:
-    problems = refused(capsys, "a.log", "nothere", "neither", "b.log")
+    problems = errors_of(capsys, "a.log", "nothere", "neither", "b.log")
     assert len(problems) == 2
     assert "nothere" in problems[0]
     assert "neither" in problems[1]
 
 
-def test_one_that_is_no_log(capsys: Capture) -> None:
+def test_a_file_that_is_not_a_log(capsys: Capture) -> None:
     Path("poem").write_text("Shall I compare thee\n")
     Path("folder").mkdir()
-    assert "poem is not a training log" in refused(capsys, "a.log", "poem")[0]
-    assert "folder" in refused(capsys, "a.log", "folder")[0]
+    assert "poem is not a training log" in errors_of(capsys, "a.log", "poem")[0]
+    assert "folder" in errors_of(capsys, "a.log", "folder")[0]
 
 
 def test_all_problems_at_once(capsys: Capture) -> None:
-    text = "\n".join(refused(capsys, "a.log", "--lang=fr", "--gpu=foo", "--bar=1", "--c.n_layer=3"))
+    text = "\n".join(errors_of(capsys, "a.log", "--lang=fr", "--gpu=foo", "--bar=1", "--c.n_layer=3"))
     for part in ("at least two", "--lang=fr", "--gpu=foo", "--bar", "--c.n_layer"):
         assert part in text
 
@@ -77,26 +77,26 @@ def test_all_problems_at_once(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     "flag", ["--a.n_layr=3", "--a.n_layer=x", "--c.n_layer=3", "--a.parameters=-5", "--a."]
 )
-def test_what_is_wrongly_said_about_a_run(flag: str, capsys: Capture) -> None:
-    (problem,) = refused(capsys, "a.log", "b.log", flag)
+def test_bad_overrides_of_a_run(flag: str, capsys: Capture) -> None:
+    (problem,) = errors_of(capsys, "a.log", "b.log", flag)
     assert flag.partition("=")[0] in problem
 
 
 def test_the_standard_input_is_read_once(capsys: Capture) -> None:
-    (problem,) = refused(capsys, "-", "-")
+    (problem,) = errors_of(capsys, "-", "-")
     assert "once" in problem
 
 
-def test_a_config_file_that_is_not_there(capsys: Capture) -> None:
-    (problem,) = refused(capsys, "a.log", "b.log", "--b.config=nothere.py")
+def test_a_missing_config_file(capsys: Capture) -> None:
+    (problem,) = errors_of(capsys, "a.log", "b.log", "--b.config=nothere.py")
     assert "nothere.py" in problem
 
 
-# --- what is told ---
+# --- output ---
 
 
 def test_which_is_better_and_which_faster(capsys: Capture) -> None:
-    text = told(capsys, "a.log", "b.log")
+    text = output_of(capsys, "a.log", "b.log")
     order = ["A: a.log (nanoGPT)", "B: b.log (nanoGPT)", "equally fast", "B is better than A", "What differs",
              "What follows from that", "Validation loss", "Tokens per second"]  # fmt: skip
     place = 0
@@ -108,40 +108,40 @@ def test_json_is_strict(capsys: Capture) -> None:
     Path("b.log").write_text(
         nanogpt_log() + "step 750: train loss nan, val loss nan\niter 750: loss nan, time 5ms\n"
     )
-    read = document(capsys, "a.log", "b.log")
-    assert [run["label"] for run in read["runs"]] == ["A", "B"]
-    assert [run["name"] for run in read["runs"]] == ["a.log", "b.log"]
-    assert read["runs"][1]["facts"]["final_val_loss"] == "nan"
-    assert all("claim" in conclusion for conclusion in read["verdict"])
+    parsed = document(capsys, "a.log", "b.log")
+    assert [run["label"] for run in parsed["runs"]] == ["A", "B"]
+    assert [run["name"] for run in parsed["runs"]] == ["a.log", "b.log"]
+    assert parsed["runs"][1]["facts"]["final_val_loss"] == "nan"
+    assert all("claim" in claim for claim in parsed["verdict"])
 
 
 def test_any_mix_of_formats(capsys: Capture) -> None:
     folder = write_run(Path("runs/mine"), finished_run())
     names = [str(folder), "a.log", str(folder / "journal.jsonl"), "b.log"]
-    read = document(capsys, *names)
-    assert [run["format"] for run in read["runs"]] == ["glassgpt", "nanogpt", "glassgpt", "nanogpt"]
-    assert told(capsys, *names)
+    parsed = document(capsys, *names)
+    assert [run["format"] for run in parsed["runs"]] == ["glassgpt", "nanogpt", "glassgpt", "nanogpt"]
+    assert output_of(capsys, *names)
 
 
-def test_one_from_the_standard_input(capsys: Capture) -> None:
+def test_a_log_from_the_standard_input(capsys: Capture) -> None:
     done = glass("compare", "-", "b.log", "--json", stdin=Path("a.log").read_bytes())
     assert done.returncode == 0
-    there, here = json.loads(done.stdout), document(capsys, "a.log", "b.log")
-    assert there["runs"][0].pop("name") == "standard input"
-    here["runs"][0].pop("name")
-    assert there == here
+    piped, from_file = json.loads(done.stdout), document(capsys, "a.log", "b.log")
+    assert piped["runs"][0].pop("name") == "standard input"
+    from_file["runs"][0].pop("name")
+    assert piped == from_file
 
 
-def test_what_is_said_about_a_run_counts(capsys: Capture) -> None:
-    said = ["--a.n_layer=6", "--b.n_layer=12", "--a.n_head", "6", "--b.n_head=12"]
-    text = told(capsys, "a.log", "b.log", *said)
+def test_overrides_of_a_run(capsys: Capture) -> None:
+    flags = ["--a.n_layer=6", "--b.n_layer=12", "--a.n_head", "6", "--b.n_head=12"]
+    text = output_of(capsys, "a.log", "b.log", *flags)
     rows = [line.split() for line in text.splitlines()]
     assert ["n_layer", "6", "12"] in rows
     assert ["n_head", "6", "12"] in rows
 
 
 def test_the_same_log_twice(capsys: Capture) -> None:
-    text = told(capsys, "a.log", "a.log")
+    text = output_of(capsys, "a.log", "a.log")
     assert "equally fast" in text
     assert "is better than" not in text
     assert "nothing that the logs say" in text
@@ -149,12 +149,12 @@ def test_the_same_log_twice(capsys: Capture) -> None:
 
 @pytest.mark.parametrize("language", ["hi", "ar"])
 def test_in_another_language(language: str, capsys: Capture) -> None:
-    ours = (
+    bidi_marks = (
         "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
     )
-    text = told(capsys, "a.log", "b.log", f"--lang={language}")
+    text = output_of(capsys, "a.log", "b.log", f"--lang={language}")
     assert "\N{REPLACEMENT CHARACTER}" not in text
-    assert not control_characters(text, "\n" + ours)
+    assert not control_characters(text, "\n" + bidi_marks)
     assert "equally fast" not in text
     assert ("\N{FIRST STRONG ISOLATE}" in text) == (language == "ar")
     assert "What differs" not in text
@@ -167,16 +167,16 @@ def test_in_another_language(language: str, capsys: Capture) -> None:
 def test_a_hostile_journal_cannot_harm_a_terminal(flags: list[str], capsys: Capture) -> None:
     evil = write_run(Path("runs/evil"), hostile_run())
     good = write_run(Path("runs/good"), finished_run())
-    text = told(capsys, str(evil), str(good), *flags)
+    text = output_of(capsys, str(evil), str(good), *flags)
     assert not control_characters(text)
     assert "[red]x[/red]" in text
 
 
 def test_hostile_words_on_the_command_line(capsys: Capture) -> None:
-    assert not control_characters("".join(refused(capsys, "a.log", f"b{HOSTILE_TEXT}")))
+    assert not control_characters("".join(errors_of(capsys, "a.log", f"b{HOSTILE_TEXT}")))
     assert not control_characters(
         "".join(
-            refused(
+            errors_of(
                 capsys,
                 "a.log",
                 "b.log",
@@ -187,10 +187,11 @@ def test_hostile_words_on_the_command_line(capsys: Capture) -> None:
         )
     )
     assert not control_characters(
-        told(capsys, "a.log", "b.log", f"--a.device_name={HOSTILE_TEXT}", f"--b.dataset={HOSTILE_TEXT}")
+        output_of(capsys, "a.log", "b.log", f"--a.device_name={HOSTILE_TEXT}", f"--b.dataset={HOSTILE_TEXT}")
     )
 
 
 def test_file_names_are_one_line_each(capsys: Capture) -> None:
     Path("b.log").rename("b.log\nA is better than B.\n")
-    assert "A is better than B." not in told(capsys, "a.log", "b.log\nA is better than B.\n").splitlines()
+    output = output_of(capsys, "a.log", "b.log\nA is better than B.\n")
+    assert "A is better than B." not in output.splitlines()

@@ -1,4 +1,4 @@
-"""glass plan, as typed."""
+"""The command `glass plan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from glassgpt.cli import main
 from glassgpt.cli.plan_command import plan
 from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.plan.dataset_size import known_dataset_info
+from glassgpt.plan.dataset_info import known_dataset_info
 from glassgpt.plan.propose import PROPOSED_SETTINGS, propose
 from glassgpt.plan.target import target_of_card
 from glassgpt.recipe import build_config, find_recipe
@@ -34,9 +34,9 @@ def test_it_prints_a_page_without_torch() -> None:
 
 def test_all_problems_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "nothing", "--gpu=rtx9999", "--hours=-1", "--n_layer=0", "--colour=red"]) == 2
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     for part in ("nothing is neither", "--gpu=rtx9999", "RTX 4090", "--hours=-1", "--n_layer=0", "--colour"):
-        assert part in said
+        assert part in errors
 
 
 def test_a_model_too_large_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,20 +60,20 @@ def test_hours_write_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plan", "--out=x.toml"]) == 2
 
 
-def test_what_a_proposal_would_not_heed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_hours_proposes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--gpu=rtx4070", "--hours=1", "--n_layer=3", "--max_iters=5"]) == 2
     assert "--hours proposes --n_layer, --max_iters itself" in capsys.readouterr().err
 
 
-def test_a_context_that_is_said_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_size_flag_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2_124m", "--dataset=shakespeare_char", "--gpu=rtx4070", "--hours=1"]) == 0
     assert "block_size = 256" in capsys.readouterr().out
     assert main(["plan", "--gpu=rtx4070", "--hours=1", "--block_size=512"]) == 0
     assert "block_size = 512" in capsys.readouterr().out
 
 
-def test_all_that_is_proposed_is_known_to_be() -> None:
-    """No setting is changed by --hours and heeded by nobody."""
+def test_proposed_settings_are_listed() -> None:
+    """--hours changes no other setting."""
     config = build_config(find_recipe("gpt2_124m"), {}, "cuda")
     best = propose(
         config,
@@ -85,13 +85,13 @@ def test_all_that_is_proposed_is_known_to_be() -> None:
     assert changed <= {*PROPOSED_SETTINGS}
 
 
-def test_a_proposal_goes_to_the_home_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_expands_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # bash leaves --out=~/day.toml as it is
     assert main(["plan", "--gpu=rtx4070", "--hours=1", "--out=~/day.toml"]) == 0
     assert (tmp_path / "day.toml").is_file()
 
 
-def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "shakespeare_char_cpu", "--gpu=cpu"]) == 0
     assert "matmul peak" in capsys.readouterr().out
 
@@ -101,59 +101,59 @@ def test_a_cpu_is_planned_for_too(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--hours=1e300"], "longer than ten years"),
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
-        (["--hours=1", "--out=foo.txt"], "files called .toml"),
+        (["--hours=1", "--out=foo.txt"], "files that end in .toml"),
         (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
         (["--hours=1", "--eval_only"], "--hours proposes a run that trains"),
         (["--gpu="], "--gpu is empty"),
         (["--gpu=8xH100"], "--gpu=H100 --gpus=8"),
-        (["--gpu=h100", "--price=1e308"], "--price=1e+308 is more than anybody has"),
-        (["--gpu=h100", "--nodes=2", "--network=1e300"], "--network=1e+300 is more than anybody has"),
+        (["--gpu=h100", "--price=1e308"], "--price=1e+308 is too large"),
+        (["--gpu=h100", "--nodes=2", "--network=1e300"], "--network=1e+300 is too large"),
         (["--gpu=h100", "--nodes=2", "--network=5e-324"], "it is in GB/s"),
         (["--gpu=h100", "--batch_size=1e300"], "--batch_size must be below 2^63"),
         (["--gpu=h100", "--n_layer=1e300"], "--n_layer must be below 2^63"),
     ],
 )
-def test_odd_words_are_errors(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = [] if words[0].startswith("--gpu") else ["--gpu=rtx4090"]
     assert main(["plan", "gpt2_124m", *gpu, *words]) == 2
     assert part in capsys.readouterr().err
 
 
-def test_the_table_of_cards_leaves_this_machine_alone(
+def test_the_table_of_cards_does_not_probe_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def probed(*arguments: object) -> None:
-        raise AssertionError("the machine was looked at")
+    def probe(*arguments: object) -> None:
+        raise AssertionError("this machine was probed")
 
-    for name in ("this_cpu", "this_machine"):
-        monkeypatch.setattr(f"glassgpt.plan.target.{name}", probed)
-    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090",))
+    for name in ("local_cpu_target", "local_target"):
+        monkeypatch.setattr(f"glassgpt.plan.target.{name}", probe)
+    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090",))
     assert main(["plan", "--cards", "--json"]) == 0
     assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
     assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
-    said = capsys.readouterr().err
-    assert "--cards is a table by itself: leave out gpt2_124m, --n_layer, other options" in said
+    errors = capsys.readouterr().err
+    assert "--cards is a table by itself: leave out gpt2_124m, --n_layer, other options" in errors
 
 
 def test_the_table_of_cards_shows_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.plan.recommended.COMMON_CARDS", ("RTX 4090", "H200"))
+    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
-    usual = plan.__globals__["console"]
-    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: shown if stderr else usual())
+    usual = plan.__globals__["make_console"]
+    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: shown if stderr else usual())
     assert main(["plan", "--cards", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert "100%" in shown.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_slip_of_the_finger_is_planned_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurdly_many_iterations_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "shakespeare_char", "--gpu=a100", "--max_iters=1e18"]) == 0
     assert "overfit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["CPU", " cpu "])
-def test_capitals_do_not_matter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_is_case_insensitive(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"--gpu={name}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"]["device_type"] == "cpu"
 
@@ -161,19 +161,19 @@ def test_capitals_do_not_matter(name: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "words", [["--cards"], ["gpt2_124m", "--gpu=rtx4070", "--hours=24"], ["--gpu=rtx4070"]]
 )
-def test_a_narrow_terminal_cuts_no_figure(
+def test_a_narrow_terminal_truncates_nothing(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=30, highlight=False)
-    monkeypatch.setitem(plan.__globals__, "console", lambda stderr=False: narrow)
+    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: narrow)
     assert plan(words) == 0
     assert "…" not in capsys.readouterr().out
 
 
-def test_small_and_single_figures_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_figures_and_singulars(capsys: pytest.CaptureFixture[str]) -> None:
     """1 layer of 8 channels at 8 tokens: 6 x (65 x 8 + 12 x 64 + 3 x 8) + 12 x 8 x 8 = 8,640 FLOP."""
     shape = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8"]
     assert main(["plan", "shakespeare_char", "--gpu=h100", "--max_iters=1", *shape]) == 0
-    said = capsys.readouterr().out
-    assert "0.00864 MFLOP/token" in said
-    assert "1 update, " in said
+    output = capsys.readouterr().out
+    assert "0.00864 MFLOP/token" in output
+    assert "1 update, " in output

@@ -1,4 +1,4 @@
-"""Runs made by hand, and what comparing them says."""
+"""Synthetic run logs, and helpers to compare them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def make_run(
     return make_run_log(steps, [(at, None, val) for at, val in losses], settings={**SHAPE, **settings})
 
 
-def compare_histories(*histories: RunLog) -> Comparison:
-    comparison = compare([(history, compute_facts(history)) for history in histories])
+def compare_run_logs(*run_logs: RunLog) -> Comparison:
+    comparison = compare([(run_log, compute_facts(run_log)) for run_log in run_logs])
     json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
     return comparison
 
 
 def claim_ids(comparison: Comparison) -> list[str]:
-    return [one.id for one in comparison.verdict]
+    return [claim.id for claim in comparison.verdict]
 
 
 def claim_text(comparison: Comparison, id: str) -> str:
-    (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.sentence, *found.details))
+    (claim,) = [claim for claim in comparison.verdict if claim.id == id]
+    return " ".join((claim.sentence, *claim.details))

@@ -1,4 +1,4 @@
-"""Logs say anything: endless times, losses of 1e308, negative sizes. Comparing neither fails nor warns."""
+"""Absurd values in logs (infinite times, losses of 1e308, negative sizes) neither fail nor warn."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _NAMES = ("n_layer", "n_embd", "block_size", "batch_size", "gradient_accumulatio
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> RunLog:
+def run_logs(draw: st.DrawFn) -> RunLog:
     count = draw(st.integers(0, 30))
     columns = {
         name: draw(st.lists(_EXTREMES, min_size=count, max_size=count))
         for name in ("ms", "loss", "mfu", "tokens_per_s")
     }
-    second = draw(st.integers(0, count))  # where another process takes over, anew or not
+    second = draw(st.integers(0, count))  # row where a second process starts, resumed or not
     begin = draw(st.sampled_from([0, 1, 2, 10**15]))
     iterations = [*range(0, 10 * second, 10), *(begin + 10 * i for i in range(count - second))]
     segment = [0] * second + [1] * (count - second)
@@ -70,25 +70,25 @@ def histories(draw: st.DrawFn) -> RunLog:
         world_size=draw(st.sampled_from([None, -1, 0, 8, 10**20])),
         bytes_per_token=draw(st.one_of(st.none(), _EXTREMES)),
     )
-    history = make_run_log(
+    run_log = make_run_log(
         steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
     )
     trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
-    return replace(history, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
+    return replace(run_log, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
 
 
-def shown(*runs: RunLog) -> Comparison:
+def compare_and_print(*runs: RunLog) -> Comparison:
     with np.errstate(all="ignore"):
-        known = [(history, compute_facts(history)) for history in runs]
+        analysed = [(run_log, compute_facts(run_log)) for run_log in runs]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        comparison = compare(known)
+        comparison = compare(analysed)
         json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
         print_comparison(comparison, Console(file=io.StringIO(), width=100))
     return comparison
 
 
 @settings(max_examples=80, deadline=None)
-@given(histories(), histories())
+@given(run_logs(), run_logs())
 def test_any_values_compare_without_a_warning(first: RunLog, other: RunLog) -> None:
-    shown(first, other)
+    compare_and_print(first, other)

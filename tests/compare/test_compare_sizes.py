@@ -1,4 +1,4 @@
-"""How large a model was, as far as its log shows."""
+"""Model size and FLOPs per token, inferred from a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from compared_runs import SHAPE, claim_ids, compare_histories, make_run
+from compared_runs import SHAPE, claim_ids, compare_run_logs, make_run
 from run_logs import make_run_log, make_steps
 
 from glassgpt.runs.facts import compute_facts
@@ -15,7 +15,7 @@ from glassgpt.runs.inference import MAX_FLOPS_ERROR, infer_flops_per_token, para
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import BY_ID
 
-_TRUE = 6 * 10_646_784 + 12 * 6 * 384 * 256  # FLOPs per token of 10.65M parameters
+_FLOPS_PER_TOKEN = 6 * 10_646_784 + 12 * 6 * 384 * 256  # FLOPs per token of 10.65M parameters
 
 
 def nano_mfu(flops_per_token: float, ms: Sequence[float], tokens: int = 16_384) -> list[float]:
@@ -36,61 +36,59 @@ def with_mfu(flops_per_token: float, **settings: int | None) -> RunLog:
 
 
 def test_the_size_is_read_back_through_the_running_average() -> None:
-    history = with_mfu(_TRUE)
-    found = infer_flops_per_token(history, compute_facts(history).tokens_per_iteration)
-    assert found is not None
-    assert found.flops_per_token == pytest.approx(_TRUE, rel=0.002)
-    assert found.relative_error <= MAX_FLOPS_ERROR
-    assert parameters_from_flops(found.flops_per_token, history) == pytest.approx(10_646_784, rel=0.002)
+    run_log = with_mfu(_FLOPS_PER_TOKEN)
+    inferred = infer_flops_per_token(run_log, compute_facts(run_log).tokens_per_iteration)
+    assert inferred is not None
+    assert inferred.flops_per_token == pytest.approx(_FLOPS_PER_TOKEN, rel=0.002)
+    assert inferred.relative_error <= MAX_FLOPS_ERROR
+    assert parameters_from_flops(inferred.flops_per_token, run_log) == pytest.approx(10_646_784, rel=0.002)
 
 
 def test_a_coarse_mfu_infers_nothing() -> None:
-    history = with_mfu(1e5)
-    found = infer_flops_per_token(history, compute_facts(history).tokens_per_iteration)
-    assert found is None or found.relative_error > MAX_FLOPS_ERROR
+    run_log = with_mfu(1e5)
+    inferred = infer_flops_per_token(run_log, compute_facts(run_log).tokens_per_iteration)
+    assert inferred is None or inferred.relative_error > MAX_FLOPS_ERROR
 
 
 def test_other_formulas_infer_no_parameters() -> None:
     llmc = replace(BY_ID["llm.c"], mfu_peak=312e12)
-    history = replace(with_mfu(71e6), trainer=llmc)
-    assert parameters_from_flops(71e6, history) is None
+    run_log = replace(with_mfu(71e6), trainer=llmc)
+    assert parameters_from_flops(71e6, run_log) is None
 
 
 def test_several_devices_are_not_a_smaller_model() -> None:
-    """MFU is of one of four, tokens per iteration are of all."""
-    history = with_mfu(_TRUE / 4)
-    comparison = compare_histories(history, history)
+    """MFU is that of one of four devices, tokens per iteration are those of all."""
+    run_log = with_mfu(_FLOPS_PER_TOKEN / 4)
+    comparison = compare_run_logs(run_log, run_log)
     assert "parameters-contradicted" not in claim_ids(comparison)
-    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
+    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_FLOPS_PER_TOKEN, rel=0.001)
 
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 3, 1 / 2, 1 / 2.4, 2, 40])
 def test_devices_and_micro_steps_contradict_no_size(factor: float) -> None:
-    comparison = compare_histories(with_mfu(_TRUE * factor), make_run())
+    comparison = compare_run_logs(with_mfu(_FLOPS_PER_TOKEN * factor), make_run())
     assert "parameters-contradicted" not in claim_ids(comparison)
-    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_TRUE, rel=0.001)
+    assert comparison.runs[0].metrics.size.flops_per_token == pytest.approx(_FLOPS_PER_TOKEN, rel=0.001)
 
 
 @pytest.mark.parametrize(("factor", "world"), [(0.8, None), (1.3, None), (1 / 2.4, 1)])
 def test_a_size_that_nothing_explains_is_contradicted(factor: float, world: int | None) -> None:
-    history = with_mfu(_TRUE * factor)
-    history = replace(history, setup=replace(history.setup, world_size=world))
-    assert "parameters-contradicted" in claim_ids(compare_histories(history, make_run()))
+    run_log = with_mfu(_FLOPS_PER_TOKEN * factor)
+    run_log = replace(run_log, setup=replace(run_log.setup, world_size=world))
+    assert "parameters-contradicted" in claim_ids(compare_run_logs(run_log, make_run()))
 
 
-def test_the_optimizers_groups_are_exact() -> None:
-    history = make_run(vocab_size=None)
-    setup = replace(history.setup, parameters=10_650_000, trained_parameters=10_745_088)
-    size = compare_histories(replace(history, setup=setup), make_run()).runs[0].metrics.size
+def test_parameter_counts_of_the_optimizer_are_exact() -> None:
+    run_log = make_run(vocab_size=None)
+    setup = replace(run_log.setup, parameters=10_650_000, trained_parameters=10_745_088)
+    size = compare_run_logs(replace(run_log, setup=setup), make_run()).runs[0].metrics.size
     assert size.parameters == 10_745_088 - 256 * 384
-    assert size.flops_per_token == _TRUE
+    assert size.flops_per_token == _FLOPS_PER_TOKEN
 
 
 def test_an_iteration_of_litgpt_is_a_micro_batch() -> None:
     litgpt = BY_ID["litgpt"]
     assert (
-        compare_histories(replace(make_run(), trainer=litgpt), make_run())
-        .runs[0]
-        .metrics.tokens_per_iteration
+        compare_run_logs(replace(make_run(), trainer=litgpt), make_run()).runs[0].metrics.tokens_per_iteration
         is None
     )

@@ -72,7 +72,7 @@ def test_the_losses_at_iteration_500(comparison: Comparison) -> None:
     assert [reading.loss for reading in point.losses if reading] == [5.5328, 5.5194]
     assert "At iteration 500: B 5.5194, A 5.5328." in claim(comparison, "better-open")
     assert "assumed to be the same" in claim(comparison, "assumed-comparable")
-    assert "cannot be told" in claim(comparison, "noise")
+    assert "is unknown" in claim(comparison, "noise")
 
 
 def test_mfu_on_the_card_that_it_was(runs: list[tuple[RunLog, Facts]]) -> None:

@@ -1,4 +1,4 @@
-"""Plans for many cards: both ways, what is advised, what is refused."""
+"""Plans for many cards: DDP and FSDP, the advice, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from glassgpt.cli import main
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.memory import total_parameters
-from glassgpt.plan.dataset_size import known_dataset_info
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison
+from glassgpt.plan.dataset_info import known_dataset_info
+from glassgpt.plan.estimates import ParallelismComparison
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
 from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
@@ -30,7 +30,7 @@ def plan(target: PlanTarget, price: float | None = None, **settings: Any) -> Pla
     return make_plan(build_config(find_recipe("gpt2_124m"), settings, "cuda"), target, WEB, price)
 
 
-def ways(made: Plan) -> ParallelismComparison:
+def parallelism(made: Plan) -> ParallelismComparison:
     assert made.parallelism is not None
     return made.parallelism
 
@@ -38,7 +38,7 @@ def ways(made: Plan) -> ParallelismComparison:
 # --- speed ---
 
 
-def test_eight_cards_are_eight_times_one_less_the_waiting() -> None:
+def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
     settings = {"batch_size": 16, "gradient_accumulation_steps": 32}
     one, eight = plan(cluster(gpus=1), **settings), plan(cluster(), **settings)
     assert one.parallelism is None
@@ -48,12 +48,12 @@ def test_eight_cards_are_eight_times_one_less_the_waiting() -> None:
     waiting = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
     update = 16 * 4 * 1024 / one.times.pace.mid + waiting
     assert eight.times.pace.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
-    assert ways(eight).ddp.waiting_s == pytest.approx(waiting)
-    assert ways(eight).ddp.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
+    assert parallelism(eight).ddp.waiting_s == pytest.approx(waiting)
+    assert parallelism(eight).ddp.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
     assert eight.times.updates_s[1] == pytest.approx(600_000 * update)
 
 
-def test_a_slow_network_is_waited_for_and_said() -> None:
+def test_a_slow_network_is_a_problem() -> None:
     slow, fast = (plan(cluster(nodes=4, network=network), batch_tokens=524_288) for network in (1.25, 400.0))
     assert slow.times is not None
     assert fast.times is not None
@@ -71,7 +71,7 @@ def test_cards_share_an_update_evenly() -> None:
     assert batch.batch_size * batch.micro_steps * 128 * 1024 == batch.tokens == fix
 
 
-def test_energy_and_cost_are_of_all() -> None:
+def test_energy_and_cost_of_all_machines() -> None:
     made = plan(cluster(nodes=4, network=50.0), price=20.0, batch_tokens=524_288)
     assert made.times is not None
     hours = made.times.total_s[1] / 3600
@@ -79,56 +79,56 @@ def test_energy_and_cost_are_of_all() -> None:
     assert made.times.kwh == pytest.approx(32 * 0.7 * hours)  # 700 W each
 
 
-# --- both ways ---
+# --- DDP or FSDP ---
 
 
-def test_what_fits_whole_is_not_sharded() -> None:
-    found = ways(plan(cluster()))
-    assert found.advised is found.ddp
-    assert found.fsdp.memory_bytes < found.ddp.memory_bytes
+def test_ddp_is_advised_if_the_model_fits() -> None:
+    comparison = parallelism(plan(cluster()))
+    assert comparison.advised is comparison.ddp
+    assert comparison.fsdp.memory_bytes < comparison.ddp.memory_bytes
 
 
-def test_what_fits_only_sharded_is_advised_so() -> None:
+def test_fsdp_is_advised_if_the_model_fits_only_sharded() -> None:
     with pytest.raises(UserError) as raised:
         plan(cluster("rtx4090"), **XL)
     assert any("it fits with --shard=True" in problem for problem in raised.value.problems)
     made = plan(cluster("rtx4090"), shard=True, **XL)
-    found = ways(made)
+    comparison = parallelism(made)
     assert made.fits
-    assert found.advised is found.fsdp
-    assert not found.ddp.fits
-    assert found.ddp.tokens_per_s is None  # nothing is said of the speed of what cannot be
+    assert comparison.advised is comparison.fsdp
+    assert not comparison.ddp.fits
+    assert comparison.ddp.tokens_per_s is None  # no speed of what does not fit
     assert made.memory.total_bytes <= made.target.comfortable_bytes
 
 
-def test_what_does_not_fit_even_sharded_says_so() -> None:
+def test_a_model_that_does_not_fit_even_sharded() -> None:
     with pytest.raises(UserError) as raised:
         plan(cluster("rtx4070", gpus=2), shard=True, **XL)
     assert "a card, sharded over 2" in raised.value.problems[0]
 
 
-def test_sharding_one_card_is_told() -> None:
+def test_sharding_one_card_is_a_problem() -> None:
     made = plan(cluster(gpus=1), shard=True)
     assert made.problems[-1].what == "--shard=True spreads a model over several cards, and there is one"
 
 
-def test_sharding_without_need_is_told() -> None:
+def test_sharding_without_need_is_a_problem() -> None:
     made = plan(cluster("rtx4090"), shard=True, batch_size=2, gradient_accumulation_steps=240)
     hint = next(problem for problem in made.problems if problem.what.startswith("DDP:"))
     assert hint.fix == "--shard=False"
 
 
-def test_an_update_in_one_pass_is_offered_where_it_fits() -> None:
+def test_an_update_in_one_pass_is_proposed_if_it_fits() -> None:
     settings = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "shard": True}
     made = plan(cluster(), batch_size=2, gradient_accumulation_steps=64, **settings)
     fix = next(problem.fix for problem in made.problems if "in one pass" in problem.what)
     assert fix == "--batch_size=16 --gradient_accumulation_steps=8"
     better = plan(cluster(), batch_size=16, gradient_accumulation_steps=8, **settings)
     assert better.fits
-    assert ways(better).fsdp.sent_bytes < ways(made).fsdp.sent_bytes / 3
+    assert parallelism(better).fsdp.sent_bytes < parallelism(made).fsdp.sent_bytes / 3
 
 
-# --- the other way round ---
+# --- proposals ---
 
 
 @pytest.mark.parametrize("target", [cluster("rtx4090"), cluster(nodes=4, network=50.0)])
@@ -147,28 +147,28 @@ def test_a_proposal_for_many_cards_fits_and_takes_the_time(target: PlanTarget) -
     assert proposal.best.loss[1] < alone.best.loss[1]
 
 
-# --- as typed ---
+# --- the command ---
 
 
-def test_it_is_printed_with_its_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt2_124m", "--gpu=h100", "--gpus=8", "--nodes", "16", "--batch_tokens=524288"]
     assert main(words) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     for part in (
         "gpt2_124m on 16 x 8 x H100 SXM5", "128 cards, 8 in each of 16 machines", "NVLink 4: 450 GB/s",
         "12.5 GB/s each and direction (--network)", "DDP (--shard=False)", "FSDP (--shard=True)", "advised",
         "2 (n - 1) / n", "on each of 128 cards", "all cards' full power",
     ):  # fmt: skip
-        assert part in said
+        assert part in output
 
 
-def test_json_has_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2_124m", "--gpu=h100", "--gpus=8", "--json", "--price=2"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [way["name"] for way in said["together"]["ways"]] == ["DDP", "FSDP"]
-    assert said["together"]["link"]["name"] == "NVLink 4"
-    assert said["together"]["network_gb_s"] is None
-    assert said["together"]["assumptions"]
+    document = json.loads(capsys.readouterr().out)
+    assert [way["name"] for way in document["together"]["ways"]] == ["DDP", "FSDP"]
+    assert document["together"]["link"]["name"] == "NVLink 4"
+    assert document["together"]["network_gb_s"] is None
+    assert document["together"]["assumptions"]
     assert main(["plan", "gpt2_124m", "--gpu=h100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["together"] is None
 
@@ -181,8 +181,8 @@ def test_json_has_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nodes=2", "--network=0"], "--network=0 must be greater than 0"),
         (["--nodes=2", "--network=nan"], "--network=nan is not a finite number"),
         (["--gpus=2.5"], "--gpus=2.5"),
-        (["--gpus=1025"], "--gpus=1025 is more than anybody has"),
-        (["--network=5"], "--network=5 is between machines: it goes with --nodes"),
+        (["--gpus=1025"], "--gpus=1025 is too large"),
+        (["--network=5"], "--network=5 is between machines: it needs --nodes"),
         (["--gpus=7"], "cannot be shared evenly by 7 cards"),
         (["--gpus=2", "--n_layer=96", "--n_embd=12288", "--n_head=96", "--shard"], "needs at least"),
     ],
@@ -208,17 +208,17 @@ def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]
         "--batch_tokens=1024",
     ]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "4 machines; each sends" in said
-    assert "on each of 4 machines" in said
-    assert "NCCL" not in said
+    output = capsys.readouterr().out
+    assert "4 machines; each sends" in output
+    assert "on each of 4 machines" in output
+    assert "NCCL" not in output
 
 
 def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
-    """The trainer refuses float16 there, with its loss scaler."""
+    """Training refuses FSDP with float16 and its loss scaler."""
     target = with_cluster(target_of_card(resolve_card_name("t4").card, "asked for"), 8, 1, 12.5)
-    asked = make_plan(build_config(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
-    assert any(one.kind == "error" and "--dtype=float32" in one.fix for one in asked.problems)
+    sharded = make_plan(build_config(find_recipe("gpt2_124m"), {"shard": True}, "cuda"), target, WEB)
+    assert any(one.kind == "error" and "--dtype=float32" in one.fix for one in sharded.problems)
     made = make_plan(build_config(find_recipe("gpt2_124m"), {}, "cuda"), target, WEB)
     assert made.parallelism is not None
     assert made.parallelism.fsdp.setting == "--shard=True --dtype=float32"
@@ -230,7 +230,7 @@ def test_a_card_without_bfloat16_is_sharded_in_float32() -> None:
     assert right.memory.total_bytes == made.parallelism.fsdp.memory_bytes
 
 
-def test_what_is_named_for_sharding_is_not_compiled_as_a_sharded_run_is_not() -> None:
+def test_the_sharded_variant_is_not_compiled() -> None:
     target = with_cluster(target_of_card(resolve_card_name("rtx3060").card, "asked for"), 8, 1, 12.5)
     settings: dict[str, Any] = {"kernels": "plain", "activation_checkpointing": True}
     config = build_config(find_recipe("gpt2_124m"), settings, "cuda")

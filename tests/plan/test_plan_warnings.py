@@ -1,4 +1,4 @@
-"""Rules that hold for every plan: advice that is followed helps, sums add up, more is never worse."""
+"""Properties of every plan: following advice helps, sums add up, more of a machine is never worse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import cards, resolve_card_name
 from glassgpt.estimate.memory import GIB
-from glassgpt.plan.dataset_size import find_dataset_info
+from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.plan.plan_warnings import PlanProblem
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
@@ -53,7 +53,7 @@ SOME = st.fixed_dictionaries({}, optional={name: st.sampled_from(some) for name,
 
 @pytest.fixture(autouse=True, scope="module")
 def large_disk() -> Iterator[None]:
-    """Whether checkpoints fit is the disk's affair, not the settings'."""
+    """So that no plan has a problem with the disk of this machine."""
     with pytest.MonkeyPatch.context() as patch:
         usage = type("Usage", (), {"free": 10**15})()
         patch.setattr("glassgpt.plan.plan_warnings.shutil.disk_usage", lambda path: usage)
@@ -92,7 +92,7 @@ def test_advice_that_is_followed_helps(preset: str, target: PlanTarget, changes:
     for problem in made.problems:
         advice = named_in(problem.fix.split(", or ")[0])
         if not advice or problem.fix.startswith("fewer") or "the first checkpoint" in problem.what:
-            continue  # no number to follow; or better than before, where an update takes an hour
+            continue  # no flag to follow; or better than before, where an update takes an hour
         if "overfit" in problem.what:
             advice.pop("patience", None)
         followed = plan(preset, target, **(changes | advice))
@@ -107,26 +107,26 @@ def test_every_plan_adds_up(preset: str, target: PlanTarget, changes: dict[str, 
         made = plan(preset, target, **changes)
     except UserError:
         return
-    told = json.loads(json.dumps(made.as_dict(), allow_nan=False))
-    memory, batch, times = told["memory"], told["batch"], told["time"]
+    document = json.loads(json.dumps(made.as_dict(), allow_nan=False))
+    memory, batch, times = document["memory"], document["batch"], document["time"]
     parts = [*memory["parts"].values(), memory["recording"], memory["context"]]
     assert min(parts) >= 0
     assert sum(parts) == memory["total"]
-    assert batch["batch_size"] * batch["micro_steps"] * told["config"]["block_size"] == batch["tokens"]
+    assert batch["batch_size"] * batch["micro_steps"] * document["config"]["block_size"] == batch["tokens"]
     if times is not None:
         low, mid, high = times["total_s"]
         assert 0 < low <= mid <= high
-        of_it = times["updates_s"][1] + times["evaluation_s"] + times["start_s"] + times["saving_s"]
-        assert of_it == pytest.approx(mid)
-    low, mid, high = told["prospect"]["loss"] or (0, 0, 0)
-    assert 0 <= low <= mid <= high <= 1.5 * math.log(told["data"]["vocab_size"]) + 1
+        sum_s = times["updates_s"][1] + times["evaluation_s"] + times["start_s"] + times["saving_s"]
+        assert sum_s == pytest.approx(mid)
+    low, mid, high = document["prospect"]["loss"] or (0, 0, 0)
+    assert 0 <= low <= mid <= high <= 1.5 * math.log(document["data"]["vocab_size"]) + 1
 
 
 @settings(max_examples=60, deadline=None)
 @given(preset=st.sampled_from(PRESETS), target=st.sampled_from(TARGETS), changes=SOME)
 def test_more_of_a_machine_is_never_worse(preset: str, target: PlanTarget, changes: dict[str, Any]) -> None:
-    """Twice the memory fits no less; twice the arithmetic takes no longer, where it is done in the same way:
-    on a faster card, compiling may pay no more."""
+    """Twice the memory fits no less; twice the FLOP/s take no longer, where kernels and compile are the same:
+    on a faster card, compiling may not pay off."""
     larger = replace(target, memory_bytes=2 * target.memory_bytes)
     faster = replace(target, peaks={dtype: 2 * peak for dtype, peak in target.peaks.items()})
     try:
@@ -136,11 +136,11 @@ def test_more_of_a_machine_is_never_worse(preset: str, target: PlanTarget, chang
     roomy, quick = plan(preset, larger, **changes), plan(preset, faster, **changes)
     assert (roomy.largest_micro_batch or 0) >= (made.largest_micro_batch or 0)
     assert roomy.fits or not made.fits
-    if made.times is not None and quick.times is not None and way_of(made) == way_of(quick):
+    if made.times is not None and quick.times is not None and execution_of(made) == execution_of(quick):
         assert quick.times.updates_s[1] <= made.times.updates_s[1]
 
 
-def way_of(made: Plan) -> tuple[bool, bool, bool]:
+def execution_of(made: Plan) -> tuple[bool, bool, bool]:
     work = made.spec.workload
     return work.compiled, work.graph, work.kernels
 
@@ -167,31 +167,31 @@ def test_more_hours_are_never_worse(card: str, preset: str, hours: float) -> Non
     json.dumps(long.as_dict(), allow_nan=False)
 
 
-def test_time_that_only_makes_it_worse_is_left_before_it_shows_in_a_run() -> None:
-    """Fifteen times through the text is worse than five, though neither run's loss rises at its end."""
+def test_time_that_raises_the_loss_is_left_unused() -> None:
+    """Fifteen epochs are worse than five, though neither run's loss rises at its end."""
     h100, config = (
         target_of_card(resolve_card_name("h100").card, "asked for"),
         build_config(find_recipe("gpt2_124m"), {}, "cuda"),
     )
     short, long = (propose(config, h100, find_dataset_info(config), hours) for hours in (203.0, 609.0))
     assert long.best.loss[1] <= short.best.loss[1]
-    assert "by heart" in long.unused_time_reason
+    assert "overfit" in long.unused_time_reason
 
 
-def test_what_fits_is_named_with_the_micro_batch_it_takes() -> None:
+def test_a_fitting_setting_is_named_with_its_micro_batch() -> None:
     small = target_of_card(resolve_card_name("rtx4060").card, "asked for")
     with pytest.raises(UserError) as raised:
         plan("gpt2_124m", small, n_layer=200)
     assert "--n_layer=43 --batch_size=1 --gradient_accumulation_steps=480" in raised.value.problems[-1]
 
 
-def test_what_only_fits_in_one_pass_is_not_told_to_go_in_pieces() -> None:
+def test_micro_batches_are_no_fix_if_only_one_pass_fits() -> None:
     old = target_of_card(resolve_card_name("gtx1060 6gb").card, "asked for")
     with pytest.raises(UserError, match=r"needs at least 6\.\d GiB"):
         plan("quickstart", old, n_head=64, n_embd=2048, block_size=2048)
 
 
-def test_a_disk_without_room_does_not_matter_to_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_problem_for_eval_only(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": GIB})()
     monkeypatch.setattr("glassgpt.plan.plan_warnings.shutil.disk_usage", lambda path: usage)
     assert not plan("eval_gpt2_xl", target_of_card(resolve_card_name("h100").card, "asked for")).problems
@@ -202,11 +202,11 @@ def test_fewer_micro_batches_do_not_evaluate_more() -> None:
     made = plan(
         "gpt2_124m", target_of_card(resolve_card_name("h100").card, "asked for"), batch_size=2, eval_iters=60
     )
-    advice = named_in(next(problem.fix for problem in made.problems if "keep no GPU busy" in problem.what))
+    advice = named_in(next(problem.fix for problem in made.problems if "to keep a GPU busy" in problem.what))
     assert int(advice["batch_size"]) * int(advice["eval_iters"]) == 2 * 60
 
 
-def test_a_recorded_update_never_takes_less_than_nothing() -> None:
+def test_a_captured_update_never_takes_negative_memory() -> None:
     """Averaging gradients over cards can need more than a tiny model's updates and evaluations together."""
     several = with_cluster(target_of_card(resolve_card_name("rtx4050 laptop").card, "asked for"), 1, 16, 12.5)
     made = plan("shakespeare_char_cpu", several, n_head=5, n_embd=20, batch_tokens=1024)

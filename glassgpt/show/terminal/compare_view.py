@@ -12,12 +12,16 @@ from rich.text import Text
 
 from glassgpt import format as written
 from glassgpt.compare import Comparison
-from glassgpt.compare.alignment import InterpolatedLoss, format_axis_value
-from glassgpt.compare.comparable import bits_per_byte, perplexity
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.differences import GROUPS, Difference, DifferenceGroup
-from glassgpt.compare.loss_curve import AXES, Axis
-from glassgpt.compare.speed_difference import format_setting
+from glassgpt.compare.differences import (
+    GROUPS,
+    Difference,
+    DifferenceGroup,
+    bits_per_byte,
+    format_setting,
+    perplexity,
+)
+from glassgpt.compare.loss_curve import AXES, Axis, InterpolatedLoss, format_axis_value
 from glassgpt.i18n import say
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline

@@ -19,12 +19,10 @@ from glassgpt.format import (
     format_parameters,
     pluralize,
 )
-from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, assumptions
+from glassgpt.plan.estimates import ParallelismComparison, TimeEstimate, assumptions
 from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
 from glassgpt.plan.planning import Plan
-from glassgpt.plan.propose import Proposal
-from glassgpt.plan.recommended import Recommendation
-from glassgpt.plan.time_and_cost import TimeEstimate
+from glassgpt.plan.propose import Proposal, Recommendation
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 
 _COLOURS = (

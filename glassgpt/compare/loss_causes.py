@@ -1,0 +1,263 @@
+"""Why the losses of two runs differ: the differences that affect a loss, and which run each of them favours.
+
+The difference in loss that is left at equal iterations or tokens shows whether longer training is a cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassgpt import format
+from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
+from glassgpt.compare.loss_curve import Alignment, Axis, format_axis_value
+from glassgpt.i18n import say
+
+_MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
+_MIN_REMAINING_SHARE = 0.8  # of the gap at equal iterations or tokens: then longer training is not the cause
+_MAX_ROUNDING_LOSS_GAP = 0.02  # precision and order of summation may cause a smaller one
+_MAX_LISTED_SETTINGS = 8
+# Model size, context, batch and tokens seen stand for these.
+_SETTINGS_WITH_OWN_CAUSE = (
+    "n_layer", "n_embd", "block_size", "max_iters", "vocab_size", "arch", "batch_tokens", "lr_decay_iters",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LossCause:
+    id: str
+    sentence: str
+    favours_better: bool | None  # None: two runs cannot show it
+
+
+def explain_better(
+    better: ComparedRun,
+    worse: ComparedRun,
+    gap: float,
+    differences: tuple[Difference, ...],
+    aligned: dict[Axis, Alignment],
+) -> list[Claim]:
+    causes = find_causes(better, worse, differences)
+    labels = (better.label, worse.label)
+    if not causes:
+        sentence = say(
+            "The logs do not show why {better} is better: nothing that decides the loss differs in them.",
+            better=better.label,
+        )
+        return [Claim("better-unexplained", labels, sentence)]
+    reasons = [cause.sentence for cause in causes if cause.favours_better is not False]
+    reasons_against = [cause.sentence for cause in causes if cause.favours_better is False]
+    claims = []
+    if reasons:
+        sentence = say(
+            "{better} is better for these reasons, which differ and decide a loss.", better=better.label
+        )
+        if len(reasons) > 1:
+            reasons.append(
+                say("Two runs cannot tell how much each of them contributes; change one at a time.")
+            )
+        claims.append(Claim("better-because", labels, sentence, tuple(reasons)))
+    if reasons_against:
+        sentence = say("{better} is better in spite of this.", better=better.label)
+        claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
+    claims += explain_by_training_length(better, worse, gap, aligned)
+    return [*claims, *rule_out_hardware(better, worse, gap, differences)]
+
+
+# --- single causes ---
+
+
+def find_causes(
+    better: ComparedRun, worse: ComparedRun, differences: tuple[Difference, ...]
+) -> list[LossCause]:
+    """The differences that affect a loss. Empty: the logs show none."""
+    causes = [*_model_causes(better, worse), *_training_causes(better, worse)]
+    for difference in differences:
+        is_loss_setting = (
+            difference.is_known and difference.group == "configuration" and difference.affects_loss
+        )
+        if is_loss_setting and difference.name not in (*_SETTINGS_WITH_OWN_CAUSE, "seed"):
+            values = " / ".join(format_setting(value) for value in difference.values)
+            sentence = say("{setting}: {values}.", setting=difference.name, values=values)
+            causes.append(LossCause(difference.name, sentence, None))
+    return causes
+
+
+def _notable_ratio(better: float | None, worse: float | None) -> float | None:
+    """better / worse; None where it is unknown or close to 1."""
+    ratio = safe_ratio(better, worse)
+    return None if ratio is None or 1 / _MIN_NOTABLE_RATIO < ratio < _MIN_NOTABLE_RATIO else ratio
+
+
+def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
+    causes = []
+    sizes = better.metrics.size, worse.metrics.size
+    if ratio := _notable_ratio(sizes[0].parameters, sizes[1].parameters):
+        better_size, worse_size = (
+            format.format_parameters(size.parameters or 0, size.parameters_source != "inferred")
+            for size in sizes
+        )
+        sentence = say(
+            "Model size: {better} has {better_size} parameters, {worse} {worse_size} ({factor}).",
+            better=better.label,
+            worse=worse.label,
+            factor=format.format_factor(max(ratio, 1 / ratio)),
+            better_size=better_size,
+            worse_size=worse_size,
+        )
+        causes.append(LossCause("model-size", sentence, ratio > 1))
+    contexts = [bounded_int_setting(run.log, "block_size") for run in (better, worse)]
+    if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
+        sentence = say(
+            "Context: {better} predicts from up to {better_size} tokens, {worse} from up to {worse_size}.",
+            better=better.label,
+            worse=worse.label,
+            better_size=contexts[0],
+            worse_size=contexts[1],
+        )
+        causes.append(LossCause("context", sentence, contexts[0] > contexts[1]))
+    return causes
+
+
+def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
+    """Tokens per iteration, and tokens up to the best evaluation; iterations where tokens are unknown."""
+    causes = []
+    if ratio := _notable_ratio(better.metrics.tokens_per_iteration, worse.metrics.tokens_per_iteration):
+        sentence = say(
+            "Batch: {better} has {better_tokens} tokens per iteration, {worse} {worse_tokens} ({factor}).",
+            better=better.label,
+            worse=worse.label,
+            factor=format.format_factor(max(ratio, 1 / ratio)),
+            better_tokens=format.format_integer(better.metrics.tokens_per_iteration or 0),
+            worse_tokens=format.format_integer(worse.metrics.tokens_per_iteration or 0),
+        )
+        # A smaller batch means fewer tokens after as many iterations, but more updates after as many tokens.
+        causes.append(LossCause("batch", sentence, True if ratio > 1 else None))
+    tokens = better.tokens_at_best, worse.tokens_at_best
+    if safe_ratio(*tokens) is not None:
+        if ratio := _notable_ratio(*tokens):
+            sentence = say(
+                "Tokens seen up to the best: {better} {better_tokens}, {worse} {worse_tokens} ({factor}).",
+                better=better.label,
+                worse=worse.label,
+                factor=format.format_factor(max(ratio, 1 / ratio)),
+                better_tokens=format.format_count(tokens[0] or 0),
+                worse_tokens=format.format_count(tokens[1] or 0),
+            )
+            causes.append(LossCause("tokens", sentence, ratio > 1))
+    elif better.best and worse.best and (ratio := _notable_ratio(better.best[1], worse.best[1])):
+        sentence = say(
+            "Iterations up to the best: {better} {better_count}, {worse} {worse_count} ({factor}).",
+            better=better.label,
+            worse=worse.label,
+            factor=format.format_factor(max(ratio, 1 / ratio)),
+            better_count=format.format_integer(better.best[1]),
+            worse_count=format.format_integer(worse.best[1]),
+        )
+        causes.append(LossCause("iterations", sentence, ratio > 1))
+    return causes
+
+
+# --- training length ---
+
+
+def explain_by_training_length(
+    better: ComparedRun, worse: ComparedRun, gap: float, aligned: dict[Axis, Alignment]
+) -> list[Claim]:
+    """Whether more iterations or tokens are a cause: what is left of the gap where both runs had as many."""
+    claims = []
+    labels = (better.label, worse.label)
+    axes: tuple[Axis, ...] = ("iterations", "tokens")
+    for axis in axes:
+        if not aligned[axis].points:
+            continue
+        point = aligned[axis].points[-1]
+        losses = dict(zip(sorted(labels), point.losses, strict=True))
+        better_loss, worse_loss = losses[better.label], losses[worse.label]
+        if better_loss is None or worse_loss is None:
+            continue
+        remaining_gap = worse_loss.loss - better_loss.loss
+        values = {
+            "better": better.label,
+            "worse": worse.label,
+            "ahead": format.format_loss_difference(remaining_gap),
+            "gap": format.format_loss_difference(gap),
+            "at": format_axis_value(axis, point.at),
+        }
+        if remaining_gap >= _MIN_REMAINING_SHARE * gap:
+            if axis == "iterations":
+                sentence = say(
+                    "More iterations are not the reason: after {at} each, {better} is ahead by {ahead}, "
+                    "against {gap} at the best of both.",
+                    **values,
+                )
+                claims.append(Claim("iterations-not-cause", labels, sentence))
+            else:
+                sentence = say(
+                    "Having seen more tokens is not the reason: after {at} each, {better} is ahead by "
+                    "{ahead}, against {gap} at the best of both.",
+                    **values,
+                )
+                claims.append(Claim("tokens-not-cause", labels, sentence))
+        elif worse_loss.high <= better_loss.low:
+            if axis == "iterations":
+                sentence = say(
+                    "The number of iterations is a reason: after {at} each, {worse} is not behind.", **values
+                )
+                claims.append(Claim("iterations-cause", labels, sentence))
+            else:
+                sentence = say(
+                    "Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values
+                )
+                claims.append(Claim("tokens-cause", labels, sentence))
+    return claims
+
+
+# --- hardware ---
+
+
+def rule_out_hardware(
+    better: ComparedRun, worse: ComparedRun, gap: float, differences: tuple[Difference, ...]
+) -> list[Claim]:
+    """For readers who may blame the hardware: it differs, or a log does not say that it is the same."""
+    loss_settings = [
+        difference
+        for difference in differences
+        if difference.is_known and difference.affects_loss and difference.name != "seed"
+    ]
+    if not loss_settings or gap < _MAX_ROUNDING_LOSS_GAP:
+        return []
+    if not any(difference.name in HARDWARE_SETTINGS for difference in differences):
+        setups = [run.log.setup for run in (better, worse)]
+        devices: set[object] = {setup.device_name for setup in setups}
+        if devices == {None}:
+            devices = {setup.settings.get("device") for setup in setups}
+        if len(devices) == 1:
+            return []
+    sentence = say(
+        "Hardware is not the cause of the difference in loss between {better} and {worse}.",
+        better=better.label,
+        worse=worse.label,
+    )
+    details = [
+        say(
+            "Their training differs: {settings}.",
+            settings=list_settings(loss_settings[:_MAX_LISTED_SETTINGS]),
+        ),
+        say(
+            "Equal settings and data lead to the same loss on any hardware, up to rounding. "
+            "Hardware and precision decide how long that takes."
+        ),
+    ]
+    times_s = better.metrics.time_s, worse.metrics.time_s
+    if times_s[0] and times_s[1]:
+        details.append(
+            say(
+                "Here {better} took {better_time}, {worse} {worse_time}.",
+                better=better.label,
+                worse=worse.label,
+                better_time=format.format_duration(times_s[0]),
+                worse_time=format.format_duration(times_s[1]),
+            )
+        )
+    return [Claim("hardware-not-cause", (better.label, worse.label), sentence, tuple(details))]

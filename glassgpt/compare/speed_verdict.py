@@ -1,0 +1,264 @@
+"""Which of two runs is faster, and why.
+
+    tokens per second = FLOP/s achieved / FLOPs per token
+
+So a run is faster because it achieves more FLOP/s, or because its tokens need fewer FLOPs. MFU measures only
+the first.
+"""
+
+from __future__ import annotations
+
+from glassgpt import format
+from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.differences import Difference, list_settings
+from glassgpt.i18n import say
+
+_EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
+_MIN_NOTABLE_RATIO = 1.05  # of FLOPs per token, or of FLOP/s: a smaller one is not the reason
+_MIN_OVERHEAD_GAP = 0.05  # between two overhead shares
+_RATE_SETTINGS = (
+    "device", "device_name", "device.name", "device.type", "dtype", "compile", "world_size", "n_embd",
+    "batch_size", "block_size", "attention", "cpu.model",
+)  # fmt: skip
+
+
+def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
+    labels = (first.label, other.label)
+    size_claims = _contradicted_size_claims(first, other)
+    rates = first.metrics.tokens_per_s, other.metrics.tokens_per_s
+    speedup = safe_ratio(*rates)
+    if speedup is None:
+        sentence = say(
+            "Which of {a} and {b} is faster is unknown: not every log says how many tokens it processed "
+            "and in what time.",
+            a=first.label,
+            b=other.label,
+        )
+        return [Claim("speed-unknown", labels, sentence, _step_time_details(first, other)), *size_claims]
+    if abs(speedup - 1) <= _EQUAL_SPEED_TOLERANCE:
+        sentence = say(
+            "{a} and {b} are equally fast: {a_rate} and {b_rate} tokens per second.",
+            a=first.label,
+            b=other.label,
+            a_rate=format.format_count(rates[0] or 0.0),
+            b_rate=format.format_count(rates[1] or 0.0),
+        )
+        return [Claim("equally-fast", labels, sentence), *size_claims, *_overhead_claims(first, other)]
+    fast, slow = (first, other) if speedup > 1 else (other, first)
+    return [
+        _faster_claim(fast, slow),
+        *_reason_claims(fast, slow, differences),
+        *_mfu_is_not_speed_claims(fast, slow),
+        *_micro_batch_claims(first, other),
+        *size_claims,
+        *_overhead_claims(first, other),
+    ]
+
+
+def _step_time_details(first: ComparedRun, other: ComparedRun) -> tuple[str, ...]:
+    """A sentence with both step times, if both are known."""
+    if not first.metrics.steady_ms or not other.metrics.steady_ms:
+        return ()
+    sentence = say(
+        "An iteration takes {a_ms} in {a} and {b_ms} in {b}.",
+        a=first.label,
+        b=other.label,
+        a_ms=format.format_ms(first.metrics.steady_ms),
+        b_ms=format.format_ms(other.metrics.steady_ms),
+    )
+    return (sentence,)
+
+
+def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
+    rates = fast.metrics.tokens_per_s, slow.metrics.tokens_per_s
+    sentence = say(
+        "{fast} is faster than {slow}: {fast_rate} against {slow_rate} tokens per second, {factor}.",
+        fast=fast.label,
+        slow=slow.label,
+        fast_rate=format.format_count(rates[0] or 0.0),
+        slow_rate=format.format_count(rates[1] or 0.0),
+        factor=format.format_factor(safe_ratio(*rates) or 1.0),
+    )
+    details = _step_time_details(fast, slow)
+    tokens = {run.metrics.tokens_per_iteration for run in (fast, slow)}
+    if details and len(tokens) == 1 and None not in tokens:
+        same_batch = say(
+            "Both have {tokens} tokens per iteration.", tokens=format.format_integer(tokens.pop() or 0)
+        )
+        details = (*details, same_batch)
+    return Claim("faster", (fast.label, slow.label), sentence, details)
+
+
+# --- why ---
+
+
+def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
+    """Cheaper tokens, or more FLOP/s."""
+    flops = fast.metrics.size.flops_per_token, slow.metrics.size.flops_per_token
+    tflops = fast.metrics.achieved_tflops, slow.metrics.achieved_tflops
+    cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(*tflops)
+    if cost is None or rate is None:
+        return []
+    labels = (fast.label, slow.label)
+    details = [
+        say(
+            "FLOPs per token: {fast} {fast_flops}, {slow} {slow_flops} ({factor}).",
+            fast=fast.label,
+            slow=slow.label,
+            factor=format.format_factor(max(cost, 1 / cost)),
+            fast_flops=format.format_flops(flops[0] or 0.0),
+            slow_flops=format.format_flops(flops[1] or 0.0),
+        ),
+        say(
+            "Achieved: {fast} {fast_rate}, {slow} {slow_rate} ({factor}).",
+            fast=fast.label,
+            slow=slow.label,
+            factor=format.format_factor(max(rate, 1 / rate)),
+            fast_rate=format.format_flops_per_s((tflops[0] or 0.0) * 1e12),
+            slow_rate=format.format_flops_per_s((tflops[1] or 0.0) * 1e12),
+        ),
+    ]
+    if rate >= _MIN_NOTABLE_RATIO:
+        sentence = say(
+            "The reason is that {fast} achieves {rate} the FLOP/s.",
+            fast=fast.label,
+            rate=format.format_factor(rate),
+        )
+        rate_settings = [
+            difference
+            for difference in differences
+            if difference.name in _RATE_SETTINGS and (difference.is_known or difference.name == "device")
+        ]
+        if rate_settings:
+            details.append(
+                say("What differs and can cause that: {settings}.", settings=list_settings(rate_settings))
+            )
+        return [Claim("faster-by-rate", labels, sentence, tuple(details))]
+    if cost >= _MIN_NOTABLE_RATIO:
+        sentence = say(
+            "The reason is the size of the model, not the speed of the machine: a token of {slow} costs "
+            "{cost} the FLOPs.",
+            slow=slow.label,
+            cost=format.format_factor(cost),
+        )
+        return [Claim("faster-by-size", labels, sentence, tuple(details))]
+    return []
+
+
+def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim]:
+    """The slower run may have the higher MFU."""
+    rate = safe_ratio(slow.metrics.achieved_tflops, fast.metrics.achieved_tflops)
+    cost = safe_ratio(slow.metrics.size.flops_per_token, fast.metrics.size.flops_per_token)
+    if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE:
+        return []
+    sentence = say(
+        "The higher MFU of {slow} does not make it faster: it achieves {rate} the FLOP/s, but each token "
+        "needs {cost} the FLOPs.",
+        slow=slow.label,
+        rate=format.format_factor(rate),
+        cost=format.format_factor(cost),
+    )
+    details = []
+    if fast.metrics.mfu and slow.metrics.mfu:
+        details.append(
+            say(
+                "MFU: {fast} {fast_mfu}, {slow} {slow_mfu}.",
+                fast=fast.label,
+                slow=slow.label,
+                fast_mfu=format.format_percent_value(fast.metrics.mfu),
+                slow_mfu=format.format_percent_value(slow.metrics.mfu),
+            )
+        )
+    return [Claim("mfu-is-not-speed", (slow.label, fast.label), sentence, tuple(details))]
+
+
+def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    """A smaller micro-batch is often credited with FLOP/s that come from a wider model."""
+    ratio = safe_ratio(other.metrics.achieved_tflops, first.metrics.achieved_tflops)
+    if ratio is None or abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
+        return []
+    high, low = (other, first) if ratio > 1 else (first, other)
+    high_batch, low_batch = (bounded_int_setting(run.log, "batch_size") for run in (high, low))
+    high_width, low_width = (bounded_int_setting(run.log, "n_embd") for run in (high, low))
+    if high_batch is None or low_batch is None or high_width is None or low_width is None:
+        return []
+    if high_batch >= low_batch or high_width <= low_width:
+        return []
+    sentence = say(
+        "The smaller micro-batch of {high} (batch_size {low_batch} -> {high_batch}) is not why its rate is "
+        "higher.",
+        high=high.label,
+        low_batch=low_batch,
+        high_batch=high_batch,
+    )
+    details = [
+        say(
+            "It gives the device less to do at a time. What raises the rate is the wider model "
+            "(n_embd {low_width} -> {high_width}): its matmuls are larger.",
+            low_width=low_width,
+            high_width=high_width,
+        )
+    ]
+    tokens = {run.metrics.tokens_per_iteration for run in (high, low)}
+    if len(tokens) == 1 and None not in tokens:
+        details.append(
+            say(
+                "More gradient accumulation makes up for it: {tokens} tokens per iteration in both.",
+                tokens=format.format_integer(tokens.pop() or 0),
+            )
+        )
+    return [Claim("micro-batch-not-cause", (high.label, low.label), sentence, tuple(details))]
+
+
+# --- size and overhead ---
+
+
+def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    claims = []
+    for run in (first, other):
+        size = run.metrics.size
+        if not size.is_contradicted:
+            continue
+        sentence = say(
+            "{run} has {real} parameters, not {stated}.",
+            run=run.label,
+            real=format.format_parameters(size.parameters or 0, exact=False),
+            stated=format.format_parameters(size.parameters_stated or 0),
+        )
+        detail = say(
+            "Its own MFU and times say so: {rate} at {tokens} tokens per second is {flops} per token.",
+            rate=format.format_flops_per_s((run.metrics.achieved_tflops or 0.0) * 1e12),
+            tokens=format.format_count(run.metrics.tokens_per_s or 0.0),
+            flops=format.format_flops(size.flops_per_token or 0.0),
+        )
+        claims.append(Claim("parameters-contradicted", (run.label,), sentence, (detail,)))
+    return claims
+
+
+def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    shares = first.metrics.overhead_share, other.metrics.overhead_share
+    if shares[0] is None or shares[1] is None or abs(shares[0] - shares[1]) < _MIN_OVERHEAD_GAP:
+        return []
+    high, low = (first, other) if shares[0] > shares[1] else (other, first)
+    sentence = say(
+        "{high} spends {high_share} of its time on evaluation, checkpoints and start-up, {low} {low_share}.",
+        high=high.label,
+        low=low.label,
+        high_share=format.format_percent_value(100 * max(shares[0], shares[1])),
+        low_share=format.format_percent_value(100 * min(shares[0], shares[1])),
+    )
+    high_rate, low_rate = (
+        safe_ratio(run.metrics.tokens_of_this_run, run.metrics.time_s) for run in (high, low)
+    )
+    details: tuple[str, ...] = ()
+    if high_rate and low_rate:
+        details = (
+            say(
+                "Over the whole run that leaves {high} {high_rate} tokens per second and {low} {low_rate}.",
+                high=high.label,
+                low=low.label,
+                high_rate=format.format_count(high_rate),
+                low_rate=format.format_count(low_rate),
+            ),
+        )
+    return [Claim("overhead", (high.label, low.label), sentence, details)]

@@ -217,7 +217,7 @@ def test_memory_that_ran_out_on_the_way() -> None:
     message = "WARNING: CUDA out of memory. Tried to allocate 512.00 MiB; retrying\n"
     caught = "".join([*lines[:100], message, *lines[100:]])
     assert one(caught, "oom").severity == "warning"
-    assert "went on" in one(caught, "oom").title
+    assert "continued" in one(caught, "oom").title
     assert one("".join([*lines[:100], message]), "oom").severity == "problem"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from learning_logs import any_history
+from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.explanation import explain
@@ -91,8 +91,8 @@ def test_what_did_not_end_well_is_not_praised(ended: ExitStatus) -> None:
 
 def test_a_run_without_an_iteration() -> None:
     empty = make_run_log(make_steps([]), settings={"max_iters": 100})
-    for history in (empty, replace(empty, live=True)):
-        text = " ".join(explain(history).verdict)
+    for run_log in (empty, replace(empty, live=True)):
+        text = " ".join(explain(run_log).verdict)
         assert NOTHING not in text
         assert "0 lines" not in text
         assert "iteration" in text
@@ -109,14 +109,14 @@ def test_losses_of_any_size_stay_short() -> None:
 
 
 def test_lines_without_numbers() -> None:
-    history = replace(run(), numbered=False)
-    assert "100 lines about iterations, without their numbers" in " ".join(explain(history).verdict)
+    run_log = replace(run(), numbered=False)
+    assert "100 lines about iterations, without their numbers" in " ".join(explain(run_log).verdict)
 
 
 @settings(max_examples=40, deadline=None)
-@given(any_history())
-def test_any_history_has_sentences(history: RunLog) -> None:
-    sentences = compose_verdict(history, compute_facts(history), [])
+@given(any_run_log())
+def test_any_history_has_sentences(run_log: RunLog) -> None:
+    sentences = compose_verdict(run_log, compute_facts(run_log), [])
     assert sentences
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
 
@@ -124,8 +124,8 @@ def test_any_history_has_sentences(history: RunLog) -> None:
 def test_several_runs_in_one_log_are_said() -> None:
     steps = make_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
     restarted = (Segment(has_startup=True, first_iteration=0), Segment(has_startup=True, first_iteration=0))
-    history = make_run_log(steps, segments=restarted)
-    assert compose_verdict(history, compute_facts(history), [])[0].startswith("This log holds 2 runs.")
+    run_log = make_run_log(steps, segments=restarted)
+    assert compose_verdict(run_log, compute_facts(run_log), [])[0].startswith("This log holds 2 runs.")
     resumed = (restarted[0], Segment(has_startup=True, resumed=True, first_iteration=0))
-    history = make_run_log(steps, segments=resumed)
-    assert not compose_verdict(history, compute_facts(history), [])[0].startswith("This log holds")
+    run_log = make_run_log(steps, segments=resumed)
+    assert not compose_verdict(run_log, compute_facts(run_log), [])[0].startswith("This log holds")

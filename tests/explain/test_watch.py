@@ -44,12 +44,12 @@ def log_lines(last: int = 600, first: int = 0) -> list[str]:
     return lines
 
 
-def fed(watch: LogWatcher, lines: list[str]) -> None:
+def feed_lines(watch: LogWatcher, lines: list[str]) -> None:
     for line in lines:
         watch.feed(LogLine(line))
 
 
-def looked(watch: LogWatcher, live: bool = True) -> WatchUpdate:
+def refresh(watch: LogWatcher, live: bool = True) -> WatchUpdate:
     news = watch.refresh(live)
     assert news is not None
     return news
@@ -66,66 +66,66 @@ def test_nothing_to_look_at() -> None:
     watch = LogWatcher("x", clock=Clock())
     assert not watch.is_due()
     assert watch.refresh() is None
-    fed(watch, ["Shall I compare thee", "to a summer's day"])
+    feed_lines(watch, ["Shall I compare thee", "to a summer's day"])
     assert watch.refresh() is None
 
 
 def test_every_finding_is_told_once() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    first = looked(watch)
+    feed_lines(watch, log_lines(600))
+    first = refresh(watch)
     assert "eval-spikes" in ids(first)
     assert len(ids(first)) == len(set(ids(first)))
-    assert ids(looked(watch)) == []
-    fed(watch, log_lines(1200, 610)[2:])
-    second = looked(watch)
+    assert ids(refresh(watch)) == []
+    feed_lines(watch, log_lines(1200, 610)[2:])
+    second = refresh(watch)
     assert not set(ids(first)) & set(ids(second))
     assert "eval-spikes" in [finding.id for finding in second.explanation.findings]  # all of them are there
 
 
 def test_evaluations_are_told_once_and_in_order() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(300))
-    assert [done.iteration for done in looked(watch).evaluations] == [0, 250]
-    assert looked(watch).evaluations == ()
-    fed(watch, log_lines(800, 310)[2:])
-    news = looked(watch)
+    feed_lines(watch, log_lines(300))
+    assert [done.iteration for done in refresh(watch).evaluations] == [0, 250]
+    assert refresh(watch).evaluations == ()
+    feed_lines(watch, log_lines(800, 310)[2:])
+    news = refresh(watch)
     assert [done.iteration for done in news.evaluations] == [500, 750]
     assert news.iteration == 800
 
 
 def test_a_finding_that_gets_worse_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from glassgpt.explain import explanation as explaining
+    from glassgpt.explain import explanation as explanation_module
     from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 
-    def finder(case: RunAnalysis) -> Finding:
+    def rule(analysis: RunAnalysis) -> Finding:
         return Finding("bad", next(severities), "it is bad", "5 of 10", "", "")
 
-    monkeypatch.setattr(explaining, "_RULES", (finder,))
+    monkeypatch.setattr(explanation_module, "RULES", (rule,))
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(100))
-    assert [ids(looked(watch)) for _ in range(5)] == [["bad"], [], ["bad"], [], []]
+    feed_lines(watch, log_lines(100))
+    assert [ids(refresh(watch)) for _ in range(5)] == [["bad"], [], ["bad"], [], []]
 
 
 def test_a_loss_that_is_no_number_is_told_when_it_comes() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    assert "loss-nan" not in ids(looked(watch))
-    fed(watch, ["iter 610: loss nan, time 168.00ms, mfu 2.21%"])
-    news = looked(watch)
+    feed_lines(watch, log_lines(600))
+    assert "loss-nan" not in ids(refresh(watch))
+    feed_lines(watch, ["iter 610: loss nan, time 168.00ms, mfu 2.21%"])
+    news = refresh(watch)
     assert news.findings[0].id == "loss-nan"
     assert news.findings[0].severity == "problem"
-    fed(watch, ["iter 620: loss nan, time 168.00ms, mfu 2.21%"])
-    assert ids(looked(watch)) == []
+    feed_lines(watch, ["iter 620: loss nan, time 168.00ms, mfu 2.21%"])
+    assert ids(refresh(watch)) == []
 
 
 def test_a_run_that_goes_on_has_not_ended() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    assert looked(watch).explanation.facts.ended is None
-    assert looked(watch, live=False).explanation.facts.ended == "cut"
+    feed_lines(watch, log_lines(600))
+    assert refresh(watch).explanation.facts.ended is None
+    assert refresh(watch, live=False).explanation.facts.ended == "cut"
 
 
 def test_the_last_look_is_what_reading_the_file_gives(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_the_card_and_what_is_said_about_the_run() -> None:
     card = find_card("RTX 4070 Ti")
     (said,) = parse_overrides(["--a.tokens_per_iteration=32768"], 1)
     watch = LogWatcher("x", card, said, clock=Clock())
-    fed(watch, log_lines(600))
-    explanation = looked(watch).explanation
+    feed_lines(watch, log_lines(600))
+    explanation = refresh(watch).explanation
     assert explanation.facts.tokens_per_iteration == 32768
     assert any("RTX 4070 Ti" in f"{finding}" for finding in explanation.findings)
 
@@ -152,10 +152,10 @@ def test_the_card_and_what_is_said_about_the_run() -> None:
 def test_looks_are_at_least_a_second_apart() -> None:
     clock = Clock()
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
+    feed_lines(watch, log_lines(600))
     assert watch.is_due()
-    looked(watch)
-    fed(watch, log_lines(620, 610)[2:])
+    refresh(watch)
+    feed_lines(watch, log_lines(620, 610)[2:])
     assert not watch.is_due()
     clock.now += 0.99
     assert not watch.is_due()
@@ -166,8 +166,8 @@ def test_looks_are_at_least_a_second_apart() -> None:
 def test_without_a_new_line_there_is_no_look() -> None:
     clock = Clock()
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
-    looked(watch)
+    feed_lines(watch, log_lines(600))
+    refresh(watch)
     clock.now += 1000
     assert not watch.is_due()
 
@@ -176,11 +176,11 @@ def test_looks_that_take_long_are_rare() -> None:
     """At most a tenth of the time, however long the log is."""
     clock = Clock(cost=3.0)
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
-    looked(watch)
+    feed_lines(watch, log_lines(600))
+    refresh(watch)
     clock.cost = 0.0
     end = clock.now
-    fed(watch, log_lines(620, 610)[2:])
+    feed_lines(watch, log_lines(620, 610)[2:])
     clock.now = end + 29
     assert not watch.is_due()
     clock.now = end + 31
@@ -346,20 +346,20 @@ def test_a_journal_is_known_by_its_first_line() -> None:
 def test_every_finding_that_the_run_recorded_is_told() -> None:
     """They may have no id of their own."""
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:14]])
-    assert "compiling failed" in [finding.title for finding in looked(watch).findings]
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
-    titles = [finding.title for finding in looked(watch).findings]
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:14]])
+    assert "compiling failed" in [finding.title for finding in refresh(watch).findings]
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
+    titles = [finding.title for finding in refresh(watch).findings]
     assert "the disk is nearly full" in titles
     assert "compiling failed" not in titles
 
 
 def test_a_torn_record_is_passed_over() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:8]])
-    at = looked(watch).iteration
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:8]])
+    at = refresh(watch).iteration
     watch.feed(LogLine('{"kind":"step","iter":60,"ti', is_incomplete=True))
-    assert looked(watch).iteration == at
+    assert refresh(watch).iteration == at
 
 
 # --- looking changes nothing ---

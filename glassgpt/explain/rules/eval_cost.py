@@ -122,13 +122,13 @@ def eval_spikes(analysis: RunAnalysis) -> Finding | None:
         cause = run_log.trainer.eval_time_cause()
     elif cost.save_count:
         cause = say(
-            "{trainer} evaluates and saves with its clock running, so these times hold the evaluation and "
-            "the checkpoint.",
+            "{trainer} evaluates and saves with its clock running, so these times include the evaluation "
+            "and the checkpoint.",
             trainer=run_log.trainer.name,
         )
     else:
         cause = say(
-            "{trainer} evaluates with its clock running, so these times hold the evaluation.",
+            "{trainer} evaluates with its clock running, so these times include the evaluation.",
             trainer=run_log.trainer.name,
         )
     interval, trainer_advice = effective_eval_interval(analysis), run_log.trainer.rarer_eval_advice
@@ -349,7 +349,7 @@ def _eval_share_in_ledger(analysis: RunAnalysis) -> Finding | None:
             run=format_duration(wall_s),
             train=format_duration(ledger.get("train", 0.0)),
         ),
-        say("The ledger of the run counts evaluation apart, so step times and tokens/s do not hold it."),
+        say("The ledger of the run counts evaluation separately, so step times and tokens/s exclude it."),
         advice,
     )
 
@@ -369,13 +369,13 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
         if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
             return None
         evidence = say(
-            "All {count} iterations with a time, but for the first, hold an evaluation; the median is "
+            "All {count} iterations with a time, but for the first, include an evaluation; the median is "
             "{ms}. So nothing here shows what an update alone takes.",
             count=f"{np.count_nonzero(timed):,}",
             ms=format_ms(float(np.median(run_log.steps.ms[timed]))),
         )
         explanation = say(
-            "{trainer} evaluates with its clock running, so these times hold the evaluation.",
+            "{trainer} evaluates with its clock running, so these times include the evaluation.",
             trainer=run_log.trainer.name,
         )
     else:

@@ -182,9 +182,7 @@ def failed_start(analysis: RunAnalysis) -> Finding | None:
         "warning",
         say("A later command in this log failed before its first iteration"),
         evidence,
-        say(
-            "It is another process than the one whose iterations are told here, and changed nothing about it."
-        ),
+        say("It is another process than the one whose iterations are explained here, and did not affect it."),
         "",
     )
 

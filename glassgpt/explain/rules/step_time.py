@@ -144,7 +144,7 @@ def _missing_eval_explanation(analysis: RunAnalysis, at: Ints, ms: Floats) -> st
     if not np.any(first) or not _all_within(ms, float(steps.ms[first][0]), FIRST_STEP_RATIO_RANGE):
         return ""
     explanation = say(
-        "The first iteration, which holds an evaluation and the start-up, took {first}: it looks like an "
+        "The first iteration, which includes an evaluation and the start-up, took {first}: it looks like an "
         "evaluation whose line is missing.",
         first=format_ms(float(steps.ms[first][0])),
     )

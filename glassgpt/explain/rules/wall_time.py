@@ -246,10 +246,10 @@ def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
 def _wall_time_sentence(difference_share: float, unlogged_ms: float) -> str:
     """`difference_share`: wall time minus the sum of step times, over wall time."""
     if difference_share < -CLOCK_TOLERANCE and unlogged_ms <= 0:
-        return say("The logged times hold more than one iteration each: the run was faster than they say.")
+        return say("The logged times include more than one iteration each: the run was faster than they say.")
     if difference_share < -CLOCK_TOLERANCE:
         return say(
-            "The logged times hold waiting for the iterations before: those that were not logged took on "
+            "The logged times include waiting for the iterations before: those that were not logged took on "
             "average no more than {room} each.",
             room=format_ms(unlogged_ms),
         )

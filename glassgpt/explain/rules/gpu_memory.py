@@ -78,7 +78,7 @@ def _parse_size(pattern: str, text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class StatedShape:
     """Settings of the model and its micro-batch, as the log states them. None: not stated, or absurd."""
 
     n_layer: float | None
@@ -89,7 +89,7 @@ class ModelShape:
     activation_bytes_per_channel: int  # per token and layer, in the dtype of the run
 
     @classmethod
-    def of(cls, run_log: RunLog) -> ModelShape:
+    def of(cls, run_log: RunLog) -> StatedShape:
         names = ("n_layer", "n_embd", "block_size", "vocab_size", "batch_size")
         stated = {name: numeric_setting(run_log, name) for name in names}
         sizes = {
@@ -109,7 +109,7 @@ class MemoryNeed:
     bytes_per_sequence: float | None
 
 
-def estimate_memory_need(run_log: RunLog, shape: ModelShape, message: OomMessage) -> MemoryNeed:
+def estimate_memory_need(run_log: RunLog, shape: StatedShape, message: OomMessage) -> MemoryNeed:
     parameters = run_log.setup.trained_parameters or run_log.setup.parameters
     if not parameters or not run_log.trainer.keeps_float32_masters:
         return MemoryNeed(parameters, None, None)
@@ -144,7 +144,7 @@ def oom(analysis: RunAnalysis) -> Finding | None:
         return None
     messages = [parse_oom_message(event.text) for event in events]
     message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
-    shape = ModelShape.of(run_log)
+    shape = StatedShape.of(run_log)
     need = estimate_memory_need(run_log, shape, message)
     capacity = message.capacity_bytes or run_log.setup.memory_bytes
     if capacity is None and analysis.card and analysis.card.memory_gb:
@@ -227,7 +227,7 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, bat
 
 
 def _advice(
-    run_log: RunLog, shape: ModelShape, message: OomMessage, need: MemoryNeed, capacity: float | None
+    run_log: RunLog, shape: StatedShape, message: OomMessage, need: MemoryNeed, capacity: float | None
 ) -> str:
     advice = []
     fragmented_bytes = message.reserved_unallocated_bytes
@@ -272,7 +272,7 @@ def _advice(
     return " ".join(advice)
 
 
-def _smaller_model_advice(shape: ModelShape, need: MemoryNeed, capacity: float) -> str:
+def _smaller_model_advice(shape: StatedShape, need: MemoryNeed, capacity: float) -> str:
     """What the card can hold, with one sequence of activations at a time."""
     model_bytes = need.model_bytes or 0.0
     bytes_per_parameter = model_bytes / (need.parameters or 1)

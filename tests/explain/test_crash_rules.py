@@ -87,7 +87,7 @@ def test_a_fault_outside_the_learning_is_not_answered_by_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "norms", "said", "word"),
+    ("losses", "norms", "stated", "word"),
     [
         ([3.0] * 40 + [3.1, 4.0, 6.0, 9.0, NAN], None, {}, "the run diverged"),
         ([3.0] * 44 + [NAN], [1.0] * 40 + [3.0, 9.0, 30.0, 90.0, NAN], {}, "gradient norms grew"),
@@ -95,10 +95,10 @@ def test_a_fault_outside_the_learning_is_not_answered_by_the_rate() -> None:
     ],
 )
 def test_causes_by_what_came_before(
-    losses: list[float], norms: list[float] | None, said: dict[str, ConfigValue], word: str
+    losses: list[float], norms: list[float] | None, stated: dict[str, ConfigValue], word: str
 ) -> None:
     steps = make_steps(range(45), loss=add_noise(losses, 0.01), grad_norm=norms or [NAN] * 45)
-    one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **said}))))
+    one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **stated}))))
     assert word in one.explanation
     assert "learning_rate=0.002 instead of 0.006" in one.advice
 
@@ -110,7 +110,7 @@ def test_one_bad_loss_is_a_warning_and_a_bad_evaluation_a_problem() -> None:
     assert "1 of 2 evaluations, the first after iteration 20" in finding_text(loss_nan(analyse(run_log)))
 
 
-def test_a_loss_that_was_not_said_is_not_nan() -> None:
+def test_a_missing_loss_is_not_nan() -> None:
     assert loss_nan(analyse(make_run_log(make_steps(range(30))))) is None
 
 
@@ -146,8 +146,8 @@ def test_noise_with_long_tails_is_no_spike() -> None:
 def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     """As with learning_rate 5e-3 on chess: down to 4.93 near 120, then 6.1 for good."""
     at = np.arange(0, 3400, 10)
-    course = np.interp(at, [0, 30, 120, 300, 500, 3400], [8.8, 5.8, 4.93, 5.95, 6.1, 6.1])
-    steps = make_steps(at.tolist(), 196.0, add_noise(course.tolist(), 0.01))
+    curve = np.interp(at, [0, 30, 120, 300, 500, 3400], [8.8, 5.8, 4.93, 5.95, 6.1, 6.1])
+    steps = make_steps(at.tolist(), 196.0, add_noise(curve.tolist(), 0.01))
     run_log = make_run_log(steps, settings={"learning_rate": 5e-3, "warmup_iters": 100})
     one = require_finding(divergence(analyse(run_log)))
     assert one.severity == "problem"
@@ -232,9 +232,9 @@ def test_messages_are_read() -> None:
     assert parse_oom_message("out of memory").requested_bytes is None
 
 
-def out_of_memory(message: str, parameters: int | None = None, **said: ConfigValue) -> RunLog:
+def out_of_memory(message: str, parameters: int | None = None, **stated: ConfigValue) -> RunLog:
     events = [LogEvent("oom", message, 80, 0)]
-    run_log = make_run_log(make_steps([0], loss=[4.6]), settings=said, events=events)
+    run_log = make_run_log(make_steps([0], loss=[4.6]), settings=stated, events=events)
     return replace(run_log, setup=replace(run_log.setup, trained_parameters=parameters))
 
 
@@ -377,9 +377,9 @@ def test_an_interruption_that_was_resumed_is_history() -> None:
 # --- checkpoints ---
 
 
-def unsaved(last: int, ms: float, **said: ConfigValue) -> RunLog:
+def unsaved(last: int, ms: float, **stated: ConfigValue) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), ms, falling_losses(last // 10 + 1))
-    return make_run_log(steps, evals=[(0, 10.9, 10.9)], settings=said)
+    return make_run_log(steps, evals=[(0, 10.9, 10.9)], settings=stated)
 
 
 def test_a_run_that_never_saved() -> None:

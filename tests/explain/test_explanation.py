@@ -94,7 +94,7 @@ def test_the_card_is_used() -> None:
 
 
 def test_findings_of_the_run_itself() -> None:
-    told = {
+    record = {
         "kind": "finding",
         "id": "rate-jump",
         "severity": "warning",
@@ -103,7 +103,7 @@ def test_findings_of_the_run_itself() -> None:
         "advice": "A",
     }
     strange = {"kind": "finding", "severity": ["fatal"], "title": None, "evidence": 5}
-    explanation = explain(replace(healthy_run(), journal_findings=(told, strange)))
+    explanation = explain(replace(healthy_run(), journal_findings=(record, strange)))
     assert Finding("rate-jump", "warning", "T", "E", "", "A") in explanation.findings
     json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
@@ -123,9 +123,9 @@ def test_the_same_is_found_in_every_language(make: object, language: str) -> Non
     assert [(one.id, one.severity) for one in other.findings] == [
         (one.id, one.severity) for one in english.findings
     ]
-    for ours, theirs in zip(english.findings, other.findings, strict=True):
-        assert bool(ours.advice) == bool(theirs.advice)
-        assert (ours == theirs) == (language == "en")
+    for in_english, translated in zip(english.findings, other.findings, strict=True):
+        assert bool(in_english.advice) == bool(translated.advice)
+        assert (in_english == translated) == (language == "en")
 
 
 @pytest.mark.parametrize("language", sorted(set(LANGUAGES) - {"en"}))

@@ -50,7 +50,7 @@ def test_its_share_of_the_time_is_measured() -> None:
     assert f"{100 * share:.0f}% of the time" in finding_text(overfitting(analyse(gpu_run())))
 
 
-def test_a_run_that_saved_over_its_best_is_told_the_setting() -> None:
+def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
     run_log = gpu_run()
     run_log = replace(run_log, saves=(*run_log.saves, replace(run_log.saves[-1], iteration=5000)))
     assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(run_log)))
@@ -68,10 +68,10 @@ def test_noise_is_not_overfitting() -> None:
     assert overfitting(analyse(make_run_log(make_steps(range(0, 5000, 10)), evals))) is None
 
 
-def test_other_trainers_are_not_told_nanogpts_settings() -> None:
-    said = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
-    assert "max_iters" not in said
-    assert "Stopping at iteration 1,750" in said
+def test_other_trainers_are_not_advised_nanogpts_settings() -> None:
+    text = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
+    assert "max_iters" not in text
+    assert "Stopping at iteration 1,750" in text
 
 
 # --- still improving ---
@@ -88,7 +88,7 @@ def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
     assert still_improving(analyse(gpu_run())) is None
 
 
-def test_a_run_that_stopped_early_is_told_its_planned_end() -> None:
+def test_a_run_that_stopped_early_is_forecast_to_its_planned_end() -> None:
     one = require_finding(still_improving(analyse(cpu_run(max_iters=5000))))
     assert one.severity == "info"
     assert "the planned 5,000 iterations" in one.advice
@@ -108,10 +108,10 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
 
 def test_lines_without_numbers_are_not_iterations() -> None:
     unnumbered = replace(gpu_run(), numbered=False)
-    said = finding_text(overfitting(analyse(unnumbered)))
-    assert "for the last 65% of the run" in said
-    assert "iteration 1,750" not in said
-    assert "max_iters" not in said
+    text = finding_text(overfitting(analyse(unnumbered)))
+    assert "for the last 65% of the run" in text
+    assert "iteration 1,750" not in text
+    assert "max_iters" not in text
     for rule in LEARNING_RULES:
         finding = rule(analyse(unnumbered))
         assert finding is None or "1,750" not in finding_text(finding)
@@ -121,8 +121,8 @@ def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = add_noise((2 + 9 * rows**-0.3).tolist(), 0.03)
     run_log = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
-    said = finding_text(still_improving(analyse(run_log)))
-    assert "train loss" in said
+    text = finding_text(still_improving(analyse(run_log)))
+    assert "train loss" in text
     assert still_improving(analyse(replace(run_log, live=True))) is None
     short = make_run_log(make_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
     assert still_improving(analyse(short)) is None

@@ -81,8 +81,8 @@ def test_the_average_is_recomputed_at_every_evaluation() -> None:
     assert "8 of 8 evaluations" in finding.evidence
     assert analysis.facts.steady_ms is not None
     single = 100 * 70.96e6 * 16384 / (analysis.facts.steady_ms / 1000) / A100_PEAK
-    said = float(finding.explanation.split("reaches ")[1].rstrip("%."))
-    assert said == pytest.approx(single, rel=0.005)  # not the average, which evaluations pull down
+    stated_mfu = float(finding.explanation.split("reaches ")[1].rstrip("%."))
+    assert stated_mfu == pytest.approx(single, rel=0.005)  # not the average, which evaluations pull down
     assert analysis.facts.mfu_reported_steady is not None
     assert analysis.facts.mfu_reported_steady < 0.99 * single
 
@@ -128,7 +128,7 @@ def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
     assert "RTX 4070 Ti does 80.2 TFLOP/s in bfloat16" in finding.explanation
 
 
-def test_more_than_the_card_can_do_is_said() -> None:
+def test_more_than_the_card_can_do_is_reported() -> None:
     run_log = note_004(9340.0, 15.4)
     finding = require_finding(
         mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("RTX 3060")))
@@ -151,7 +151,7 @@ def test_without_a_gpu_it_means_nothing(device: str, mfu: float) -> None:
     assert finding.title == f"The MFU means nothing on {device}"
 
 
-def test_a_speed_that_no_gpu_has_is_said() -> None:
+def test_a_speed_that_no_gpu_has_is_reported() -> None:
     assert "no A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
 
 
@@ -232,9 +232,9 @@ def test_four_devices_behind_one_mfu() -> None:
     assert "408 TFLOP/s" in finding.explanation
     assert parameters_inferred(analyse(run)) is None  # not another size
 
-    told = replace(run, setup=replace(run.setup, world_size=4))
-    assert hidden_accumulation(analyse(told)) is None
-    assert parameters_inferred(analyse(told)) is None
+    four_devices = replace(run, setup=replace(run.setup, world_size=4))
+    assert hidden_accumulation(analyse(four_devices)) is None
+    assert parameters_inferred(analyse(four_devices)) is None
 
 
 def test_more_work_than_the_log_says() -> None:

@@ -17,7 +17,7 @@ from glassgpt.runs.run_log import RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
-# --- the course ---
+# --- the trajectory ---
 
 
 def test_a_course_leaves_out_what_was_done_over() -> None:
@@ -30,15 +30,15 @@ def test_a_course_leaves_out_what_was_done_over() -> None:
 def test_of_several_runs_the_longest_counts() -> None:
     steps = make_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
     segments = tuple(Segment(True, False, 0) for _ in range(3))
-    course = trajectory_of(make_run_log(steps, segments=segments))
-    assert course.iteration.tolist() == [0, 10, 20, 30]
-    assert course.segments == (1,)
+    trajectory = trajectory_of(make_run_log(steps, segments=segments))
+    assert trajectory.iteration.tolist() == [0, 10, 20, 30]
+    assert trajectory.segments == (1,)
 
 
 def test_unlogged_iterations_take_steady_time() -> None:
-    course = trajectory_of(make_run_log(make_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
-    assert seconds_between(course, 0, 20, 100.0) == pytest.approx((200 + 100 + 18 * 100) / 1000)
-    assert seconds_between(course, 0, 20, None) is None
+    trajectory = trajectory_of(make_run_log(make_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
+    assert seconds_between(trajectory, 0, 20, 100.0) == pytest.approx((200 + 100 + 18 * 100) / 1000)
+    assert seconds_between(trajectory, 0, 20, None) is None
 
 
 # --- data drawn again ---
@@ -146,8 +146,8 @@ def test_nanogpts_schedule() -> None:
     assert schedule.lr_at(5001) == pytest.approx(1e-4)
 
 
-def planned(**said: ConfigValue) -> RunLog:
-    return make_run_log(make_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=said)
+def planned(**stated: ConfigValue) -> RunLog:
+    return make_run_log(make_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=stated)
 
 
 def test_a_decay_that_does_not_come_down() -> None:

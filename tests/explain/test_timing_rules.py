@@ -120,7 +120,7 @@ def saving_sometimes(with_save: list[float], without: list[float]) -> RunLog:
     )
 
 
-def test_a_save_is_told_apart_where_only_some_evaluations_save() -> None:
+def test_a_save_is_priced_separately_where_only_some_evaluations_save() -> None:
     run_log = saving_sometimes([12996, 13832, 13813, 13795], [8046, 8044, 8041, 8043])  # as on 4 real GPUs
     evidence = require_finding(eval_spikes(analyse(run_log))).evidence
     assert "An evaluation takes about 7944 ms, a checkpoint 5760 ms more (4 were saved)" in evidence
@@ -358,7 +358,7 @@ def test_clocks_that_wait_are_not_blamed() -> None:
 # --- throughput-drift and jitter ---
 
 
-def test_drift_is_told_with_its_price() -> None:
+def test_drift_is_reported_with_its_price() -> None:
     ms = np.linspace(220.0, 276.0, 480)
     finding = require_finding(
         throughput_drift(analyse(make_run_log(make_steps(range(0, 4800, 10), ms.tolist()))))
@@ -393,7 +393,7 @@ def test_noise_is_no_drift(noise: float) -> None:
     assert throughput_drift(analyse(even_run(400, noise=noise))) is None
 
 
-def test_jitter_is_told_with_what_it_costs() -> None:
+def test_jitter_is_reported_with_its_cost() -> None:
     ms = np.where(np.random.default_rng(1).random(400) < 0.2, 200.0, 100.0)
     run_log = make_run_log(make_steps(range(400), ms.tolist()))
     run_log = replace(run_log, setup=LoggedSetup(tokens_per_iteration=1000))
@@ -439,9 +439,9 @@ def test_nothing_makes_a_rule_fail(run_log: RunLog) -> None:
     for rule in TIME_RULES:
         finding = rule(analysis)
         if finding is not None:
-            said = f"{finding.title} {finding.evidence} {finding.explanation} {finding.advice}"
+            text = f"{finding.title} {finding.evidence} {finding.explanation} {finding.advice}"
             assert finding.title
             assert finding.evidence
             assert finding.explanation
-            assert "nan" not in said.split()
-            assert "{" not in said
+            assert "nan" not in text.split()
+            assert "{" not in text

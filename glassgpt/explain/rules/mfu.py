@@ -289,7 +289,7 @@ def _card_peak(card: Card, run_log: RunLog) -> tuple[str, float] | None:
 
 
 def _reference(peak: float) -> str:
-    """The card whose peak nanoGPT and its kin divide by."""
+    """The card whose peak a trainer with a fixed peak divides by."""
     return f"A100 ({format_flops_per_s(peak)})"
 
 

@@ -14,17 +14,17 @@ class ExplainOptions:
     """Read a training log like an expert would: what happened, what it cost, what to change.
 
     RUN is a folder of GlassGPT's, LOG the console output of any trainer it knows, - the standard input. What
-    a log does not say can be said with --a.n_layer=12, --a.parameters=33M, --a.config=FILE. To watch a
+    a log does not say can be set with --a.n_layer=12, --a.parameters=33M, --a.config=FILE. To watch a
     trainer: python -u train.py 2>&1 | glass explain - --watch
     """
 
     # Print facts and findings as one JSON document.
     json: bool = False
-    # Also say what each piece of a line means.
+    # Also explain each part of a log line.
     full: bool = False
-    # Follow a log that grows, or a pipe, and say what is seen as it happens.
+    # Follow a growing log, or a pipe, and report findings as they appear.
     watch: bool = False
-    # The card it ran on, e.g. "RTX 4070 Ti": what its MFU is worth there.
+    # The card it ran on, e.g. "RTX 4070 Ti": its peak counts as 100% MFU.
     gpu: str = ""
     # Language: en, hi or ar; empty: that of the locale.
     lang: str = ""
@@ -34,7 +34,7 @@ class ExplainOptions:
 class CompareOptions:
     """Put runs or logs side by side: what differs, which is faster, which is better, and why.
 
-    A is the first of them, B the second: --a.n_layer=12 --b.config=FILE say what a log does not.
+    A is the first of them, B the second: --a.n_layer=12 --b.config=FILE set what a log does not say.
     """
 
     # Print the comparison as one JSON document.

@@ -1,26 +1,22 @@
-"""What an expert would say about a run: facts, findings in order of importance, and a verdict."""
+"""What an expert would say about a run: facts, findings in order of importance, and a verdict.
+
+explanation = explain(read_run_log("train.log"))
+print(explanation.verdict, [finding.id for finding in explanation.findings])
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from glassgpt.estimate.cards import Card
+from glassgpt.explain.registry import RULES
 from glassgpt.explain.rule import Finding, RunAnalysis
-from glassgpt.explain.rules import crash_rules, learning_rules, mfu, resumes, timing_rules
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.run_log import RunLog
 
-_RULES = (
-    *crash_rules.RULES,
-    *learning_rules.RULES,
-    *resumes.RULES,
-    *timing_rules.RULES,
-    *mfu.RULES,
-)
 _SEVERITY_ORDER = {"problem": 0, "warning": 1, "advice": 2, "info": 3}
 
 
@@ -33,35 +29,36 @@ class Explanation:
     earlier: tuple[Explanation, ...] = ()  # of runs of other trainers before it in the same log
 
     def as_dict(self) -> dict[str, object]:
-        told: dict[str, object] = {
+        document: dict[str, object] = {
             "format": self.log.trainer.id,
             "facts": self.facts.as_dict(),
             "findings": [asdict(finding) for finding in self.findings],
             "verdict": self.verdict,
         }
-        return told | ({"earlier": [one.as_dict() for one in self.earlier]} if self.earlier else {})
+        if self.earlier:
+            document["earlier"] = [explanation.as_dict() for explanation in self.earlier]
+        return document
 
 
-def explain(history: RunLog, card: Card | None = None) -> Explanation:
-    """`card`: the one it ran on, where the reader says so."""
-    with np.errstate(over="ignore", invalid="ignore"):  # a log may say anything; what comes of it is checked
-        facts = compute_facts(history)
-        case = RunAnalysis(history, facts, card)
-        found = [finding for finder in _RULES if (finding := finder(case)) is not None]
-    found += [_recorded(record) for record in history.journal_findings]
-    findings = sorted(found, key=lambda finding: _SEVERITY_ORDER[finding.severity])
-    earlier = tuple(explain(one, card) for one in history.earlier)
-    return Explanation(history, facts, findings, compose_verdict(history, facts, findings), earlier)
-
-
-def _recorded(record: Mapping[str, object]) -> Finding:
-    """One that the run made itself, while it went on."""
-    severity = str(record.get("severity"))
-    return Finding(
-        id=str(record.get("id", "")),
-        severity=severity if severity in _SEVERITY_ORDER else "info",  # type: ignore[arg-type]
-        title=str(record.get("title", "")),
-        evidence=str(record.get("evidence", "")),
-        explanation=str(record.get("explanation", "")),
-        advice=str(record.get("advice", "")),
-    )
+def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
+    """`card`: the one it ran on, if the user names it (--gpu)."""
+    # Not yet all numbers of a log are clamped where it is read: MFU, learning rate and gradient norm are not.
+    with np.errstate(over="ignore", invalid="ignore"):
+        facts = compute_facts(run_log)
+        analysis = RunAnalysis(run_log, facts, card)
+        findings = [finding for rule in RULES if (finding := rule(analysis)) is not None]
+    for record in run_log.journal_findings:  # those that a GlassGPT run made itself, while it trained
+        severity = str(record.get("severity"))
+        findings.append(
+            Finding(
+                id=str(record.get("id", "")),
+                severity=severity if severity in _SEVERITY_ORDER else "info",  # type: ignore[arg-type]
+                title=str(record.get("title", "")),
+                evidence=str(record.get("evidence", "")),
+                explanation=str(record.get("explanation", "")),
+                advice=str(record.get("advice", "")),
+            )
+        )
+    findings.sort(key=lambda finding: _SEVERITY_ORDER[finding.severity])
+    earlier = tuple(explain(one, card) for one in run_log.earlier)
+    return Explanation(run_log, facts, findings, compose_verdict(run_log, facts, findings), earlier)

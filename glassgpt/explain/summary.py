@@ -10,75 +10,84 @@ from glassgpt.format import format_loss, format_ms, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trajectory import continues_previous
 
 
-def compose_verdict(history: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    far = _with_article(_progress_sentence(history, facts), history.trainer)
-    sentences = [_who_else(history), _how_many(history), far, _loss_sentence(facts), _how_fast(facts)]
+def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    """The sentences, in order. The last one names the most serious finding, or says that there is none."""
+    sentences = []
+    if run_log.earlier:
+        sentences.append(
+            say(
+                "Runs of other trainers come before this one in the log: {trainers}.",
+                trainers=", ".join(earlier.trainer.name for earlier in run_log.earlier),
+            )
+        )
+    # A resume continues a run; a process that begins at the first iteration again is another run.
+    runs = 1 + sum(not continues_previous(run_log, index) for index in range(1, len(run_log.segments)))
+    if runs > 1 and not run_log.trainer.one_run_per_log:
+        sentences.append(
+            say(
+                "This log holds {runs} runs. Facts are over all of them; what is said about learning is "
+                "about the longest.",
+                runs=runs,
+            )
+        )
+    sentences += [_progress_sentence(run_log, facts), _loss_sentence(facts)]
+    if facts.steady_ms is not None and facts.overhead_share is None:
+        sentences.append(say("An iteration takes {ms}.", ms=format_ms(facts.steady_ms)))
+    elif facts.steady_ms is not None and facts.overhead_share is not None:
+        sentences.append(
+            say(
+                "An iteration takes {ms}; {share} of the time went into start-up, evaluation and "
+                "checkpoints.",
+                ms=format_ms(facts.steady_ms),
+                share=format_percent(facts.overhead_share),
+            )
+        )
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
-    went_well = facts.ended in ("finished", None) and facts.iterations_logged > 0
+    has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
         sentences.append(say("Most important: {title}.", title=serious[0].title))
-    elif went_well and not any(finding.severity == "advice" for finding in findings):
+    elif facts.ended in ("finished", None) and facts.iterations_logged > 0 and not has_advice:
         sentences.append(say("Nothing is wrong with this run, as far as its log tells."))
     return [sentence for sentence in sentences if sentence]
 
 
-def _who_else(history: RunLog) -> str:
-    if not history.earlier:
-        return ""
-    return say(
-        "Runs of other trainers come before this one in the log: {trainers}.",
-        trainers=", ".join(one.trainer.name for one in history.earlier),
-    )
-
-
-def _how_many(history: RunLog) -> str:
-    """A resume goes on with a run; what begins at the first iteration again is another."""
-    others = [index for index in range(1, len(history.segments)) if not continues_previous(history, index)]
-    if not others or history.trainer.one_run_per_log:
-        return ""
-    return say(
-        "This log holds {runs} runs. Facts are over all of them; what is said about learning is about the "
-        "longest.",
-        runs=len(others) + 1,
-    )
-
-
-def _progress_sentence(history: RunLog, facts: Facts) -> str:
-    trainer = say("training") if history.trainer.reads_any_log else history.trainer.name
-    last = facts.last_iteration
-    if not facts.iterations_logged:
-        if history.live:
-            return say("A {trainer} run that has not logged an iteration yet.", trainer=trainer)
-        return say("A {trainer} run without a line about an iteration.", trainer=trainer)
-    if last is None:
-        lines = f"{facts.iterations_logged:,}"
-        return say(
+def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
+    trainer = say("training") if run_log.trainer.reads_any_log else run_log.trainer.name
+    if not facts.iterations_logged and run_log.live:
+        sentence = say("A {trainer} run that has not logged an iteration yet.", trainer=trainer)
+    elif not facts.iterations_logged:
+        sentence = say("A {trainer} run without a line about an iteration.", trainer=trainer)
+    elif facts.last_iteration is None:
+        sentence = say(
             "A {trainer} run; {lines} lines about iterations, without their numbers.",
             trainer=trainer,
-            lines=lines,
+            lines=f"{facts.iterations_logged:,}",
         )
-    at = f"{last:,}"
-    sentence = {
-        "finished": say("A {trainer} run that went to its end at iteration {at}.", trainer=trainer, at=at),
-        "interrupted": say("A {trainer} run that was stopped at iteration {at}.", trainer=trainer, at=at),
-        "crashed": say("A {trainer} run that crashed after iteration {at}.", trainer=trainer, at=at),
-        "oom": say("A {trainer} run that ran out of memory after iteration {at}.", trainer=trainer, at=at),
-        "cut": say(
-            "A {trainer} run whose log stops at iteration {at} without saying why.", trainer=trainer, at=at
-        ),
-        None: say("A {trainer} run that is at iteration {at} now.", trainer=trainer, at=at),
-    }[facts.ended]
+    else:
+        at = f"{facts.last_iteration:,}"
+        sentence = {
+            "finished": say(
+                "A {trainer} run that went to its end at iteration {at}.", trainer=trainer, at=at
+            ),
+            "interrupted": say("A {trainer} run that was stopped at iteration {at}.", trainer=trainer, at=at),
+            "crashed": say("A {trainer} run that crashed after iteration {at}.", trainer=trainer, at=at),
+            "oom": say(
+                "A {trainer} run that ran out of memory after iteration {at}.", trainer=trainer, at=at
+            ),
+            "cut": say(
+                "A {trainer} run whose log stops at iteration {at} without saying why.",
+                trainer=trainer,
+                at=at,
+            ),
+            None: say("A {trainer} run that is at iteration {at} now.", trainer=trainer, at=at),
+        }[facts.ended]
+    # English only: "An HF Trainer run". A translated sentence does not begin with "A".
+    if sentence.startswith(f"A {run_log.trainer.name} "):
+        return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
-
-
-def _with_article(sentence: str, trainer: Trainer) -> str:
-    """English only: the article that the name wants. A translated sentence does not begin with "A"."""
-    begins = f"A {trainer.name} "
-    return sentence.replace("A", trainer.article, 1) if sentence.startswith(begins) else sentence
 
 
 def _loss_sentence(facts: Facts) -> str:
@@ -104,17 +113,4 @@ def _loss_sentence(facts: Facts) -> str:
         best=shown,
         step=f"{step:,}",
         final=format_loss(final),
-    )
-
-
-def _how_fast(facts: Facts) -> str:
-    if facts.steady_ms is None:
-        return ""
-    ms = format_ms(facts.steady_ms)
-    if facts.overhead_share is None:
-        return say("An iteration takes {ms}.", ms=ms)
-    return say(
-        "An iteration takes {ms}; {share} of the time went into start-up, evaluation and checkpoints.",
-        ms=ms,
-        share=format_percent(facts.overhead_share),
     )

@@ -1,7 +1,9 @@
-"""A run explained while it goes on: a log that grows, a pipe, or a live run's journal.
+"""A run explained while it trains: a log that grows, a pipe, or the journal of a live run.
 
-Lines are read as they come. A look at the whole costs more the longer the log is, so looks are made at most
-every few seconds, and never take more than a small part of the time.
+    python -u train.py 2>&1 | glass explain - --watch
+
+Lines are read as they come. Explaining the whole log costs more the longer it is, so it is refreshed at most
+once a second, and in at most a tenth of the time.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from glassgpt.runs.lines import LogLine, read_lines
 from glassgpt.runs.open import looks_like_journal
 from glassgpt.runs.overrides import RunOverrides, apply_overrides
 from glassgpt.runs.recognise import LogRecognizer
-from glassgpt.runs.run_log import LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import LoggedEvaluation
 
 _POLL_S = 0.25
-_MIN_REFRESH_S = 1.0
-_MAX_TIME_SHARE = 0.1  # that looks may take
+_MIN_REFRESH_S = 1.0  # between two refreshes
+_MAX_TIME_SHARE = 0.1  # time in refreshes over wall time
 _SEVERITY_RANK = {"info": 0, "advice": 1, "warning": 2, "problem": 3}
 
 
 @dataclass(frozen=True)
 class WatchUpdate:
-    """What a look found that the one before had not."""
+    """What is new since the last refresh."""
 
     iteration: int | None
     evaluations: tuple[LoggedEvaluation, ...]
@@ -47,9 +49,9 @@ class WatchUpdate:
 
 
 class GrowingFile:
-    """A file that is read past its present end: there it waits for more, until `is_over`.
+    """A file that is read like `tail -F`: at its end it waits for more, until `is_over`.
 
-    Where `path` is told and another file has taken that name (a log that was rotated), it goes on with that.
+    `path`: reopen it when another file has that name (log rotation).
     """
 
     def __init__(
@@ -63,14 +65,14 @@ class GrowingFile:
 
     def read1(self, size: int = -1) -> bytes:
         while True:
-            # Both asked first: what was written before the end is still to be read.
-            over, replaced = self._is_over(), self._is_replaced()
+            # Both are checked before reading, so that nothing written before the end is missed.
+            over, is_replaced = self._is_over(), self._is_replaced()
             if self._file.tell() > os.fstat(self._file.fileno()).st_size:
-                self._file.seek(0)  # it was begun again
+                self._file.seek(0)  # it was truncated
             if chunk := self._file.read(size):
                 return chunk
-            if replaced and self._path is not None:
-                with self._file:  # which is read to its end
+            if is_replaced and self._path is not None:
+                with self._file:  # closes the old file, now read to its end
                     self._file = self._path.open("rb")
                 continue
             if over:
@@ -83,26 +85,24 @@ class GrowingFile:
         if self._path is None:
             return False
         try:
-            there = self._path.stat()
-        except FileNotFoundError:  # renamed; the next one may come
+            status = self._path.stat()
+        except FileNotFoundError:  # renamed; the next file may come
             return False
-        return stat.S_ISREG(there.st_mode) and not os.path.samestat(there, os.fstat(self._file.fileno()))
+        return stat.S_ISREG(status.st_mode) and not os.path.samestat(status, os.fstat(self._file.fileno()))
 
 
 @dataclass
 class LogWatcher:
-    """Takes lines, and tells at each look what is new."""
+    """Takes lines; each refresh explains them all and returns what is new."""
 
     name: str
     card: Card | None = None
     overrides: RunOverrides = field(default_factory=RunOverrides)
     clock: Callable[[], float] = time.monotonic
-    has_unread_lines: bool = False  # lines that no look has seen
+    has_unread_lines: bool = False  # lines since the last refresh
     _log: LogRecognizer = field(default_factory=LogRecognizer)
     _records: list[Record] | None = None  # of a journal; None: it is a log
-    _reported_severities: dict[str, str] = field(
-        default_factory=dict
-    )  # finding -> the severity it was told with
+    _reported_severities: dict[str, str] = field(default_factory=dict)  # by id, or title
     _reported_evals: set[tuple[int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
     _has_started: bool = False
@@ -121,77 +121,70 @@ class LogWatcher:
         return self.has_unread_lines and self.clock() >= self._next_refresh_at
 
     def refresh(self, live: bool = True) -> WatchUpdate | None:
-        """None where there is nothing to look at yet."""
-        begin = self.clock()
+        """None where there is nothing to explain yet."""
+        started_at = self.clock()
         self.has_unread_lines = False
-        history = self._build_log(live)
-        if history is None:
+        if self._records:
+            run_log = run_log_from_records(self._records, self.name, live)
+        elif self._records is None and (log := self._log.build(self.name, final=not live)) is not None:
+            run_log = replace(log, live=live)
+        else:
             return None
-        explanation = explain(apply_overrides(history, self.overrides), self.card)
-        cost = self.clock() - begin
-        self._next_refresh_at = begin + cost + max(_MIN_REFRESH_S, cost / _MAX_TIME_SHARE)
-        findings = tuple(finding for finding in explanation.findings if self._is_new(finding))
-        self._reported_severities |= {_finding_key(finding): finding.severity for finding in findings}
-        moments = {(done.segment, done.iteration): done for done in history.evals}
-        new = tuple(done for moment, done in moments.items() if moment not in self._reported_evals)
-        self._reported_evals |= moments.keys()
-        return WatchUpdate(explanation.facts.last_iteration, new, findings, explanation)
-
-    def _build_log(self, live: bool) -> RunLog | None:
-        if self._records is not None:
-            return run_log_from_records(self._records, self.name, live) if self._records else None
-        history = self._log.build(self.name, final=not live)
-        return None if history is None else replace(history, live=live)
-
-    def _is_new(self, finding: Finding) -> bool:
-        told = self._reported_severities.get(_finding_key(finding))
-        return told is None or _SEVERITY_RANK[finding.severity] > _SEVERITY_RANK[told]
+        explanation = explain(apply_overrides(run_log, self.overrides), self.card)
+        cost_s = self.clock() - started_at
+        self._next_refresh_at = started_at + cost_s + max(_MIN_REFRESH_S, cost_s / _MAX_TIME_SHARE)
+        new_findings = []
+        for finding in explanation.findings:  # a finding that became more severe is reported again
+            reported = self._reported_severities.get(finding.id or finding.title)
+            if reported is None or _SEVERITY_RANK[finding.severity] > _SEVERITY_RANK[reported]:
+                new_findings.append(finding)
+        self._reported_severities |= {one.id or one.title: one.severity for one in new_findings}
+        evals = {(done.segment, done.iteration): done for done in run_log.evals}
+        new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
+        self._reported_evals |= evals.keys()
+        return WatchUpdate(explanation.facts.last_iteration, new_evals, tuple(new_findings), explanation)
 
 
 @dataclass(frozen=True)
 class _EndOfStream:
-    """The end of a stream, and what ended it."""
+    """The end of a stream, and the error that ended it."""
 
     error: Exception | None
 
 
-def _finding_key(finding: Finding) -> str:
-    return finding.id or finding.title
-
-
 def follow(
-    file: BinaryIO, watch: LogWatcher, echo: Callable[[str], None] | None = None
+    file: BinaryIO, watcher: LogWatcher, echo: Callable[[str], None] | None = None
 ) -> Iterator[WatchUpdate]:
-    """News until the stream ends. A look is also made when nothing comes any more: what a run says before it
-    hangs or dies is what one watches for."""
+    """Updates until the stream ends. Also refreshes while no line comes: the last lines before a run hangs or
+    dies are those that matter."""
     for line in _lines_or_timeouts(read_lines(file)):
         if line is not None:
             if echo is not None:
                 echo(line.text)
-            watch.feed(line)
-        if watch.is_due() and (news := watch.refresh()):
-            yield news
-    if news := watch.refresh(live=False):
-        yield news
+            watcher.feed(line)
+        if watcher.is_due() and (update := watcher.refresh()):
+            yield update
+    if update := watcher.refresh(live=False):
+        yield update
 
 
 def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
-    """The lines as they come, and None whenever none has come for a while."""
-    waiting: queue.Queue[LogLine | _EndOfStream] = queue.Queue(maxsize=10_000)
-    nobody_asks = threading.Event()
+    """The lines as they come, and None whenever none has come for a while. A thread reads them."""
+    lines_read: queue.Queue[LogLine | _EndOfStream] = queue.Queue(maxsize=10_000)
+    closed = threading.Event()  # the consumer has stopped
 
     def put(item: LogLine | _EndOfStream) -> None:
-        while not nobody_asks.is_set():
+        while not closed.is_set():
             with contextlib.suppress(queue.Full):
-                return waiting.put(item, timeout=_POLL_S)
+                return lines_read.put(item, timeout=_POLL_S)
 
     def read() -> None:
         error = None
         try:
             for line in lines:
                 put(line)
-        except (OSError, ValueError, UserError) as why:  # raised again below, where it is seen
-            error = why
+        except (OSError, ValueError, UserError) as raised:  # raised again below, in the consumer's thread
+            error = raised
         finally:
             put(_EndOfStream(error))
 
@@ -199,7 +192,7 @@ def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
     try:
         while True:
             try:
-                item = waiting.get(timeout=_POLL_S)
+                item = lines_read.get(timeout=_POLL_S)
             except queue.Empty:
                 yield None
                 continue
@@ -210,4 +203,4 @@ def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
             else:
                 raise item.error
     finally:
-        nobody_asks.set()
+        closed.set()

@@ -1,4 +1,4 @@
-"""Runs for the findings about losses, accidents and resumes: healthy, nanoGPT's README runs, any at all."""
+"""Runs for the rules about losses, crashes and resumes: healthy, nanoGPT's README runs, any at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.runs.builder import MAX_LOSS
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import (
     LogEvent,
@@ -40,9 +41,8 @@ CPU_TRAIN = (4.1676, 2.4293, 2.2732, 2.1338, 1.9714, 1.8756, 1.8557, 1.7790, 1.7
 CPU_VAL = (4.1649, 2.4447, 2.3141, 2.1905, 2.0528, 2.0089, 1.9225, 1.8921, 1.8857)
 
 
-def analyse(history: RunLog) -> RunAnalysis:
-    with np.errstate(over="ignore", invalid="ignore"):  # the facts have tests of their own
-        return RunAnalysis(history, compute_facts(history))
+def analyse(run_log: RunLog) -> RunAnalysis:
+    return RunAnalysis(run_log, compute_facts(run_log))
 
 
 def require_finding(finding: Finding | None) -> Finding:
@@ -108,10 +108,10 @@ def healthy_run() -> RunLog:
 
 
 def split_run(
-    history: RunLog, resumed_at: int, logged_until: int, **columns: Callable[[Steps], np.ndarray]
+    run_log: RunLog, resumed_at: int, logged_until: int, **columns: Callable[[Steps], np.ndarray]
 ) -> RunLog:
     """The same run, killed at `logged_until` and resumed from the checkpoint of `resumed_at`."""
-    steps = history.steps
+    steps = run_log.steps
     first, second = steps.iteration <= logged_until, steps.iteration >= resumed_at
     rows = np.concatenate([np.flatnonzero(first), np.flatnonzero(second)])
     segment = np.concatenate(
@@ -120,16 +120,17 @@ def split_run(
     names = ("iteration", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
     joined = Steps(segment=segment, **{name: getattr(steps, name)[rows] for name in names})
     joined = replace(joined, **{name: make(joined) for name, make in columns.items()})
-    early = [done for done in history.evals if (done.iteration or 0) <= logged_until]
-    late = [replace(done, segment=1) for done in history.evals if (done.iteration or 0) >= resumed_at]
+    early = [done for done in run_log.evals if (done.iteration or 0) <= logged_until]
+    late = [replace(done, segment=1) for done in run_log.evals if (done.iteration or 0) >= resumed_at]
     processes = (Segment(True, False, 0), Segment(True, True, resumed_at))
-    saves = tuple(replace(save, segment=int((save.iteration or 0) > resumed_at)) for save in history.saves)
-    return replace(history, steps=joined, evals=(*early, *late), segments=processes, saves=saves)
+    saves = tuple(replace(save, segment=int((save.iteration or 0) > resumed_at)) for save in run_log.saves)
+    return replace(run_log, steps=joined, evals=(*early, *late), segments=processes, saves=saves)
 
 
 # --- any run at all ---
 
-odd = st.sampled_from([0.0, -1.0, 1e-300, 1e300, 1e308, -1e308, math.nan, math.inf, -math.inf])
+# What RunBuilder lets through: no finite loss above MAX_LOSS, no time above 1e15 ms.
+odd = st.sampled_from([0.0, -1.0, 1e-300, MAX_LOSS, -MAX_LOSS, math.nan, math.inf, -math.inf])
 losses = st.one_of(st.floats(0.01, 12.0), st.floats(0.01, 12.0), odd)
 SETTINGS = (
     "vocab_size", "eval_iters", "batch_size", "block_size", "n_layer", "n_embd", "learning_rate", "min_lr",
@@ -156,7 +157,7 @@ events = st.builds(
 
 
 @st.composite
-def any_history(draw: st.DrawFn) -> RunLog:
+def any_run_log(draw: st.DrawFn) -> RunLog:
     count = draw(st.integers(0, 120))
     seed = draw(st.integers(0, 1000))
     chance = np.random.default_rng(seed)
@@ -170,7 +171,7 @@ def any_history(draw: st.DrawFn) -> RunLog:
     for where, value in draw(st.lists(st.tuples(st.integers(0, 119), losses), max_size=8)):
         loss[where : where + 1] = value
     columns = {name: draw(st.lists(losses, min_size=count, max_size=count)) for name in ("lr", "grad_norm")}
-    ms = draw(st.sampled_from([0.0, 100.0, 1e308, math.nan, math.inf]))
+    ms = draw(st.sampled_from([0.0, 100.0, 1e15, math.nan]))
     steps = make_steps(iteration.tolist(), ms, loss.tolist(), segment.tolist(), **columns)
     at = st.one_of(st.none(), st.integers(-1, 1300))
     evals = draw(
@@ -179,9 +180,9 @@ def any_history(draw: st.DrawFn) -> RunLog:
     )  # fmt: skip
     saves = draw(st.lists(st.builds(LoggedCheckpoint, at, st.integers(0, segments - 1)), max_size=4))
     processes = [Segment(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
-    said: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
+    stated: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
-    setup = LoggedSetup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
+    setup = LoggedSetup(stated, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
     return replace(
         make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),

@@ -20,13 +20,10 @@ from learning_logs import (
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rules.crash import crashed
-from glassgpt.explain.rules.divergence import divergence
 from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message
-from glassgpt.explain.rules.nonfinite import loss_nan
-from glassgpt.explain.rules.saving import best_overwritten, interrupted, never_checkpointed
-from glassgpt.explain.rules.skips import skipped_steps
-from glassgpt.explain.rules.spikes import loss_spike
+from glassgpt.explain.rules.instability import divergence, loss_spike
+from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
+from glassgpt.explain.rules.nonfinite import loss_nan, skipped_steps
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
@@ -50,7 +47,7 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
     assert "(iteration 420)" in one.evidence
     assert "since: 6" in one.evidence
     assert "calm" in one.explanation
-    assert "iteration 400: go on from there" in one.advice
+    assert "iteration 400: resume from there" in one.advice
     assert "saved 36 s" in one.advice  # 25 iterations of 1444 ms
 
 
@@ -66,9 +63,9 @@ def test_a_loss_that_was_never_a_number() -> None:
 @pytest.mark.parametrize(("trainer", "first"), [(LLMC, 10), (HF, 1)])
 def test_a_log_whose_first_loss_is_nan_may_have_had_updates(trainer: Trainer, first: int) -> None:
     """An excerpt, or the mean over the first interval."""
-    history = make_run_log(make_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)
-    assert "too little" in require_finding(loss_nan(analyse(history))).explanation
-    overflowing = replace(history, event_counts={"scaler-overflow": 7})
+    run_log = make_run_log(make_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)
+    assert "too little" in require_finding(loss_nan(analyse(run_log))).explanation
+    overflowing = replace(run_log, event_counts={"scaler-overflow": 7})
     assert "overflowed, by this log: 7" in require_finding(loss_nan(analyse(overflowing))).explanation
 
 
@@ -90,7 +87,7 @@ def test_a_fault_outside_the_learning_is_not_answered_by_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "norms", "said", "word"),
+    ("losses", "norms", "stated", "word"),
     [
         ([3.0] * 40 + [3.1, 4.0, 6.0, 9.0, NAN], None, {}, "the run diverged"),
         ([3.0] * 44 + [NAN], [1.0] * 40 + [3.0, 9.0, 30.0, 90.0, NAN], {}, "gradient norms grew"),
@@ -98,10 +95,10 @@ def test_a_fault_outside_the_learning_is_not_answered_by_the_rate() -> None:
     ],
 )
 def test_causes_by_what_came_before(
-    losses: list[float], norms: list[float] | None, said: dict[str, ConfigValue], word: str
+    losses: list[float], norms: list[float] | None, stated: dict[str, ConfigValue], word: str
 ) -> None:
     steps = make_steps(range(45), loss=add_noise(losses, 0.01), grad_norm=norms or [NAN] * 45)
-    one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **said}))))
+    one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **stated}))))
     assert word in one.explanation
     assert "learning_rate=0.002 instead of 0.006" in one.advice
 
@@ -109,11 +106,11 @@ def test_causes_by_what_came_before(
 def test_one_bad_loss_is_a_warning_and_a_bad_evaluation_a_problem() -> None:
     steps = make_steps(range(30), loss=[3.0] * 10 + [math.inf] + [3.0] * 19)
     assert require_finding(loss_nan(analyse(make_run_log(steps)))).severity == "warning"
-    history = make_run_log(make_steps(range(30), loss=[3.0] * 30), evals=[(0, 3.0, 3.0), (20, 3.0, NAN)])
-    assert "1 of 2 evaluations, the first after iteration 20" in finding_text(loss_nan(analyse(history)))
+    run_log = make_run_log(make_steps(range(30), loss=[3.0] * 30), evals=[(0, 3.0, 3.0), (20, 3.0, NAN)])
+    assert "1 of 2 evaluations, the first after iteration 20" in finding_text(loss_nan(analyse(run_log)))
 
 
-def test_a_loss_that_was_not_said_is_not_nan() -> None:
+def test_a_missing_loss_is_not_nan() -> None:
     assert loss_nan(analyse(make_run_log(make_steps(range(30))))) is None
 
 
@@ -136,9 +133,9 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
 def test_a_hard_micro_batch_is_no_spike() -> None:
     losses = falling_losses(600)
     losses[300] += 2.0
-    history = make_run_log(make_steps(range(600), loss=losses))
-    assert loss_spike(analyse(history)) is not None
-    assert loss_spike(analyse(replace(history, trainer=LITGPT))) is None
+    run_log = make_run_log(make_steps(range(600), loss=losses))
+    assert loss_spike(analyse(run_log)) is not None
+    assert loss_spike(analyse(replace(run_log, trainer=LITGPT))) is None
 
 
 def test_noise_with_long_tails_is_no_spike() -> None:
@@ -149,17 +146,17 @@ def test_noise_with_long_tails_is_no_spike() -> None:
 def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     """As with learning_rate 5e-3 on chess: down to 4.93 near 120, then 6.1 for good."""
     at = np.arange(0, 3400, 10)
-    course = np.interp(at, [0, 30, 120, 300, 500, 3400], [8.8, 5.8, 4.93, 5.95, 6.1, 6.1])
-    steps = make_steps(at.tolist(), 196.0, add_noise(course.tolist(), 0.01))
-    history = make_run_log(steps, settings={"learning_rate": 5e-3, "warmup_iters": 100})
-    one = require_finding(divergence(analyse(history)))
+    curve = np.interp(at, [0, 30, 120, 300, 500, 3400], [8.8, 5.8, 4.93, 5.95, 6.1, 6.1])
+    steps = make_steps(at.tolist(), 196.0, add_noise(curve.tolist(), 0.01))
+    run_log = make_run_log(steps, settings={"learning_rate": 5e-3, "warmup_iters": 100})
+    one = require_finding(divergence(analyse(run_log)))
     assert one.severity == "problem"
     assert "was down to 5.0271 near iteration 110" in one.evidence
     assert "ended at 6.0998" in one.evidence
     assert "took 10m" in one.evidence  # about 3270 iterations of 196 ms
     assert "learning_rate=0.005 -> 0.001" in one.advice
     assert "warmup_iters=100" in one.advice
-    assert loss_spike(analyse(history)) is None
+    assert loss_spike(analyse(run_log)) is None
 
 
 def test_a_spike_is_no_divergence() -> None:
@@ -174,12 +171,12 @@ def test_a_spike_is_no_divergence() -> None:
 def test_skipped_updates_are_counted() -> None:
     """All of them, also those that were too many to keep."""
     steps = make_steps(range(1000), loss=falling_losses(1000))
-    one = require_finding(skipped_steps(analyse(make_run_log(steps, counts={"scaler-overflow": 300}))))
+    one = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 300}))))
     assert one.severity == "warning"
     assert "300 skipped updates among 1,000 logged iterations (30%)" in one.evidence
     assert "scale halved" in one.explanation
     assert "bfloat16" in one.advice
-    few = require_finding(skipped_steps(analyse(make_run_log(steps, counts={"scaler-overflow": 3}))))
+    few = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 3}))))
     assert (few.severity, few.advice) == ("info", "")
 
 
@@ -235,10 +232,10 @@ def test_messages_are_read() -> None:
     assert parse_oom_message("out of memory").requested_bytes is None
 
 
-def out_of_memory(message: str, parameters: int | None = None, **said: ConfigValue) -> RunLog:
+def out_of_memory(message: str, parameters: int | None = None, **stated: ConfigValue) -> RunLog:
     events = [LogEvent("oom", message, 80, 0)]
-    history = make_run_log(make_steps([0], loss=[4.6]), settings=said, events=events)
-    return replace(history, setup=replace(history.setup, trained_parameters=parameters))
+    run_log = make_run_log(make_steps([0], loss=[4.6]), settings=stated, events=events)
+    return replace(run_log, setup=replace(run_log.setup, trained_parameters=parameters))
 
 
 def test_a_model_that_fits_at_no_batch_size() -> None:
@@ -276,8 +273,8 @@ def test_a_batch_that_would_have_fitted() -> None:
 def test_absurd_sizes_are_survived(name: str) -> None:
     shape = {"n_layer": 48, "n_embd": 2048, "block_size": 256, "batch_size": 16, "vocab_size": 65}
     for value in (1e308, 10**30, -1, math.inf):
-        history = out_of_memory(NEW, 2_416_775_168, **{**shape, name: value})
-        assert "2.42B parameters" in require_finding(oom(analyse(history))).evidence
+        run_log = out_of_memory(NEW, 2_416_775_168, **{**shape, name: value})
+        assert "2.42B parameters" in require_finding(oom(analyse(run_log))).evidence
 
 
 def test_what_else_a_message_tells() -> None:
@@ -294,8 +291,8 @@ def stopped(
     kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), 200.0, falling_losses(last // 10 + 1))
-    history = make_run_log(steps, saves=saves, events=[LogEvent(kind, words, 99, last)])
-    return replace(history, trainer=trainer or history.trainer, setup=LoggedSetup(planned_iterations=5000))
+    run_log = make_run_log(steps, saves=saves, events=[LogEvent(kind, words, 99, last)])
+    return replace(run_log, trainer=trainer or run_log.trainer, setup=LoggedSetup(planned_iterations=5000))
 
 
 def test_what_an_interrupt_cost() -> None:
@@ -329,17 +326,17 @@ def test_all_is_lost_where_saves_would_show() -> None:
 
 
 def test_an_interrupt_of_an_earlier_attempt_is_not_this_runs() -> None:
-    history = stopped("interrupt", "KeyboardInterrupt", 990, [500])
-    assert interrupted(analyse(replace(history, last_step_line=4586))) is None
+    run_log = stopped("interrupt", "KeyboardInterrupt", 990, [500])
+    assert interrupted(analyse(replace(run_log, last_step_line=4586))) is None
 
 
 def test_a_checkpoint_of_nan_is_not_resumed() -> None:
-    history = stopped("interrupt", "SIGTERM received", 990, [500], LLMC)
-    history = replace(history, steps=replace(history.steps, loss=np.full(100, NAN)))
-    one = require_finding(interrupted(analyse(history)))
+    run_log = stopped("interrupt", "SIGTERM received", 990, [500], LLMC)
+    run_log = replace(run_log, steps=replace(run_log.steps, loss=np.full(100, NAN)))
+    one = require_finding(interrupted(analyse(run_log)))
     assert one.severity == "info"
     assert "Nothing worth keeping is lost" in one.evidence
-    assert "Do not go on" in one.advice
+    assert "Do not resume" in one.advice
 
 
 def test_llm_c_shows_its_checkpoints() -> None:
@@ -349,8 +346,8 @@ def test_llm_c_shows_its_checkpoints() -> None:
 
 
 def test_lines_are_not_called_iterations() -> None:
-    history = stopped("interrupt", "KeyboardInterrupt", 990, [500], HF)
-    one = require_finding(interrupted(analyse(replace(history, numbered=False))))
+    run_log = stopped("interrupt", "KeyboardInterrupt", 990, [500], HF)
+    one = require_finding(interrupted(analyse(replace(run_log, numbered=False))))
     assert "Logged iterations: 100" in one.evidence
     assert "5,000" not in one.evidence
 
@@ -360,29 +357,29 @@ def test_a_crash_says_what_and_what_it_cost() -> None:
     assert "It had come to iteration 990 of 5,000" in one.evidence
     assert 'Line 99: "TypeError: string indices"' in one.evidence
     assert "240 iterations are lost" in one.evidence
-    assert "go on from iteration 750" in one.advice
+    assert "resume from iteration 750" in one.advice
     opening = stopped("traceback", "Traceback (most recent call last):", 990, [750])
     assert "Line 99 is the first of a traceback" in require_finding(crashed(analyse(opening))).evidence
 
 
 def test_a_segmentation_fault_is_no_kill() -> None:
-    history = replace(stopped("abort", "Segmentation fault (core dumped)", 990, [750]), ended="crashed")
-    assert "segmentation fault" in require_finding(crashed(analyse(history))).title
-    assert interrupted(analyse(history)) is None
+    run_log = replace(stopped("abort", "Segmentation fault (core dumped)", 990, [750]), ended="crashed")
+    assert "segmentation fault" in require_finding(crashed(analyse(run_log))).title
+    assert interrupted(analyse(run_log)) is None
 
 
 def test_an_interruption_that_was_resumed_is_history() -> None:
-    history = stopped("interrupt", "KeyboardInterrupt", 990, [500])
+    run_log = stopped("interrupt", "KeyboardInterrupt", 990, [500])
     early = (LogEvent("interrupt", "KeyboardInterrupt", 40, 300),)
-    assert interrupted(analyse(replace(history, events=early, ended="finished"))) is None
+    assert interrupted(analyse(replace(run_log, events=early, ended="finished"))) is None
 
 
 # --- checkpoints ---
 
 
-def unsaved(last: int, ms: float, **said: ConfigValue) -> RunLog:
+def unsaved(last: int, ms: float, **stated: ConfigValue) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), ms, falling_losses(last // 10 + 1))
-    return make_run_log(steps, evals=[(0, 10.9, 10.9)], settings=said)
+    return make_run_log(steps, evals=[(0, 10.9, 10.9)], settings=stated)
 
 
 def test_a_run_that_never_saved() -> None:
@@ -402,16 +399,16 @@ def test_a_log_with_gaps_or_silent_spikes_does_not_tell() -> None:
 
 
 def test_a_run_that_only_got_worse_had_nothing_to_save() -> None:
-    history = unsaved(1000, 1500.0, always_save_checkpoint=False)
-    evals = (*history.evals, replace(history.evals[0], iteration=500, val_loss=11.5))
-    assert never_checkpointed(analyse(replace(history, evals=evals))) is None
+    run_log = unsaved(1000, 1500.0, always_save_checkpoint=False)
+    evals = (*run_log.evals, replace(run_log.evals[0], iteration=500, val_loss=11.5))
+    assert never_checkpointed(analyse(replace(run_log, evals=evals))) is None
 
 
 def test_the_best_is_overwritten() -> None:
-    history = gpu_run()
-    history = replace(history, saves=tuple(LoggedCheckpoint(250 * i, 0) for i in range(1, 21)))
-    one = require_finding(best_overwritten(analyse(history)))
+    run_log = gpu_run()
+    run_log = replace(run_log, saves=tuple(LoggedCheckpoint(250 * i, 0) for i in range(1, 21)))
+    one = require_finding(best_overwritten(analyse(run_log)))
     assert one.severity == "problem"
     assert "1.4576 at iteration 1,750" in one.evidence
     assert "iteration 5,000, has 1.7096: 0.25 worse" in one.evidence
-    assert best_overwritten(analyse(replace(history, trainer=GLASSGPT))) is None
+    assert best_overwritten(analyse(replace(run_log, trainer=GLASSGPT))) is None

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from learning_logs import any_history, cpu_run, gpu_run, healthy_run, split_run
+from learning_logs import any_run_log, cpu_run, gpu_run, healthy_run, split_run
 from run_logs import make_run_log, make_steps
 from timed_logs import any_timed_run, even_run
 
 from glassgpt.estimate.cards import find_card
-from glassgpt.explain.explanation import _RULES, Explanation, explain
+from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.explain.registry import RULES
 from glassgpt.explain.rule import Finding
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record import journal
@@ -66,10 +67,10 @@ def test_every_finding_of_the_issue_can_be_made() -> None:
     """By its id in the source of the findings."""
     import inspect
 
-    modules = {inspect.getmodule(finder) for finder in _RULES}
+    modules = {inspect.getmodule(rule) for rule in RULES}
     text = "".join(inspect.getsource(module) for module in modules if module is not None)
     assert [name for name in NAMED if f'"{name}"' not in text] == []
-    assert len(set(_RULES)) == len(_RULES)
+    assert len(set(RULES)) == len(RULES)
 
 
 def test_the_gpu_run_is_past_its_best() -> None:
@@ -93,7 +94,7 @@ def test_the_card_is_used() -> None:
 
 
 def test_findings_of_the_run_itself() -> None:
-    told = {
+    record = {
         "kind": "finding",
         "id": "rate-jump",
         "severity": "warning",
@@ -102,7 +103,7 @@ def test_findings_of_the_run_itself() -> None:
         "advice": "A",
     }
     strange = {"kind": "finding", "severity": ["fatal"], "title": None, "evidence": 5}
-    explanation = explain(replace(healthy_run(), journal_findings=(told, strange)))
+    explanation = explain(replace(healthy_run(), journal_findings=(record, strange)))
     assert Finding("rate-jump", "warning", "T", "E", "", "A") in explanation.findings
     json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
@@ -122,9 +123,9 @@ def test_the_same_is_found_in_every_language(make: object, language: str) -> Non
     assert [(one.id, one.severity) for one in other.findings] == [
         (one.id, one.severity) for one in english.findings
     ]
-    for ours, theirs in zip(english.findings, other.findings, strict=True):
-        assert bool(ours.advice) == bool(theirs.advice)
-        assert (ours == theirs) == (language == "en")
+    for in_english, translated in zip(english.findings, other.findings, strict=True):
+        assert bool(in_english.advice) == bool(translated.advice)
+        assert (in_english == translated) == (language == "en")
 
 
 @pytest.mark.parametrize("language", sorted(set(LANGUAGES) - {"en"}))
@@ -146,16 +147,16 @@ def test_no_english_sentence_is_left(language: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(any_history())
-def test_any_run_can_be_explained(history: RunLog) -> None:
-    explanation = explain(history)
+@given(any_run_log())
+def test_any_run_can_be_explained(run_log: RunLog) -> None:
+    explanation = explain(run_log)
     assert explanation.verdict
     json.dumps(journal.nonfinite_to_words(explanation.as_dict()), allow_nan=False)
 
 
 @settings(max_examples=40, deadline=None)
 @given(any_timed_run())
-def test_any_times_can_be_explained_in_any_language(history: RunLog) -> None:
+def test_any_times_can_be_explained_in_any_language(run_log: RunLog) -> None:
     for language in LANGUAGES:
         with use_language(language):
-            assert explain(history).verdict
+            assert explain(run_log).verdict

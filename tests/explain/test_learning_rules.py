@@ -22,13 +22,10 @@ from learning_logs import (
 )
 from run_logs import make_run_log, make_steps
 
-from glassgpt.explain.rules.capacity import underfit_capacity
-from glassgpt.explain.rules.final_loss import eval_noise, init_loss, ppl_vs_loss
-from glassgpt.explain.rules.learning_rules import RULES
-from glassgpt.explain.rules.memorised import memorised_data
-from glassgpt.explain.rules.overfitting import overfitting
-from glassgpt.explain.rules.plateau import plateau
-from glassgpt.explain.rules.trend import still_improving
+from glassgpt.explain.registry import LEARNING_RULES
+from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
+from glassgpt.explain.rules.loss_plausibility import init_loss, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 
 # --- overfitting ---
@@ -53,16 +50,16 @@ def test_its_share_of_the_time_is_measured() -> None:
     assert f"{100 * share:.0f}% of the time" in finding_text(overfitting(analyse(gpu_run())))
 
 
-def test_a_run_that_saved_over_its_best_is_told_the_setting() -> None:
-    history = gpu_run()
-    history = replace(history, saves=(*history.saves, replace(history.saves[-1], iteration=5000)))
-    assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(history)))
+def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
+    run_log = gpu_run()
+    run_log = replace(run_log, saves=(*run_log.saves, replace(run_log.saves[-1], iteration=5000)))
+    assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(run_log)))
 
 
 def test_a_validation_loss_that_rises_with_the_training_loss_is_not_overfitting() -> None:
-    history = gpu_run()
-    evals = tuple(replace(done, train_loss=done.val_loss) for done in history.evals)
-    assert overfitting(analyse(replace(history, evals=evals))) is None
+    run_log = gpu_run()
+    evals = tuple(replace(done, train_loss=done.val_loss) for done in run_log.evals)
+    assert overfitting(analyse(replace(run_log, evals=evals))) is None
 
 
 def test_noise_is_not_overfitting() -> None:
@@ -71,10 +68,10 @@ def test_noise_is_not_overfitting() -> None:
     assert overfitting(analyse(make_run_log(make_steps(range(0, 5000, 10)), evals))) is None
 
 
-def test_other_trainers_are_not_told_nanogpts_settings() -> None:
-    said = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
-    assert "max_iters" not in said
-    assert "Stopping at iteration 1,750" in said
+def test_other_trainers_are_not_advised_nanogpts_settings() -> None:
+    text = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
+    assert "max_iters" not in text
+    assert "Stopping at iteration 1,750" in text
 
 
 # --- still improving ---
@@ -91,7 +88,7 @@ def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
     assert still_improving(analyse(gpu_run())) is None
 
 
-def test_a_run_that_stopped_early_is_told_its_planned_end() -> None:
+def test_a_run_that_stopped_early_is_forecast_to_its_planned_end() -> None:
     one = require_finding(still_improving(analyse(cpu_run(max_iters=5000))))
     assert one.severity == "info"
     assert "the planned 5,000 iterations" in one.advice
@@ -111,22 +108,22 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
 
 def test_lines_without_numbers_are_not_iterations() -> None:
     unnumbered = replace(gpu_run(), numbered=False)
-    said = finding_text(overfitting(analyse(unnumbered)))
-    assert "for the last 65% of the run" in said
-    assert "iteration 1,750" not in said
-    assert "max_iters" not in said
-    for finder in RULES:
-        finding = finder(analyse(unnumbered))
+    text = finding_text(overfitting(analyse(unnumbered)))
+    assert "for the last 65% of the run" in text
+    assert "iteration 1,750" not in text
+    assert "max_iters" not in text
+    for rule in LEARNING_RULES:
+        finding = rule(analyse(unnumbered))
         assert finding is None or "1,750" not in finding_text(finding)
 
 
 def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = add_noise((2 + 9 * rows**-0.3).tolist(), 0.03)
-    history = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
-    said = finding_text(still_improving(analyse(history)))
-    assert "train loss" in said
-    assert still_improving(analyse(replace(history, live=True))) is None
+    run_log = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
+    text = finding_text(still_improving(analyse(run_log)))
+    assert "train loss" in text
+    assert still_improving(analyse(replace(run_log, live=True))) is None
     short = make_run_log(make_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
     assert still_improving(analyse(short)) is None
 
@@ -144,8 +141,8 @@ def test_what_a_resume_did_again_counts_once() -> None:
 
 def test_nothing_learnt_is_a_problem() -> None:
     losses = add_noise([math.log(32768)] * 100, 1e-4)
-    history = make_run_log(make_steps(range(100), loss=losses), settings={"vocab_size": 32768})
-    one = require_finding(plateau(analyse(history)))
+    run_log = make_run_log(make_steps(range(100), loss=losses), settings={"vocab_size": 32768})
+    one = require_finding(plateau(analyse(run_log)))
     assert one.severity == "problem"
     assert "ln(32768) = 10.3972" in one.evidence
     warming = make_run_log(make_steps(range(100), loss=losses), settings={"warmup_iters": 2000})
@@ -154,8 +151,8 @@ def test_nothing_learnt_is_a_problem() -> None:
 
 def test_a_last_third_that_brought_nothing() -> None:
     losses = add_noise([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
-    history = make_run_log(make_steps(range(0, 5000, 10), loss=losses))
-    one = require_finding(plateau(analyse(history)))
+    run_log = make_run_log(make_steps(range(0, 5000, 10), loss=losses))
+    one = require_finding(plateau(analyse(run_log)))
     assert one.severity == "advice"
     assert "1.4984 in the last" in one.evidence
     assert "33% of the run" in one.advice
@@ -168,8 +165,8 @@ def test_a_last_third_that_brought_nothing() -> None:
 
 def small_model(train: float, val: float, parameters: int) -> RunLog:
     evals = [(at, train + math.exp(-at / 500), val + math.exp(-at / 500)) for at in range(0, 20_001, 1000)]
-    history = make_run_log(make_steps(range(0, 20_001, 100), loss=falling_losses(201, floor=train)), evals)
-    return replace(history, setup=LoggedSetup(parameters=parameters, tokens_per_iteration=65_536))
+    run_log = make_run_log(make_steps(range(0, 20_001, 100), loss=falling_losses(201, floor=train)), evals)
+    return replace(run_log, setup=LoggedSetup(parameters=parameters, tokens_per_iteration=65_536))
 
 
 def test_a_small_model_on_much_text() -> None:
@@ -182,13 +179,13 @@ def test_a_small_model_on_much_text() -> None:
 
 
 def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> None:
-    history = small_model(3.50, 3.52, 5_000_000)
+    run_log = small_model(3.50, 3.52, 5_000_000)
     seen = (
-        np.minimum(history.steps.iteration, 10_000) * 131_072.0
-        + np.maximum(0, history.steps.iteration - 10_000) * 65_536.0
+        np.minimum(run_log.steps.iteration, 10_000) * 131_072.0
+        + np.maximum(0, run_log.steps.iteration - 10_000) * 65_536.0
     )
-    parts = tuple(replace(part, tokens_per_iteration=131_072, first_iteration=0) for part in history.segments)
-    counted = replace(history, steps=replace(history.steps, tokens=seen), segments=parts)
+    parts = tuple(replace(part, tokens_per_iteration=131_072, first_iteration=0) for part in run_log.segments)
+    counted = replace(run_log, steps=replace(run_log.steps, tokens=seen), segments=parts)
     assert "saw 1.97B tokens" in require_finding(underfit_capacity(analyse(counted))).evidence
 
 
@@ -197,8 +194,8 @@ def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> No
 
 def starting_at(first: float, vocabulary: int = 65, **more: object) -> RunLog:
     losses = [first, *falling_losses(50, first=min(first, 4))]
-    history = make_run_log(make_steps(range(51), loss=losses), settings={"vocab_size": vocabulary})
-    return replace(history, **more)  # type: ignore[arg-type]
+    run_log = make_run_log(make_steps(range(51), loss=losses), settings={"vocab_size": vocabulary})
+    return replace(run_log, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("first", "vocabulary"), [(4.2874, 65), (4.59, 65), (10.99, 50304), (10.82, 50257)])
@@ -217,12 +214,12 @@ def test_a_start_far_from_chance() -> None:
 
 
 def test_a_start_above_any_chance() -> None:
-    history = replace(starting_at(130.6, 65), setup=LoggedSetup())
-    one = require_finding(init_loss(analyse(history)))
+    run_log = replace(starting_at(130.6, 65), setup=LoggedSetup())
+    one = require_finding(init_loss(analyse(run_log)))
     assert one.severity == "warning"
     assert "130.6000" in one.evidence
     assert "13.8155" in one.evidence
-    assert init_loss(analyse(replace(history, trainer=HF))) is None  # its loss may be of anything
+    assert init_loss(analyse(replace(run_log, trainer=HF))) is None  # its loss may be of anything
 
 
 def test_a_finetune_or_a_resume_may_start_low() -> None:
@@ -250,8 +247,8 @@ def test_a_clear_rise_is_no_noise() -> None:
     rising = [2.6, 2.4, 2.3, 2.25, 2.2, 2.22, 2.24, 2.26, 2.28, 2.3, 2.32, 2.34]
     for val, is_noise in ((rising[4:], False), (rising[:3:-1], True)):
         evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.014) for i, loss in enumerate([2.6, *val]))
-        history = replace(make_run_log(make_steps(range(1200)), trainer=HF), evals=evals)
-        assert (eval_noise(analyse(history)) is not None) == is_noise
+        run_log = replace(make_run_log(make_steps(range(1200)), trainer=HF), evals=evals)
+        assert (eval_noise(analyse(run_log)) is not None) == is_noise
 
 
 def test_trainers_that_evaluate_the_same_tokens_have_no_such_noise() -> None:
@@ -261,21 +258,21 @@ def test_trainers_that_evaluate_the_same_tokens_have_no_such_noise() -> None:
 def test_a_standard_error_in_the_log_is_used() -> None:
     val = [3.0, 2.99, 2.98, 2.97, 2.96, 2.95]
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
-    history = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
-    one = require_finding(eval_noise(analyse(history)))
+    run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
+    one = require_finding(eval_noise(analyse(run_log)))
     assert "standard error of 0.02" in one.evidence
     assert "32 times as many tokens" in one.advice  # (2 sqrt(2) 0.02 / 0.01)^2
 
 
-# --- by heart ---
+# --- memorised ---
 
 
 def test_a_training_loss_that_no_text_has() -> None:
     losses = np.geomspace(10.97, 0.0052, 250).tolist()
-    history = make_run_log(make_steps(range(250), loss=losses))
-    assert "from 10.9700 to 0.0075" in require_finding(memorised_data(analyse(history))).evidence
-    assert memorised_data(analyse(replace(history, trainer=HF))) is None
-    assert memorised_data(analyse(replace(history, evals=gpu_run().evals))) is None
+    run_log = make_run_log(make_steps(range(250), loss=losses))
+    assert "from 10.9700 to 0.0075" in require_finding(memorised_data(analyse(run_log))).evidence
+    assert memorised_data(analyse(replace(run_log, trainer=HF))) is None
+    assert memorised_data(analyse(replace(run_log, evals=gpu_run().evals))) is None
     assert memorised_data(analyse(make_run_log(make_steps(range(250), loss=falling_losses(250))))) is None
 
 
@@ -300,11 +297,11 @@ def test_a_perplexity_is_no_loss() -> None:
 def test_a_bend_of_the_curve_is_no_noise() -> None:
     """Each evaluation is clearly below the one before; what is left over is the curve's own shape."""
     val = [4.2026, 2.9493, 2.2715, 1.9137, 1.7294, 1.6123, 1.5680, 1.5359, 1.5171]
-    history = readme_run([value - 0.1 for value in val], val, 0.0, eval_iters=0)
-    assert case_noise(history) == "scatter"
-    assert eval_noise(analyse(history)) is None
+    run_log = readme_run([value - 0.1 for value in val], val, 0.0, eval_iters=0)
+    assert case_noise(run_log) == "scatter"
+    assert eval_noise(analyse(run_log)) is None
 
 
-def case_noise(history: RunLog) -> str | None:
-    noise = analyse(history).eval_noise
+def case_noise(run_log: RunLog) -> str | None:
+    noise = analyse(run_log).eval_noise
     return None if noise is None else noise.source

@@ -12,8 +12,9 @@ from timed_logs import analyse, any_timed_run, even_run, require_finding
 
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import find_card
+from glassgpt.explain.registry import MFU_RULES
 from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.mfu import RULES, mfu_dip_is_eval, mfu_wrong_peak
+from glassgpt.explain.rules.mfu import mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
@@ -35,8 +36,8 @@ def note_001() -> RunLog:
 def note_004(ms: float, mfu: float, **setup: object) -> RunLog:
     """Iterations 800 to 1000, as the note quotes them: one time and one MFU."""
     steps = make_steps(range(800, 1001, 10), ms, mfu=[mfu] * 21)
-    history = make_run_log(steps, segments=(Segment(has_startup=False, first_iteration=800),))
-    return replace(history, setup=LoggedSetup(tokens_per_iteration=524288, **setup))  # type: ignore[arg-type]
+    run_log = make_run_log(steps, segments=(Segment(has_startup=False, first_iteration=800),))
+    return replace(run_log, setup=LoggedSetup(tokens_per_iteration=524288, **setup))  # type: ignore[arg-type]
 
 
 def nanogpt_run(
@@ -55,11 +56,11 @@ def nanogpt_run(
         single = flops_per_iteration / (spent / 1000) / A100_PEAK * 100
         average = single if average < 0 else 0.9 * average + 0.1 * single
         printed.append(round(average, 2))
-    history = make_run_log(
+    run_log = make_run_log(
         make_steps(at.tolist(), np.round(times, 2).tolist(), mfu=printed),
         [(int(place), 2.0, 2.0) for place in at if place % 250 == 0],
     )
-    return replace(history, setup=LoggedSetup(settings=settings, **setup))  # type: ignore[arg-type]
+    return replace(run_log, setup=LoggedSetup(settings=settings, **setup))  # type: ignore[arg-type]
 
 
 # --- mfu-dip-is-eval ---
@@ -75,34 +76,34 @@ def test_the_fall_to_9_99_is_the_running_average() -> None:
 
 
 def test_the_average_is_recomputed_at_every_evaluation() -> None:
-    case = analyse(nanogpt_run(70.96e6 * 16384, 12.88, BABY, jitter=0.08))
-    finding = require_finding(mfu_dip_is_eval(case))
+    analysis = analyse(nanogpt_run(70.96e6 * 16384, 12.88, BABY, jitter=0.08))
+    finding = require_finding(mfu_dip_is_eval(analysis))
     assert "8 of 8 evaluations" in finding.evidence
-    assert case.facts.steady_ms is not None
-    single = 100 * 70.96e6 * 16384 / (case.facts.steady_ms / 1000) / A100_PEAK
-    said = float(finding.explanation.split("reaches ")[1].rstrip("%."))
-    assert said == pytest.approx(single, rel=0.005)  # not the average, which evaluations pull down
-    assert case.facts.mfu_reported_steady is not None
-    assert case.facts.mfu_reported_steady < 0.99 * single
+    assert analysis.facts.steady_ms is not None
+    single = 100 * 70.96e6 * 16384 / (analysis.facts.steady_ms / 1000) / A100_PEAK
+    stated_mfu = float(finding.explanation.split("reaches ")[1].rstrip("%."))
+    assert stated_mfu == pytest.approx(single, rel=0.005)  # not the average, which evaluations pull down
+    assert analysis.facts.mfu_reported_steady is not None
+    assert analysis.facts.mfu_reported_steady < 0.99 * single
 
 
 def test_a_fall_that_the_average_does_not_explain_is_not_excused() -> None:
-    history = note_001()
-    fallen = replace(history.steps, mfu=np.array([11.07, 11.09, 8.0]))
-    assert mfu_dip_is_eval(analyse(replace(history, steps=fallen))) is None
+    run_log = note_001()
+    fallen = replace(run_log.steps, mfu=np.array([11.07, 11.09, 8.0]))
+    assert mfu_dip_is_eval(analyse(replace(run_log, steps=fallen))) is None
 
 
 def test_no_dip_no_finding() -> None:
-    history = note_001()
-    assert mfu_dip_is_eval(analyse(replace(history, evals=()))) is None
+    run_log = note_001()
+    assert mfu_dip_is_eval(analyse(replace(run_log, evals=()))) is None
     assert (
         mfu_dip_is_eval(
-            analyse(replace(history, trainer=replace(history.trainer, mfu_is_running_average=False)))
+            analyse(replace(run_log, trainer=replace(run_log.trainer, mfu_is_running_average=False)))
         )
         is None
     )
-    tiny = replace(history.steps, mfu=np.array([0.03, 0.03, 0.03]))  # a CPU: all of it is rounding
-    assert mfu_dip_is_eval(analyse(replace(history, steps=tiny))) is None
+    tiny = replace(run_log.steps, mfu=np.array([0.03, 0.03, 0.03]))  # a CPU: all of it is rounding
+    assert mfu_dip_is_eval(analyse(replace(run_log, steps=tiny))) is None
     assert mfu_dip_is_eval(analyse(even_run())) is None
 
 
@@ -120,26 +121,26 @@ def test_the_mfu_on_each_plausible_card() -> None:
 
 @pytest.mark.parametrize("by", ["flag", "log"])
 def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
-    history = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)
+    run_log = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)
     card = find_card("RTX 4070 Ti") if by == "flag" else None
-    finding = require_finding(mfu_wrong_peak(RunAnalysis(history, compute_facts(history), card)))
+    finding = require_finding(mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), card)))
     assert finding.title == "The MFU is 59.9% on this card, not 15.4%"
     assert "RTX 4070 Ti does 80.2 TFLOP/s in bfloat16" in finding.explanation
 
 
-def test_more_than_the_card_can_do_is_said() -> None:
-    history = note_004(9340.0, 15.4)
+def test_more_than_the_card_can_do_is_reported() -> None:
+    run_log = note_004(9340.0, 15.4)
     finding = require_finding(
-        mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("RTX 3060")))
+        mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("RTX 3060")))
     )
     assert finding.severity == "warning"
     assert "188%" in finding.title
 
 
 def test_float32_is_measured_against_tf32() -> None:
-    history = note_004(9340.0, 15.4, settings={"dtype": "float32"})
+    run_log = note_004(9340.0, 15.4, settings={"dtype": "float32"})
     finding = require_finding(
-        mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("RTX 4090")))
+        mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("RTX 4090")))
     )
     assert "82.6 TFLOP/s in tf32" in finding.explanation
 
@@ -150,13 +151,13 @@ def test_without_a_gpu_it_means_nothing(device: str, mfu: float) -> None:
     assert finding.title == f"The MFU means nothing on {device}"
 
 
-def test_a_speed_that_no_gpu_has_is_said() -> None:
+def test_a_speed_that_no_gpu_has_is_reported() -> None:
     assert "no A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
 
 
 def test_on_an_a100_the_peak_is_right() -> None:
-    history = note_004(9340.0, 15.4)
-    assert mfu_wrong_peak(RunAnalysis(history, compute_facts(history), find_card("A100 SXM4 40GB"))) is None
+    run_log = note_004(9340.0, 15.4)
+    assert mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("A100 SXM4 40GB"))) is None
 
 
 def test_no_mfu_or_no_fixed_peak_no_finding() -> None:
@@ -231,9 +232,9 @@ def test_four_devices_behind_one_mfu() -> None:
     assert "408 TFLOP/s" in finding.explanation
     assert parameters_inferred(analyse(run)) is None  # not another size
 
-    told = replace(run, setup=replace(run.setup, world_size=4))
-    assert hidden_accumulation(analyse(told)) is None
-    assert parameters_inferred(analyse(told)) is None
+    four_devices = replace(run, setup=replace(run.setup, world_size=4))
+    assert hidden_accumulation(analyse(four_devices)) is None
+    assert parameters_inferred(analyse(four_devices)) is None
 
 
 def test_more_work_than_the_log_says() -> None:
@@ -263,15 +264,15 @@ def test_work_that_fits_or_is_no_multiple_is_no_finding() -> None:
 
 
 @given(any_timed_run())
-def test_nothing_makes_a_finder_fail(history: RunLog) -> None:
-    case = analyse(history)
-    for finder in RULES:
-        finding = finder(case)
+def test_nothing_makes_a_rule_fail(run_log: RunLog) -> None:
+    analysis = analyse(run_log)
+    for rule in MFU_RULES:
+        finding = rule(analysis)
         assert finding is None or (finding.title and finding.evidence and finding.explanation)
 
 
 def test_an_mfu_of_evaluations_says_nothing_about_the_card() -> None:
     """eval_interval=1: every time that it divides by is an evaluation's."""
     steps = make_steps(range(30), [4030.0] * 30, mfu=[0.08] * 30)
-    history = make_run_log(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
-    assert mfu_wrong_peak(analyse(history)) is None
+    run_log = make_run_log(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
+    assert mfu_wrong_peak(analyse(run_log)) is None

@@ -17,7 +17,7 @@ from glassgpt.runs.run_log import RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
-# --- the course ---
+# --- the trajectory ---
 
 
 def test_a_course_leaves_out_what_was_done_over() -> None:
@@ -30,35 +30,35 @@ def test_a_course_leaves_out_what_was_done_over() -> None:
 def test_of_several_runs_the_longest_counts() -> None:
     steps = make_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
     segments = tuple(Segment(True, False, 0) for _ in range(3))
-    course = trajectory_of(make_run_log(steps, segments=segments))
-    assert course.iteration.tolist() == [0, 10, 20, 30]
-    assert course.segments == (1,)
+    trajectory = trajectory_of(make_run_log(steps, segments=segments))
+    assert trajectory.iteration.tolist() == [0, 10, 20, 30]
+    assert trajectory.segments == (1,)
 
 
 def test_unlogged_iterations_take_steady_time() -> None:
-    course = trajectory_of(make_run_log(make_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
-    assert seconds_between(course, 0, 20, 100.0) == pytest.approx((200 + 100 + 18 * 100) / 1000)
-    assert seconds_between(course, 0, 20, None) is None
+    trajectory = trajectory_of(make_run_log(make_steps([0, 10, 20], [1000.0, 200.0, 100.0])))
+    assert seconds_between(trajectory, 0, 20, 100.0) == pytest.approx((200 + 100 + 18 * 100) / 1000)
+    assert seconds_between(trajectory, 0, 20, None) is None
 
 
 # --- data drawn again ---
 
 
 def test_nanogpt_draws_the_same_batches_again() -> None:
-    history = split_run(gpu_run(), 1000, 1240)
-    history = replace(history, setup=replace(history.setup, tokens_per_iteration=16_384))
-    one = require_finding(resume_replays_data(analyse(history)))
+    run_log = split_run(gpu_run(), 1000, 1240)
+    run_log = replace(run_log, setup=replace(run_log.setup, tokens_per_iteration=16_384))
+    one = require_finding(resume_replays_data(analyse(run_log)))
     assert one.severity == "warning"
     assert "1,000 + 4,001 iterations" in one.evidence
     assert "1,000 iterations (20%)" in one.evidence
     assert "16.4M tokens" in one.evidence
-    assert resume_replays_data(analyse(replace(history, trainer=GLASSGPT))) is None
+    assert resume_replays_data(analyse(replace(run_log, trainer=GLASSGPT))) is None
 
 
 def test_a_log_of_the_resumed_process_alone() -> None:
     steps = make_steps(range(2000, 5001, 10), loss=[1.5] * 301)
-    history = make_run_log(steps, segments=(Segment(True, True, 2000),))
-    assert "2,000 iterations (40%)" in finding_text(resume_replays_data(analyse(history)))
+    run_log = make_run_log(steps, segments=(Segment(True, True, 2000),))
+    assert "2,000 iterations (40%)" in finding_text(resume_replays_data(analyse(run_log)))
 
 
 # --- the loss after it ---
@@ -118,11 +118,11 @@ def test_a_rate_that_goes_back_up() -> None:
 
 
 def test_lines_without_numbers_are_no_resume() -> None:
-    history = with_rates(1.8)
-    parts = (history.segments[0], replace(history.segments[1], resumed=False))
-    assert horizon_changed(analyse(replace(history, segments=parts))) is not None
-    assert horizon_changed(analyse(replace(history, segments=parts, numbered=False))) is None
-    others = replace(history, trainer=BY_ID["litgpt"])
+    run_log = with_rates(1.8)
+    parts = (run_log.segments[0], replace(run_log.segments[1], resumed=False))
+    assert horizon_changed(analyse(replace(run_log, segments=parts))) is not None
+    assert horizon_changed(analyse(replace(run_log, segments=parts, numbered=False))) is None
+    others = replace(run_log, trainer=BY_ID["litgpt"])
     assert "lr_decay_iters" not in require_finding(horizon_changed(analyse(others))).advice
 
 
@@ -146,13 +146,13 @@ def test_nanogpts_schedule() -> None:
     assert schedule.lr_at(5001) == pytest.approx(1e-4)
 
 
-def planned(**said: ConfigValue) -> RunLog:
-    return make_run_log(make_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=said)
+def planned(**stated: ConfigValue) -> RunLog:
+    return make_run_log(make_steps(range(0, 2001, 10), loss=[2.0] * 201), settings=stated)
 
 
 def test_a_decay_that_does_not_come_down() -> None:
-    history = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
-    one = require_finding(lr_schedule_mismatch(analyse(history)))
+    run_log = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
+    one = require_finding(lr_schedule_mismatch(analyse(run_log)))
     assert "lr_decay_iters=600000" in one.evidence
     assert "taken as the default: lr_decay_iters" in one.evidence
     assert "100% of its peak" in one.evidence
@@ -180,15 +180,15 @@ def test_schedules_that_fit_or_are_not_known() -> None:
     rates: dict[str, ConfigValue] = {"learning_rate": 1e-3, "min_lr": 1e-4}
     fits = planned(max_iters=2000, lr_decay_iters=2000, warmup_iters=100, **rates)
     constant = planned(max_iters=2000, decay_lr=False, **rates)
-    for history in (fits, constant, planned(max_iters=2000), planned(**rates), planned()):
-        assert lr_schedule_mismatch(analyse(history)) is None
+    for run_log in (fits, constant, planned(max_iters=2000), planned(**rates), planned()):
+        assert lr_schedule_mismatch(analyse(run_log)) is None
     glass = replace(planned(max_iters=2000, learning_rate=1e-3, lr_decay_iters=None), trainer=GLASSGPT)
     assert lr_schedule_mismatch(analyse(glass)) is None
 
 
 def test_a_loop_that_only_evaluates_has_no_schedule_of_train_py() -> None:
-    history = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
-    silent = replace(history, steps=make_steps([]), evals=gpu_run().evals)
+    run_log = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
+    silent = replace(run_log, steps=make_steps([]), evals=gpu_run().evals)
     assert lr_schedule_mismatch(analyse(silent)) is None
     spoken = replace(silent, setup=replace(silent.setup, tokens_per_iteration=16_384))
     assert lr_schedule_mismatch(analyse(spoken)) is not None
@@ -198,8 +198,8 @@ def test_a_rate_column_tells_too() -> None:
     at = np.arange(1, 1001)
     lr = (6e-4 * 0.5 * (1 + np.cos(math.pi * at / 2000))).tolist()
     steps = make_steps(at.tolist(), loss=[3.0] * 1000, lr=lr)
-    history = make_run_log(steps, trainer=BY_ID["llm.c"])
-    done = replace(history, setup=replace(history.setup, planned_iterations=1000))
+    run_log = make_run_log(steps, trainer=BY_ID["llm.c"])
+    done = replace(run_log, setup=replace(run_log.setup, planned_iterations=1000))
     assert "50% of its peak" in finding_text(lr_schedule_mismatch(analyse(done)))
-    unfinished = replace(history, setup=replace(history.setup, planned_iterations=2000))
+    unfinished = replace(run_log, setup=replace(run_log.setup, planned_iterations=2000))
     assert lr_schedule_mismatch(analyse(unfinished)) is None

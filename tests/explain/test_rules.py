@@ -1,33 +1,35 @@
-"""What holds for every finding about learning, accidents and resumes."""
+"""What holds for every rule about learning, crashes and resumes."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from learning_logs import analyse, any_history, cpu_run, gpu_run, healthy_run
+from learning_logs import analyse, any_run_log, cpu_run, gpu_run, healthy_run
 
+from glassgpt.explain.registry import CRASH_RULES, LEARNING_RULES, RESUME_RULES
 from glassgpt.explain.rule import Rule
-from glassgpt.explain.rules import crash_rules, learning_rules, resumes
 from glassgpt.runs.run_log import RunLog
 
 
-@pytest.mark.parametrize("finder", [*crash_rules.RULES, *learning_rules.RULES, *resumes.RULES])
-def test_a_healthy_run_has_none(finder: Rule) -> None:
-    assert finder(analyse(healthy_run())) is None
+@pytest.mark.parametrize("rule", [*CRASH_RULES, *LEARNING_RULES, *RESUME_RULES])
+def test_a_healthy_run_has_no_finding(rule: Rule) -> None:
+    assert rule(analyse(healthy_run())) is None
 
 
-@pytest.mark.parametrize("finder", [*crash_rules.RULES, *resumes.RULES])
-def test_a_run_that_only_learns_as_usual_had_no_accident(finder: Rule) -> None:
-    for history in (cpu_run(), gpu_run()):
-        assert finder(analyse(history)) is None
+@pytest.mark.parametrize("rule", [*CRASH_RULES, *RESUME_RULES])
+def test_a_run_that_only_learns_as_usual_did_not_crash(rule: Rule) -> None:
+    for run_log in (cpu_run(), gpu_run()):
+        assert rule(analyse(run_log)) is None
 
 
-@pytest.mark.parametrize("module", [crash_rules, learning_rules, resumes], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "rules", [CRASH_RULES, LEARNING_RULES, RESUME_RULES], ids=["crash", "learning", "resume"]
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_history())
+@given(any_run_log())
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_any_history_is_survived(module: object, history: RunLog) -> None:
-    case = analyse(history)
-    for finder in module.FINDERS:  # type: ignore[attr-defined]
-        finding = finder(case)
+def test_any_run_log_is_survived(rules: tuple[Rule, ...], run_log: RunLog) -> None:
+    analysis = analyse(run_log)
+    for rule in rules:
+        finding = rule(analysis)
         assert finding is None or finding.evidence

@@ -10,11 +10,10 @@ from hypothesis import given
 from run_logs import NANOGPT, make_run_log, make_steps
 from timed_logs import GLASSGPT, LITGPT, analyse, any_timed_run, even_run, require_finding
 
-from glassgpt.explain.rules.clocks import clock_before_sync
+from glassgpt.explain.registry import TIME_RULES
 from glassgpt.explain.rules.eval_cost import eval_spikes
-from glassgpt.explain.rules.startup import startup_compile
 from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
-from glassgpt.explain.rules.timing_rules import RULES
+from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
@@ -30,8 +29,8 @@ def spiky(**settings: int | bool) -> RunLog:
     return make_run_log(make_steps(range(0, 1001, 100), ms), evals, saves=[500, 1000], settings=settings)
 
 
-def with_times(history: RunLog, ms: np.ndarray) -> RunLog:
-    return replace(history, steps=replace(history.steps, ms=ms))
+def with_times(run_log: RunLog, ms: np.ndarray) -> RunLog:
+    return replace(run_log, steps=replace(run_log.steps, ms=ms))
 
 
 # --- eval-spikes ---
@@ -64,16 +63,16 @@ def test_an_excerpt_saves_what_a_long_run_would() -> None:
     """Lines 490 to 610, evaluations at 500 and 600: no multiple of 400 among them, yet some would stay."""
     at = range(490, 611, 10)
     ms = [868_000.0 if i % 100 == 0 else 8_176.0 for i in at]
-    history = make_run_log(
+    run_log = make_run_log(
         make_steps(at, ms), [(500, 2.0, 2.0), (600, 2.0, 2.0)], segments=(Segment(False, False, 490),)
     )
-    assert "100 -> 400 saves 38% of a run longer" in require_finding(eval_spikes(analyse(history))).advice
+    assert "100 -> 400 saves 38% of a run longer" in require_finding(eval_spikes(analyse(run_log))).advice
 
 
 def test_an_interval_is_not_read_from_a_gap() -> None:
     steps = make_steps([0, 10, 20, 5000], [30_000.0, 13.0, 13.0, 2_200.0])
-    history = make_run_log(steps, [(0, 4.0, 4.0), (5000, 1.0, 1.5)], quoted=True)
-    assert "20000" not in require_finding(eval_spikes(analyse(history))).advice
+    run_log = make_run_log(steps, [(0, 4.0, 4.0), (5000, 1.0, 1.5)], is_excerpt=True)
+    assert "20000" not in require_finding(eval_spikes(analyse(run_log))).advice
 
 
 def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
@@ -89,12 +88,12 @@ def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
 
 
 def test_a_wider_interval_that_saves_nothing_is_not_advised() -> None:
-    history = replace(
+    run_log = replace(
         ledger_run(eval=50.0, train=50.0), evals=tuple(LoggedEvaluation(at, 0, 2.0) for at in (0, 1000))
     )
     settings = {"eval_interval": 250, "max_iters": 1000}
-    history = replace(history, setup=LoggedSetup(settings=settings))
-    assert "eval_interval" not in require_finding(eval_spikes(analyse(history))).advice
+    run_log = replace(run_log, setup=LoggedSetup(settings=settings))
+    assert "eval_interval" not in require_finding(eval_spikes(analyse(run_log))).advice
 
 
 def test_a_run_known_to_end_soon_keeps_an_evaluation() -> None:
@@ -121,15 +120,15 @@ def saving_sometimes(with_save: list[float], without: list[float]) -> RunLog:
     )
 
 
-def test_a_save_is_told_apart_where_only_some_evaluations_save() -> None:
-    history = saving_sometimes([12996, 13832, 13813, 13795], [8046, 8044, 8041, 8043])  # as on 4 real GPUs
-    evidence = require_finding(eval_spikes(analyse(history))).evidence
+def test_a_save_is_priced_separately_where_only_some_evaluations_save() -> None:
+    run_log = saving_sometimes([12996, 13832, 13813, 13795], [8046, 8044, 8041, 8043])  # as on 4 real GPUs
+    evidence = require_finding(eval_spikes(analyse(run_log))).evidence
     assert "An evaluation takes about 7944 ms, a checkpoint 5760 ms more (4 were saved)" in evidence
 
 
 def test_a_save_that_drowns_in_the_scatter_is_not_priced() -> None:
-    history = saving_sometimes([2337, 2206, 2483, 2491], [2239, 2139, 1816, 2368])  # as on a real H200
-    assert "a checkpoint" not in require_finding(eval_spikes(analyse(history))).evidence
+    run_log = saving_sometimes([2337, 2206, 2483, 2491], [2239, 2139, 1816, 2368])  # as on a real H200
+    assert "a checkpoint" not in require_finding(eval_spikes(analyse(run_log))).evidence
 
 
 def test_evaluations_between_the_lines_are_counted() -> None:
@@ -144,16 +143,16 @@ def test_evaluations_between_the_lines_are_counted() -> None:
 
 
 def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
-    history = make_run_log(make_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83]), [(5000, 0.62, 1.70)])
-    history = replace(history, segments=(Segment(has_startup=False, first_iteration=4980),))
-    finding = require_finding(eval_spikes(analyse(history)))
+    run_log = make_run_log(make_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83]), [(5000, 0.62, 1.70)])
+    run_log = replace(run_log, segments=(Segment(has_startup=False, first_iteration=4980),))
+    finding = require_finding(eval_spikes(analyse(run_log)))
     assert finding.severity == "info"
     assert "134 times" in finding.title
     assert "of the run" not in finding.evidence + finding.advice
 
 
 @pytest.mark.parametrize(
-    "history",
+    "run_log",
     [
         even_run(),
         make_run_log(make_steps(range(20), [9000.0] + [100.0] * 19), [(0, 4.2, 4.2)]),  # only in the first
@@ -161,17 +160,17 @@ def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
         replace(spiky(), trainer=replace(NANOGPT, step_time_includes_eval=False)),
     ],
 )
-def test_no_spikes_no_finding(history: RunLog) -> None:
-    assert eval_spikes(analyse(history)) is None
+def test_no_spikes_no_finding(run_log: RunLog) -> None:
+    assert eval_spikes(analyse(run_log)) is None
 
 
 def ledger_run(**ledger: float) -> RunLog:
-    history = make_run_log(
+    run_log = make_run_log(
         make_steps(range(100, 1001, 100)),
         [(at, 2.0, 2.0) for at in range(0, 1001, 100)],
         settings={"eval_interval": 100, "max_iters": 1000},
     )
-    return replace(history, trainer=GLASSGPT, ledger=ledger)
+    return replace(run_log, trainer=GLASSGPT, ledger=ledger)
 
 
 def test_a_ledger_says_what_evaluation_took() -> None:
@@ -189,8 +188,8 @@ def test_a_ledger_says_what_evaluation_took() -> None:
 
 def test_a_spike_like_the_first_iteration_may_be_an_evaluation_without_a_line() -> None:
     ms = [156011.05, *[1510.0] * 9, 125041.71, *[1535.0] * 11]
-    history = make_run_log(make_steps(range(0, 211 + 1, 10), ms), [(0, 10.98, 10.99)])
-    finding = require_finding(silent_spike(analyse(history)))
+    run_log = make_run_log(make_steps(range(0, 211 + 1, 10), ms), [(0, 10.98, 10.99)])
+    finding = require_finding(silent_spike(analyse(run_log)))
     assert "100: 125042 ms" in finding.evidence
     assert "21% of the run" in finding.evidence
     assert "looks like an evaluation" in finding.explanation
@@ -224,10 +223,10 @@ def test_irregular_spikes_are_stalls() -> None:
 
 
 def test_a_spike_as_long_as_known_evaluations_is_one_more() -> None:
-    history = spiky()
-    ms = history.steps.ms.copy()
+    run_log = spiky()
+    ms = run_log.steps.ms.copy()
     ms[7] = 5900.0
-    finding = require_finding(silent_spike(analyse(with_times(history, ms))))
+    finding = require_finding(silent_spike(analyse(with_times(run_log, ms))))
     assert "as long as iterations that evaluate (5856 ms)" in finding.explanation
 
 
@@ -314,8 +313,8 @@ def test_a_small_startup_is_no_finding() -> None:
 
 
 def timed(wall_s: float | None) -> RunLog:
-    history = even_run(501, 10, 12.88, noise=0.0)  # 64.4 s
-    return replace(history, setup=replace(history.setup, wall_s=wall_s))
+    run_log = even_run(501, 10, 12.88, noise=0.0)  # 64.4 s
+    return replace(run_log, setup=replace(run_log.setup, wall_s=wall_s))
 
 
 def test_logged_times_are_samples() -> None:
@@ -359,7 +358,7 @@ def test_clocks_that_wait_are_not_blamed() -> None:
 # --- throughput-drift and jitter ---
 
 
-def test_drift_is_told_with_its_price() -> None:
+def test_drift_is_reported_with_its_price() -> None:
     ms = np.linspace(220.0, 276.0, 480)
     finding = require_finding(
         throughput_drift(analyse(make_run_log(make_steps(range(0, 4800, 10), ms.tolist()))))
@@ -381,12 +380,12 @@ def test_growing_faster_is_no_complaint() -> None:
 
 def test_a_step_is_no_heat() -> None:
     """Another program that begins, or a batch that grows; modded-nanogpt's does by schedule."""
-    history = make_run_log(make_steps(range(480), [200.0] * 240 + [260.0] * 240))
-    finding = require_finding(throughput_drift(analyse(history)))
+    run_log = make_run_log(make_steps(range(480), [200.0] * 240 + [260.0] * 240))
+    finding = require_finding(throughput_drift(analyse(run_log)))
     assert "30% slower" in finding.title
     assert "at once, near iteration 2" in finding.explanation
     assert "heat" not in finding.explanation
-    assert throughput_drift(analyse(replace(history, trainer=MODDED))) is None
+    assert throughput_drift(analyse(replace(run_log, trainer=MODDED))) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])
@@ -394,11 +393,11 @@ def test_noise_is_no_drift(noise: float) -> None:
     assert throughput_drift(analyse(even_run(400, noise=noise))) is None
 
 
-def test_jitter_is_told_with_what_it_costs() -> None:
+def test_jitter_is_reported_with_its_cost() -> None:
     ms = np.where(np.random.default_rng(1).random(400) < 0.2, 200.0, 100.0)
-    history = make_run_log(make_steps(range(400), ms.tolist()))
-    history = replace(history, setup=LoggedSetup(tokens_per_iteration=1000))
-    finding = require_finding(jitter(analyse(history)))
+    run_log = make_run_log(make_steps(range(400), ms.tolist()))
+    run_log = replace(run_log, setup=LoggedSetup(tokens_per_iteration=1000))
+    finding = require_finding(jitter(analyse(run_log)))
     assert "one in twenty over 200.0 ms" in finding.evidence
     assert "10k in the fastest tenth" in finding.evidence
     lost = 1 - 100 / ms[1:].mean()
@@ -435,14 +434,14 @@ def test_small_noise_is_no_jitter() -> None:
 
 
 @given(any_timed_run())
-def test_nothing_makes_a_finder_fail(history: RunLog) -> None:
-    case = analyse(history)
-    for finder in RULES:
-        finding = finder(case)
+def test_nothing_makes_a_rule_fail(run_log: RunLog) -> None:
+    analysis = analyse(run_log)
+    for rule in TIME_RULES:
+        finding = rule(analysis)
         if finding is not None:
-            said = f"{finding.title} {finding.evidence} {finding.explanation} {finding.advice}"
+            text = f"{finding.title} {finding.evidence} {finding.explanation} {finding.advice}"
             assert finding.title
             assert finding.evidence
             assert finding.explanation
-            assert "nan" not in said.split()
-            assert "{" not in said
+            assert "nan" not in text.split()
+            assert "{" not in text

@@ -23,7 +23,7 @@ from glassgpt.runs.overrides import parse_overrides
 
 
 class Clock:
-    """Stands still unless told; `cost` passes whenever it is read, as if work took that long."""
+    """Stands still unless set; `cost` passes whenever it is read, as if work took that long."""
 
     def __init__(self, cost: float = 0.0) -> None:
         self.now, self.cost = 100.0, cost
@@ -44,91 +44,91 @@ def log_lines(last: int = 600, first: int = 0) -> list[str]:
     return lines
 
 
-def fed(watch: LogWatcher, lines: list[str]) -> None:
+def feed_lines(watch: LogWatcher, lines: list[str]) -> None:
     for line in lines:
         watch.feed(LogLine(line))
 
 
-def looked(watch: LogWatcher, live: bool = True) -> WatchUpdate:
-    news = watch.refresh(live)
-    assert news is not None
-    return news
+def refresh(watch: LogWatcher, live: bool = True) -> WatchUpdate:
+    update = watch.refresh(live)
+    assert update is not None
+    return update
 
 
-def ids(news: WatchUpdate) -> list[str]:
-    return [finding.id for finding in news.findings]
+def ids(update: WatchUpdate) -> list[str]:
+    return [finding.id for finding in update.findings]
 
 
-# --- looking ---
+# --- refreshing ---
 
 
-def test_nothing_to_look_at() -> None:
+def test_nothing_to_explain_yet() -> None:
     watch = LogWatcher("x", clock=Clock())
     assert not watch.is_due()
     assert watch.refresh() is None
-    fed(watch, ["Shall I compare thee", "to a summer's day"])
+    feed_lines(watch, ["Shall I compare thee", "to a summer's day"])
     assert watch.refresh() is None
 
 
-def test_every_finding_is_told_once() -> None:
+def test_every_finding_is_reported_once() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    first = looked(watch)
+    feed_lines(watch, log_lines(600))
+    first = refresh(watch)
     assert "eval-spikes" in ids(first)
     assert len(ids(first)) == len(set(ids(first)))
-    assert ids(looked(watch)) == []
-    fed(watch, log_lines(1200, 610)[2:])
-    second = looked(watch)
+    assert ids(refresh(watch)) == []
+    feed_lines(watch, log_lines(1200, 610)[2:])
+    second = refresh(watch)
     assert not set(ids(first)) & set(ids(second))
     assert "eval-spikes" in [finding.id for finding in second.explanation.findings]  # all of them are there
 
 
-def test_evaluations_are_told_once_and_in_order() -> None:
+def test_evaluations_are_reported_once_and_in_order() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(300))
-    assert [done.iteration for done in looked(watch).evaluations] == [0, 250]
-    assert looked(watch).evaluations == ()
-    fed(watch, log_lines(800, 310)[2:])
-    news = looked(watch)
-    assert [done.iteration for done in news.evaluations] == [500, 750]
-    assert news.iteration == 800
+    feed_lines(watch, log_lines(300))
+    assert [done.iteration for done in refresh(watch).evaluations] == [0, 250]
+    assert refresh(watch).evaluations == ()
+    feed_lines(watch, log_lines(800, 310)[2:])
+    update = refresh(watch)
+    assert [done.iteration for done in update.evaluations] == [500, 750]
+    assert update.iteration == 800
 
 
-def test_a_finding_that_gets_worse_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from glassgpt.explain import explanation as explaining
+def test_a_finding_that_gets_worse_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from glassgpt.explain import explanation as explanation_module
     from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 
-    def finder(case: RunAnalysis) -> Finding:
+    def rule(analysis: RunAnalysis) -> Finding:
         return Finding("bad", next(severities), "it is bad", "5 of 10", "", "")
 
-    monkeypatch.setattr(explaining, "_RULES", (finder,))
+    monkeypatch.setattr(explanation_module, "RULES", (rule,))
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(100))
-    assert [ids(looked(watch)) for _ in range(5)] == [["bad"], [], ["bad"], [], []]
+    feed_lines(watch, log_lines(100))
+    assert [ids(refresh(watch)) for _ in range(5)] == [["bad"], [], ["bad"], [], []]
 
 
-def test_a_loss_that_is_no_number_is_told_when_it_comes() -> None:
+def test_a_nan_loss_is_reported_when_it_comes() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    assert "loss-nan" not in ids(looked(watch))
-    fed(watch, ["iter 610: loss nan, time 168.00ms, mfu 2.21%"])
-    news = looked(watch)
-    assert news.findings[0].id == "loss-nan"
-    assert news.findings[0].severity == "problem"
-    fed(watch, ["iter 620: loss nan, time 168.00ms, mfu 2.21%"])
-    assert ids(looked(watch)) == []
+    feed_lines(watch, log_lines(600))
+    assert "loss-nan" not in ids(refresh(watch))
+    feed_lines(watch, ["iter 610: loss nan, time 168.00ms, mfu 2.21%"])
+    update = refresh(watch)
+    assert update.findings[0].id == "loss-nan"
+    assert update.findings[0].severity == "problem"
+    feed_lines(watch, ["iter 620: loss nan, time 168.00ms, mfu 2.21%"])
+    assert ids(refresh(watch)) == []
 
 
 def test_a_run_that_goes_on_has_not_ended() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, log_lines(600))
-    assert looked(watch).explanation.facts.ended is None
-    assert looked(watch, live=False).explanation.facts.ended == "cut"
+    feed_lines(watch, log_lines(600))
+    assert refresh(watch).explanation.facts.ended is None
+    assert refresh(watch, live=False).explanation.facts.ended == "cut"
 
 
-def test_the_last_look_is_what_reading_the_file_gives(tmp_path: Path) -> None:
+def test_the_last_refresh_is_what_reading_the_file_gives(tmp_path: Path) -> None:
     path = tmp_path / "n.log"
     path.write_text("\n".join(log_lines(600)) + "\n")
     watch = LogWatcher(str(path), clock=Clock())
@@ -136,26 +136,26 @@ def test_the_last_look_is_what_reading_the_file_gives(tmp_path: Path) -> None:
     assert last.explanation.as_dict() == explain(read_run_log(str(path))).as_dict()
 
 
-def test_the_card_and_what_is_said_about_the_run() -> None:
+def test_the_card_and_the_overrides_are_used() -> None:
     card = find_card("RTX 4070 Ti")
-    (said,) = parse_overrides(["--a.tokens_per_iteration=32768"], 1)
-    watch = LogWatcher("x", card, said, clock=Clock())
-    fed(watch, log_lines(600))
-    explanation = looked(watch).explanation
+    (overrides,) = parse_overrides(["--a.tokens_per_iteration=32768"], 1)
+    watch = LogWatcher("x", card, overrides, clock=Clock())
+    feed_lines(watch, log_lines(600))
+    explanation = refresh(watch).explanation
     assert explanation.facts.tokens_per_iteration == 32768
     assert any("RTX 4070 Ti" in f"{finding}" for finding in explanation.findings)
 
 
-# --- when to look ---
+# --- when to refresh ---
 
 
-def test_looks_are_at_least_a_second_apart() -> None:
+def test_refreshes_are_at_least_a_second_apart() -> None:
     clock = Clock()
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
+    feed_lines(watch, log_lines(600))
     assert watch.is_due()
-    looked(watch)
-    fed(watch, log_lines(620, 610)[2:])
+    refresh(watch)
+    feed_lines(watch, log_lines(620, 610)[2:])
     assert not watch.is_due()
     clock.now += 0.99
     assert not watch.is_due()
@@ -163,24 +163,24 @@ def test_looks_are_at_least_a_second_apart() -> None:
     assert watch.is_due()
 
 
-def test_without_a_new_line_there_is_no_look() -> None:
+def test_without_a_new_line_there_is_no_refresh() -> None:
     clock = Clock()
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
-    looked(watch)
+    feed_lines(watch, log_lines(600))
+    refresh(watch)
     clock.now += 1000
     assert not watch.is_due()
 
 
-def test_looks_that_take_long_are_rare() -> None:
+def test_refreshes_that_take_long_are_rare() -> None:
     """At most a tenth of the time, however long the log is."""
     clock = Clock(cost=3.0)
     watch = LogWatcher("x", clock=clock)
-    fed(watch, log_lines(600))
-    looked(watch)
+    feed_lines(watch, log_lines(600))
+    refresh(watch)
     clock.cost = 0.0
     end = clock.now
-    fed(watch, log_lines(620, 610)[2:])
+    feed_lines(watch, log_lines(620, 610)[2:])
     clock.now = end + 29
     assert not watch.is_due()
     clock.now = end + 31
@@ -191,14 +191,14 @@ def test_looks_that_take_long_are_rare() -> None:
 
 
 class Slow:
-    """A pipe that gives a piece at a time, and waits in between until it is told to go on."""
+    """A pipe that gives a piece at a time, and waits in between until it is told to proceed."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = iter(pieces)
-        self.go_on = threading.Semaphore(1)
+        self.proceed = threading.Semaphore(1)
 
     def read1(self, size: int = -1) -> bytes:
-        self.go_on.acquire(timeout=30)
+        self.proceed.acquire(timeout=30)
         return next(self._pieces, b"")
 
     read = read1
@@ -216,17 +216,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_last_lines_of_a_run_that_stalls_are_told() -> None:
+def test_the_last_lines_of_a_run_that_stalls_are_explained() -> None:
     """The NaN is the last that comes; nothing after it makes us look."""
     pipe = Slow([in_bytes(log_lines(600)), b"iter 610: loss nan, time 168.00ms, mfu 2.21%\n"])
-    told: list[str] = []
-    for news in follow(pipe, LogWatcher("x")):  # type: ignore[arg-type]
-        told += ids(news)
-        if news.iteration == 600:
-            pipe.go_on.release()  # the second piece comes only after the first was looked at
-        if "loss-nan" in told:
+    reported: list[str] = []
+    for update in follow(pipe, LogWatcher("x")):  # type: ignore[arg-type]
+        reported += ids(update)
+        if update.iteration == 600:
+            pipe.proceed.release()  # the second piece comes only after the first was looked at
+        if "loss-nan" in reported:
             break
-    assert "eval-spikes" in told
+    assert "eval-spikes" in reported
 
 
 @pytest.mark.usefixtures("impatient")
@@ -235,12 +235,12 @@ def test_news_come_while_the_pipe_is_open_and_the_whole_at_its_end() -> None:
     pipe = Slow(pieces)
     echoed: list[str] = []
     iterations, evaluated, live = [], [], []
-    for news in follow(pipe, LogWatcher("x"), echoed.append):  # type: ignore[arg-type]
-        iterations.append(news.iteration)
-        evaluated += [done.iteration for done in news.evaluations]
-        live.append(news.explanation.log.live)
-        if news.iteration == 300:
-            pipe.go_on.release(2)  # the rest, and the end
+    for update in follow(pipe, LogWatcher("x"), echoed.append):  # type: ignore[arg-type]
+        iterations.append(update.iteration)
+        evaluated += [done.iteration for done in update.evaluations]
+        live.append(update.explanation.log.live)
+        if update.iteration == 300:
+            pipe.proceed.release(2)  # the rest, and the end
     assert iterations[-1] == 800
     assert 300 in iterations
     assert iterations == sorted(iterations, key=lambda at: at or 0)
@@ -252,7 +252,7 @@ def test_news_come_while_the_pipe_is_open_and_the_whole_at_its_end() -> None:
 def test_a_line_that_comes_in_pieces_is_one() -> None:
     content = in_bytes(log_lines(100))
     pipe = Slow([content[i : i + 7] for i in range(0, len(content), 7)])
-    pipe.go_on.release(10_000)
+    pipe.proceed.release(10_000)
     *_, last = follow(pipe, LogWatcher("x"))  # type: ignore[arg-type]
     assert last.explanation.facts.iterations_logged == 11
 
@@ -301,14 +301,14 @@ def test_what_was_written_before_the_end_is_read(tmp_path: Path) -> None:
     """The writer ends between our reading nothing and our asking whether it has ended."""
     path = tmp_path / "x"
     path.write_bytes(b"")
-    asked = 0
+    checks = 0
 
     def is_over() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        nonlocal checks
+        checks += 1
+        if checks == 2:
             path.write_bytes(b"last\n")
-        return asked >= 2
+        return checks >= 2
 
     with path.open("rb") as file:
         growing = GrowingFile(file, is_over, sleep=lambda seconds: None)
@@ -343,43 +343,43 @@ def test_a_journal_is_known_by_its_first_line() -> None:
     assert (facts.ended, facts.last_iteration, facts.best_val_loss) == ("finished", 100, 2.2)
 
 
-def test_every_finding_that_the_run_recorded_is_told() -> None:
+def test_every_finding_in_the_journal_is_reported() -> None:
     """They may have no id of their own."""
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:14]])
-    assert "compiling failed" in [finding.title for finding in looked(watch).findings]
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
-    titles = [finding.title for finding in looked(watch).findings]
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:14]])
+    assert "compiling failed" in [finding.title for finding in refresh(watch).findings]
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
+    titles = [finding.title for finding in refresh(watch).findings]
     assert "the disk is nearly full" in titles
     assert "compiling failed" not in titles
 
 
 def test_a_torn_record_is_passed_over() -> None:
     watch = LogWatcher("x", clock=Clock())
-    fed(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:8]])
-    at = looked(watch).iteration
+    feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[:8]])
+    at = refresh(watch).iteration
     watch.feed(LogLine('{"kind":"step","iter":60,"ti', is_incomplete=True))
-    assert looked(watch).iteration == at
+    assert refresh(watch).iteration == at
 
 
 # --- looking changes nothing ---
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_looks_change_nothing(every: int) -> None:
+def test_refreshes_change_nothing(every: int) -> None:
     """Evaluations wait for the next line to tell their number; a look between must not take it from them."""
     lines = []
     for at in range(0, 1000, 10):
         if at % 250 == 0:
             lines.append(f"validation loss: {10 - at / 200:.4f}")
         lines.append(f"step {at:5d} | loss: {10 - at / 200:.6f} | lr 1.0e-04 | dt: 25.00ms | tok/sec: 800.00")
-    looked, plain = LogWatcher("a"), LogWatcher("b")
+    refreshed, plain = LogWatcher("a"), LogWatcher("b")
     for index, line in enumerate(lines):
         plain.feed(LogLine(line))
-        looked.feed(LogLine(line))
+        refreshed.feed(LogLine(line))
         if index % every == 0:
-            looked.refresh()
-    one, other = looked.refresh(live=False), plain.refresh(live=False)
+            refreshed.refresh()
+    one, other = refreshed.refresh(live=False), plain.refresh(live=False)
     assert one is not None
     assert other is not None
     assert one.explanation.facts == other.explanation.facts
@@ -437,7 +437,7 @@ def test_a_file_that_was_rotated_is_read_to_its_end_and_then_the_new_one(tmp_pat
     assert growing.read1(100) == b"new and longer\n"
 
 
-def test_evaluations_after_a_resume_are_told() -> None:
+def test_evaluations_after_a_resume_are_reported() -> None:
     def evaluated(at: int, loss: float, process: int) -> dict[str, object]:
         head = {"kind": "eval", "time": 0.0, "iter": at, "process": process}
         return {**head, "split": "val", "loss": loss, "ms": 5.0}
@@ -448,6 +448,6 @@ def test_evaluations_after_a_resume_are_told() -> None:
     watch.refresh()
     watch.feed(LogLine('{"kind":"resume","time":0,"iter":10,"process":1,"from_iter":10}'))
     watch.feed(LogLine(journal.dumps(evaluated(20, 1.0, 1))))
-    news = watch.refresh()
-    assert news is not None
-    assert [done.val_loss for done in news.evaluations] == [1.0]
+    update = watch.refresh()
+    assert update is not None
+    assert [done.val_loss for done in update.evaluations] == [1.0]

@@ -128,9 +128,10 @@ def test_how_it_ended(last: Record, ended: str) -> None:
     ("error", "name", "said"),
     [
         ("ValueError: a fault of ours", "crashed", '"ValueError: a fault of ours".'),
-        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "oom", "asked for 2.0 GiB more"),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+         "oom", "tried to allocate 2.0 GiB more"),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes",
-         "oom", "asked for 2.0 GiB more"),
+         "oom", "tried to allocate 2.0 GiB more"),
     ],
 )  # fmt: skip
 def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> None:

@@ -7,7 +7,7 @@ from log_checks import parse_facts, parse_log
 from printed import SyntheticRun, nanogpt
 
 from glassgpt.explain.rule import RunAnalysis
-from glassgpt.explain.rules.crash import crashed
+from glassgpt.explain.rules.lost_work import crashed
 from glassgpt.runs.facts import compute_facts
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))

@@ -132,4 +132,4 @@ def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str
     explanation = told(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
     memory = next(one for one in explanation.findings if one.id == "oom")
     assert memory.severity == "warning"
-    assert "training went on" in memory.title
+    assert "training continued" in memory.title

@@ -1,4 +1,4 @@
-"""What evaluations and checkpoints cost a run: the spikes in its times, explained and priced."""
+"""What evaluations and checkpoints cost a run, and what fewer of them would save."""
 
 from __future__ import annotations
 
@@ -7,32 +7,85 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.format import format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
 from glassgpt.runs.curve import median_stderr
+from glassgpt.runs.inference import device_count
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 
-MIN_ADVICE_SHARE = 0.05  # of the run
-MIN_LEDGER_ADVICE_SHARE = 0.15  # of a run by GlassGPT, whose evaluation is part of its promise
+MIN_SPIKE_RATIO = 1.5  # iteration with an evaluation over a steady one; nobody sees less
+MIN_ADVICE_SHARE = 0.05  # evaluation time over run time
+MIN_LEDGER_ADVICE_SHARE = 0.15  # the same for GlassGPT, which evaluates more on purpose
+MIN_SAVING_SHARE = 0.001  # of the run: less is shown as 0.0%
 MIN_EVAL_BATCHES = 20  # per evaluation, to advise
-MIN_SAVING_SHARE = 0.001  # of the run: what is shown as more than 0.0%
-MIN_SPIKE_RATIO = 1.5  # times a steady iteration; less than that nobody sees
+FEWER_BATCHES_SAVING = 0.75  # of an evaluation, by a quarter of its batches
+# Iterations with a save against those with an evaluation only: the difference of their medians.
+MIN_SAVE_STANDARD_ERRORS, MIN_SAVE_SHARE = 3.0, 0.02  # the latter of the time of an evaluation
+
+MIN_EVALUATING_STEPS = 5  # for "every iteration evaluates"
+MIN_EVALUATED_SHARE = 0.9  # evaluations over iterations, likewise
+FORWARD_SHARE = 1 / 3  # of a training step's FLOPs: the backward pass is twice the forward pass
+WARNING_SHARE = 0.5  # estimated evaluation time over run time
 
 StepKey = tuple[int, int]  # segment, iteration
 
 
+# --- the interval between evaluations ---
+
+
+def effective_eval_interval(analysis: RunAnalysis) -> int | None:
+    """As set, else the median distance of two evaluations."""
+    run_log, facts = analysis.log, analysis.facts
+    stated = positive_int_setting(run_log, "eval_interval")
+    if stated:
+        return stated
+    evaluated = list(facts.eval_steps or [])
+    if run_log.trainer.evaluates_before_first_step:
+        evaluated += run_log.steps.iteration[run_log.is_first_of_process()].tolist()
+    at = np.unique(np.array(evaluated, dtype=np.int64))
+    distances = np.diff(at)
+    if not len(distances):
+        return None
+    if len(distances) == 1:  # if most lines between the two are missing, there may have been others
+        start, end = int(at[0]), int(at[1])
+        logged = np.count_nonzero((run_log.steps.iteration > start) & (run_log.steps.iteration <= end))
+        if 2 * int(logged) * (facts.log_interval or 1) < end - start:
+            return None
+    return int(np.median(distances))
+
+
+def _wider_interval(analysis: RunAnalysis, interval: int | None) -> int | None:
+    """Four times the interval, or twice; a run of known length keeps at least one evaluation."""
+    if not interval:
+        return None
+    end = planned_end_iteration(analysis.log)
+    if end is None:
+        return 4 * interval
+    return next((factor * interval for factor in (4, 2) if factor * interval <= end), None)
+
+
+def share_dropped(at: list[int], interval: int) -> float:
+    """The share of these evaluations that are not at multiples of `interval`. The last one always stays."""
+    last, distinct = max(at), set(at)
+    remaining = sum(iteration % interval == 0 or iteration == last for iteration in distinct)
+    return 1 - remaining / len(distinct)
+
+
+# --- iterations that evaluate ---
+
+
 @dataclass(frozen=True)
 class EvalCost:
-    eval_steps: tuple[StepKey, ...]  # of all evaluations, those without a line of their own too
+    eval_steps: tuple[StepKey, ...]  # of all evaluations, also those without a line
     save_count: int
-    spike_ms: float  # the usual time of an iteration that evaluates
+    spike_ms: float  # usual time of an iteration that evaluates
     steady_ms: float
-    eval_ms: float  # of one evaluation, with its save where that cannot be told apart
-    save_ms: float | None  # of one save, where it can be told apart
+    eval_ms: float  # of one evaluation, with its save where the two cannot be separated
+    save_ms: float | None  # of one save, where they can
     run_ms: float
-    is_excerpt: bool  # it does not show how much training there is to each evaluation
+    is_excerpt: bool  # too little is logged to see how much training there is per evaluation
     excess_ms: float = 0.0  # of `eval_ms` over what first iterations took at all, which save nothing yet
 
     @property
@@ -44,27 +97,48 @@ class EvalCost:
         at = [iteration for _, iteration in self.eval_steps]
         return share_dropped(at, interval) * self.total_ms / self.run_ms
 
+    def saving_in_long_run(self, interval: int, wider: int) -> float:
+        """The same for a run far longer than this log, by the evaluation share of one interval."""
+        share = self.eval_ms / (interval * self.steady_ms + self.eval_ms)
+        return (1 - interval / wider) * share
+
     def saving_by_batches(self) -> float:
         """The share of the run that a quarter of the batches per evaluation saves."""
-        return 0.75 * len(self.eval_steps) * self.eval_ms / self.run_ms
+        return FEWER_BATCHES_SAVING * len(self.eval_steps) * self.eval_ms / self.run_ms
 
 
-def share_dropped(at: list[int], interval: int) -> float:
-    """Of these evaluations, those that are not at multiples of `interval`. The last one is made anyway."""
-    last, each = max(at), set(at)
-    kept = sum(iteration % interval == 0 or iteration == last for iteration in each)
-    return 1 - kept / len(each)
-
-
-def eval_spikes(case: RunAnalysis) -> Finding | None:
-    if case.log.ledger is not None:
-        return _from_ledger(case)
-    if not case.log.trainer.step_time_includes_eval:
-        return _from_logged_eval_times(case)
-    cost = _eval_cost(case)
+def eval_spikes(analysis: RunAnalysis) -> Finding | None:
+    """Iterations that evaluate are slow: how slow, what share of the run, what to change."""
+    run_log = analysis.log
+    if run_log.ledger is not None:
+        return _eval_share_in_ledger(analysis)
+    if not run_log.trainer.step_time_includes_eval:
+        return _eval_share_in_logged_times(analysis)
+    cost = _eval_cost(analysis)
     if cost is None or cost.spike_ms < MIN_SPIKE_RATIO * cost.steady_ms:
         return None
     share = cost.total_ms / cost.run_ms
+    if run_log.trainer.eval_time_cause:
+        cause = run_log.trainer.eval_time_cause()
+    elif cost.save_count:
+        cause = say(
+            "{trainer} evaluates and saves with its clock running, so these times include the evaluation "
+            "and the checkpoint.",
+            trainer=run_log.trainer.name,
+        )
+    else:
+        cause = say(
+            "{trainer} evaluates with its clock running, so these times include the evaluation.",
+            trainer=run_log.trainer.name,
+        )
+    interval, trainer_advice = effective_eval_interval(analysis), run_log.trainer.rarer_eval_advice
+    if not trainer_advice:
+        advice = " ".join(filter(None, (_interval_advice(analysis, cost), _batches_advice(analysis, cost))))
+    elif interval:
+        saving = cost.saving_in_long_run(interval, 4 * interval)
+        advice = trainer_advice(interval, 4 * interval, format_percent(saving))
+    else:
+        advice = ""
     return Finding(
         "eval-spikes",
         "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
@@ -72,81 +146,14 @@ def eval_spikes(case: RunAnalysis) -> Finding | None:
             "Iterations that evaluate take {ratio} times as long as others",
             ratio=format_ratio(cost.spike_ms / cost.steady_ms),
         ),
-        _evidence(cost, share),
-        _explanation(case.log, cost),
-        _advice(case, cost),
+        _eval_cost_evidence(cost),
+        f"{cause} " + say("The updates themselves are as fast as in the other iterations."),
+        advice,
     )
 
 
-def _eval_cost(case: RunAnalysis) -> EvalCost | None:
-    history, facts = case.log, case.facts
-    steady, overhead, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
-    if (
-        not history.trainer.step_time_includes_eval
-        or not steady
-        or overhead is None
-        or not total_s
-        or overhead <= 0
-    ):
-        return None
-    places = {(done.segment, done.iteration) for done in history.evals if done.iteration is not None}
-    if not places:
-        return None
-    if history.trainer.evaluates_before_first_step:
-        places |= set(_step_keys(history, history.is_first_of_process()))
-    logged = set(_step_keys(history, history.is_first_of_process() | history.includes_eval()))
-    saved = places & {(done.segment, done.iteration) for done in history.saves if done.iteration is not None}
-    eval_ms, save_ms = _split_eval_and_save(history, saved, overhead, steady)
-    # The estimate counts an iteration without a line as steady; one that evaluated was not.
-    hidden_ms = len(places - logged) * overhead
-    run_ms = 1000 * total_s + hidden_ms
-    if not math.isfinite(run_ms + overhead):
-        return None
-    return EvalCost(
-        eval_steps=tuple(sorted(places)),
-        save_count=len(saved),
-        spike_ms=overhead + steady,
-        steady_ms=steady,
-        eval_ms=eval_ms,
-        save_ms=save_ms,
-        run_ms=run_ms,
-        is_excerpt=len(places) < 2 or effective_eval_interval(case) is None,
-        excess_ms=_excess_ms(history, steady + eval_ms),
-    )
-
-
-def _excess_ms(history: RunLog, spike_ms: float) -> float:
-    ms = history.steps.ms[history.is_first_of_process() & history.includes_eval()]
-    over = spike_ms - ms[np.isfinite(ms)]
-    return float(np.sum(over[over > 0]))
-
-
-def _step_keys(history: RunLog, rows: Bools) -> list[StepKey]:
-    steps = history.steps
-    return list(zip(steps.segment[rows].tolist(), steps.iteration[rows].tolist(), strict=True))
-
-
-def _split_eval_and_save(
-    history: RunLog, saved: set[StepKey], overhead: float, steady: float
-) -> tuple[float, float | None]:
-    """The cost of an evaluation and of a save. Where only some saved, the difference is the save's,
-    provided that it stands out from their scatter."""
-    spikes: Bools = history.includes_eval() & ~history.is_first_of_process() & np.isfinite(history.steps.ms)
-    with_save = np.array([place in saved for place in _step_keys(history, spikes)], dtype=bool)
-    times_ms = history.steps.ms[spikes]
-    saving, only = times_ms[with_save], times_ms[~with_save]
-    if len(saving) < 2 or len(only) < 2:
-        return overhead, None
-    with np.errstate(over="ignore", invalid="ignore"):  # times of 1e308 have been seen
-        difference = float(np.median(saving) - np.median(only))
-        error = math.hypot(median_stderr(saving), median_stderr(only))
-    if not math.isfinite(difference) or difference <= max(3 * error, 0.02 * overhead):
-        return overhead, None
-    return float(np.median(only)) - steady, difference
-
-
-def _evidence(cost: EvalCost, share: float) -> str:
-    said = [
+def _eval_cost_evidence(cost: EvalCost) -> str:
+    evidence = [
         say(
             "An iteration that evaluates takes {spike}, a steady one {steady}.",
             spike=format_ms(cost.spike_ms),
@@ -154,17 +161,17 @@ def _evidence(cost: EvalCost, share: float) -> str:
         )
     ]
     if not cost.is_excerpt:
-        said.append(
+        evidence.append(
             say(
                 "{count} evaluations cost {time} of {run}: {share} of the run.",
                 count=f"{len(cost.eval_steps):,}",
                 time=format_duration(cost.total_ms / 1000),
                 run=format_duration(cost.run_ms / 1000),
-                share=format_percent(share),
+                share=format_percent(cost.total_ms / cost.run_ms),
             )
         )
     if cost.save_ms is not None:
-        said.append(
+        evidence.append(
             say(
                 "An evaluation takes about {eval}, a checkpoint {save} more ({count} were saved).",
                 eval=format_ms(cost.eval_ms),
@@ -172,148 +179,130 @@ def _evidence(cost: EvalCost, share: float) -> str:
                 count=f"{cost.save_count:,}",
             )
         )
-    return " ".join(said)
+    return " ".join(evidence)
 
 
-def _explanation(history: RunLog, cost: EvalCost) -> str:
-    title = history.trainer.name
-    if history.trainer.eval_time_cause:
-        cause = history.trainer.eval_time_cause()
-    elif not cost.save_count:
-        cause = say(
-            "{trainer} evaluates with its clock running, so these times hold the evaluation.", trainer=title
-        )
-    else:
-        cause = say(
-            "{trainer} evaluates and saves with its clock running, so these times hold the evaluation and "
-            "the checkpoint.",
-            trainer=title,
-        )
-    return f"{cause} " + say("The updates themselves are as fast as in the other iterations.")
+def _eval_cost(analysis: RunAnalysis) -> EvalCost | None:
+    run_log, facts = analysis.log, analysis.facts
+    steady_ms, overhead_ms, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
+    if not steady_ms or not total_s or overhead_ms is None or overhead_ms <= 0:
+        return None
+    evaluated = {(done.segment, done.iteration) for done in run_log.evals if done.iteration is not None}
+    if not evaluated:
+        return None
+    steps, is_first, includes_eval = run_log.steps, run_log.is_first_of_process(), run_log.includes_eval()
+    if run_log.trainer.evaluates_before_first_step:
+        evaluated |= set(_step_keys(run_log, is_first))
+    logged = set(_step_keys(run_log, is_first | includes_eval))
+    saved = evaluated & {
+        (save.segment, save.iteration) for save in run_log.saves if save.iteration is not None
+    }
+    eval_ms, save_ms = overhead_ms, None
+    # Where only some evaluations were followed by a save, the difference is the save's.
+    is_spike: Bools = includes_eval & ~is_first & np.isfinite(steps.ms)
+    has_save = np.array([key in saved for key in _step_keys(run_log, is_spike)], dtype=bool)
+    with_save_ms, without_save_ms = steps.ms[is_spike][has_save], steps.ms[is_spike][~has_save]
+    if len(with_save_ms) >= 2 and len(without_save_ms) >= 2:
+        difference = float(np.median(with_save_ms) - np.median(without_save_ms))
+        error = math.hypot(median_stderr(with_save_ms), median_stderr(without_save_ms))
+        if difference > max(MIN_SAVE_STANDARD_ERRORS * error, MIN_SAVE_SHARE * overhead_ms):
+            eval_ms, save_ms = float(np.median(without_save_ms)) - steady_ms, difference
+    # The estimated total counts an iteration without a line as steady; one that evaluated was not.
+    run_ms = 1000 * total_s + len(evaluated - logged) * overhead_ms
+    if not math.isfinite(run_ms + overhead_ms):
+        return None
+    first_ms = steps.ms[is_first & includes_eval]
+    excess_ms = steady_ms + eval_ms - first_ms[np.isfinite(first_ms)]
+    return EvalCost(
+        eval_steps=tuple(sorted(evaluated)),
+        save_count=len(saved),
+        spike_ms=overhead_ms + steady_ms,
+        steady_ms=steady_ms,
+        eval_ms=eval_ms,
+        save_ms=save_ms,
+        run_ms=run_ms,
+        is_excerpt=len(evaluated) < 2 or effective_eval_interval(analysis) is None,
+        excess_ms=float(np.sum(excess_ms[excess_ms > 0])),
+    )
 
 
-def _advice(case: RunAnalysis, cost: EvalCost) -> str:
-    rarer = case.log.trainer.rarer_eval_advice
-    if rarer:
-        interval = effective_eval_interval(case)
-        if not interval:
-            return ""
-        wider = 4 * interval
-        return rarer(interval, wider, format_percent(_long_run_saving(cost, interval, wider)))
-    said = [_interval_advice(case, cost), _batches_advice(case, cost)]
-    return " ".join(sentence for sentence in said if sentence)
+def _step_keys(run_log: RunLog, rows: Bools) -> list[StepKey]:
+    steps = run_log.steps
+    return list(zip(steps.segment[rows].tolist(), steps.iteration[rows].tolist(), strict=True))
 
 
-def _long_run_saving(cost: EvalCost, interval: int, wider: int) -> float:
-    """So much of every `interval` iterations is evaluation, and so much less of it there would be."""
-    often = cost.eval_ms / (interval * cost.steady_ms + cost.eval_ms)
-    return (1 - interval / wider) * often
+def _has_run_start(run_log: RunLog) -> bool:
+    return bool(run_log.segments) and run_log.segments[0].has_startup
 
 
-def _interval_advice(case: RunAnalysis, cost: EvalCost) -> str:
-    interval = effective_eval_interval(case)
-    wider = _wider_interval(case, interval) if interval else None
+def _interval_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
+    interval = effective_eval_interval(analysis)
+    wider = _wider_interval(analysis, interval)
     if not interval:
-        return "" if case.log.is_excerpt else say("A doubled eval_interval halves what evaluations cost.")
+        return "" if analysis.log.is_excerpt else say("A doubled eval_interval halves what evaluations cost.")
     if not wider:
         return ""
-    values = {"old": str(interval), "new": str(wider)}
-    # A log too short to show it, or one that begins on the way, says nothing about where evaluations lie.
-    if cost.is_excerpt or not _has_run_start(case) or wider > (case.facts.last_iteration or 0):
-        saving = _long_run_saving(cost, interval, wider)
+    # In a log that is too short, or lacks its beginning, the evaluations are not where they usually are.
+    if cost.is_excerpt or not _has_run_start(analysis.log) or wider > (analysis.facts.last_iteration or 0):
         return say(
             "Raise eval_interval: {old} -> {new} saves {share} of a run longer than this log.",
-            share=format_percent(saving),
-            **values,
+            old=str(interval),
+            new=str(wider),
+            share=format_percent(cost.saving_in_long_run(interval, wider)),
         )
     saving = cost.saving_by_interval(wider)
-    if saving < MIN_SAVING_SHARE:
-        return ""
+    return _raise_interval_sentence(interval, wider, saving) if saving >= MIN_SAVING_SHARE else ""
+
+
+def _raise_interval_sentence(interval: int, wider: int, saving: float) -> str:
     return say(
         "Raise eval_interval: {old} -> {new} saves {share} of the run.",
+        old=str(interval),
+        new=str(wider),
         share=format_percent(saving),
-        **values,
     )
 
 
-def _has_run_start(case: RunAnalysis) -> bool:
-    return bool(case.log.segments) and case.log.segments[0].has_startup
-
-
-def _batches_advice(case: RunAnalysis, cost: EvalCost) -> str:
-    batches = positive_int_setting(case.log, "eval_iters")
+def _batches_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
+    batches = positive_int_setting(analysis.log, "eval_iters")
+    interval = effective_eval_interval(analysis)
+    includes_saves = cost.save_count > 0 and cost.save_ms is None
+    saving = cost.saving_by_batches()
+    if interval and not _has_run_start(analysis.log):
+        saving = cost.saving_in_long_run(interval, 4 * interval)
+    share = format_percent(saving)
     if cost.is_excerpt:
-        saving = say(
+        advice = say(
             "A quarter of eval_iters makes each evaluation up to {time} shorter.",
-            time=format_ms(0.75 * cost.eval_ms),
+            time=format_ms(FEWER_BATCHES_SAVING * cost.eval_ms),
         )
-        return f"{saving} {_noise_warning()}"
-    is_mixed = cost.save_count > 0 and cost.save_ms is None  # then part of the cost may be the checkpoints'
-    interval = effective_eval_interval(case)
-    share = format_percent(
-        cost.saving_by_batches()
-        if _has_run_start(case) or not interval
-        else _long_run_saving(cost, interval, 4 * interval)
-    )
-    if batches is None:
-        if is_mixed:
-            saving = say(
-                "A quarter of eval_iters saves up to {share} (less what the saving takes).", share=share
-            )
-        else:
-            saving = say("A quarter of eval_iters saves {share}.", share=share)
-        return f"{saving} {_noise_warning()}"
-    if batches < 4 * MIN_EVAL_BATCHES:
+    elif batches is None and includes_saves:
+        advice = say("A quarter of eval_iters saves up to {share} (less what the saving takes).", share=share)
+    elif batches is None:
+        advice = say("A quarter of eval_iters saves {share}.", share=share)
+    elif batches < 4 * MIN_EVAL_BATCHES:
         return ""
-    values = {"old": str(batches), "new": str(batches // 4), "share": share}
-    if is_mixed:
-        saving = say(
-            "Lower eval_iters: {old} -> {new} saves up to {share} (less what the saving takes).", **values
-        )
     else:
-        saving = say("Lower eval_iters: {old} -> {new} saves {share}.", **values)
-    return f"{saving} {_noise_warning()}"
+        values = {"old": str(batches), "new": str(batches // 4), "share": share}
+        advice = (
+            say(
+                "Lower eval_iters: {old} -> {new} saves up to {share} (less what the saving takes).", **values
+            )
+            if includes_saves
+            else say("Lower eval_iters: {old} -> {new} saves {share}.", **values)
+        )
+    return f"{advice} " + say("A quarter of the batches makes the losses it reports twice as noisy.")
 
 
-def _noise_warning() -> str:
-    return say("A quarter of the batches makes the losses it reports twice as noisy.")
-
-
-def effective_eval_interval(case: RunAnalysis) -> int | None:
-    """As set, else the usual distance of two evaluations."""
-    told = positive_int_setting(case.log, "eval_interval")
-    if told:
-        return told
-    evaluated = list(case.facts.eval_steps or [])
-    if case.log.trainer.evaluates_before_first_step:
-        evaluated += case.log.steps.iteration[case.log.is_first_of_process()].tolist()
-    at = np.unique(np.array(evaluated, dtype=np.int64))
-    distances = np.diff(at)
-    if not len(distances) or (len(distances) == 1 and not _is_without_gap(case, int(at[0]), int(at[1]))):
-        return None
-    return int(np.median(distances))
-
-
-def _is_without_gap(case: RunAnalysis, start: int, end: int) -> bool:
-    """Whether the log has most lines between two evaluations; else there may have been others."""
-    at, every = case.log.steps.iteration, case.facts.log_interval or 1
-    return 2 * int(np.count_nonzero((at > start) & (at <= end))) * every >= end - start
-
-
-def _wider_interval(case: RunAnalysis, interval: int) -> int | None:
-    """Four times the interval, or twice; a run whose length is known keeps an evaluation on its way."""
-    ends = planned_end_iteration(case.log)
-    if ends is None:
-        return 4 * interval
-    return next((factor * interval for factor in (4, 2) if factor * interval <= ends), None)
-
-
-def _from_logged_eval_times(case: RunAnalysis) -> Finding | None:
-    """A trainer that stops its clock while it evaluates, and says what that took."""
-    took = [done.ms for done in case.log.evals if done.ms is not None and math.isfinite(done.ms)]
-    eval_s = sum(took) / 1000
-    run_s = _run_s(case, eval_s)
-    if run_s is None or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
+def _eval_share_in_logged_times(analysis: RunAnalysis) -> Finding | None:
+    """A trainer that stops its clock while it evaluates, and logs the time of the evaluation."""
+    times_ms = [done.ms for done in analysis.log.evals if done.ms is not None and math.isfinite(done.ms)]
+    eval_s = sum(times_ms) / 1000
+    # The wall time where it is logged, else all that is timed: iterations and evaluations.
+    wall_s = analysis.log.setup.wall_s if len(analysis.log.segments) == 1 else None
+    trained_s = analysis.facts.estimated_total_s
+    run_s = wall_s or (trained_s and trained_s + eval_s)
+    if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
         return None
     share = format_percent(eval_s / run_s)
     return Finding(
@@ -322,62 +311,124 @@ def _from_logged_eval_times(case: RunAnalysis) -> Finding | None:
         say("Evaluation took {share} of the run", share=share),
         say(
             "{count} evaluations cost {time} of {run}: {share} of the run.",
-            count=f"{len(took):,}",
+            count=f"{len(times_ms):,}",
             time=format_duration(eval_s),
             run=format_duration(run_s),
             share=share,
         ),
         "",
-        # No numbers: some count this interval in updates, and number their lines by micro-batches.
+        # No numbers: some trainers count this interval in updates, and number their lines by micro-batches.
         say("A doubled eval_interval halves what evaluations cost."),
     )
 
 
-def _run_s(case: RunAnalysis, eval_s: float) -> float | None:
-    """The wall clock's word where there is one, else all that is timed: iterations and evaluations."""
-    wall_s = case.log.setup.wall_s if len(case.log.segments) == 1 else None
-    trained_s = case.facts.estimated_total_s
-    run_s = wall_s or (trained_s and trained_s + eval_s)
-    return run_s if run_s and math.isfinite(run_s) else None
-
-
-def _from_ledger(case: RunAnalysis) -> Finding | None:
-    """GlassGPT keeps evaluation out of its step times; the ledger says what it took."""
-    ledger = case.log.ledger or {}
+def _eval_share_in_ledger(analysis: RunAnalysis) -> Finding | None:
+    """GlassGPT's step times exclude evaluation; the ledger of its journal has the time of each phase."""
+    ledger, evals = analysis.log.ledger or {}, analysis.log.evals
     wall_s, eval_s = sum(ledger.values()), ledger.get("eval", 0.0)
     if not (math.isfinite(wall_s) and wall_s > 0 and eval_s >= MIN_LEDGER_ADVICE_SHARE * wall_s):
         return None
     share = eval_s / wall_s
+    advice = say(
+        "A quarter of eval_tokens saves {share} of the run.",
+        share=format_percent(FEWER_BATCHES_SAVING * share),
+    )
+    interval = effective_eval_interval(analysis)
+    wider = _wider_interval(analysis, interval)
+    at = [done.iteration for done in evals if done.iteration is not None]
+    if interval and wider and at and (saving := share * share_dropped(at, wider)) >= MIN_SAVING_SHARE:
+        advice = f"{_raise_interval_sentence(interval, wider, saving)} {advice}"
     return Finding(
         "eval-spikes",
         "advice",
         say("Evaluation took {share} of the run", share=format_percent(share)),
         say(
             "{count} evaluations took {time} of {run}; training took {train}.",
-            count=f"{len(case.log.evals):,}",
+            count=f"{len(evals):,}",
             time=format_duration(eval_s),
             run=format_duration(wall_s),
             train=format_duration(ledger.get("train", 0.0)),
         ),
-        say("The ledger of the run counts evaluation apart, so step times and tokens/s do not hold it."),
-        _ledger_advice(case, share),
+        say("The ledger of the run counts evaluation separately, so step times and tokens/s exclude it."),
+        advice,
     )
 
 
-def _ledger_advice(case: RunAnalysis, share: float) -> str:
-    interval = effective_eval_interval(case)
-    wider = _wider_interval(case, interval) if interval else None
-    at = [done.iteration for done in case.log.evals if done.iteration is not None]
-    said = [say("A quarter of eval_tokens saves {share} of the run.", share=format_percent(0.75 * share))]
-    saving = share * share_dropped(at, wider) if wider and at else 0.0
-    if saving >= MIN_SAVING_SHARE:
-        said.insert(
-            0,
-            say(
-                "Raise eval_interval: {old} -> {new} saves {share} of the run.",
-                old=str(interval),
-                new=str(wider),
-                share=format_percent(saving),
-            ),
+# --- every iteration evaluates ---
+
+
+def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
+    """Every iteration evaluates, or every logged one: no line shows what training alone takes."""
+    run_log, interval = analysis.log, effective_eval_interval(analysis)
+    has_eval_times = run_log.ledger is not None or any(done.ms is not None for done in run_log.evals)
+    if not interval or run_log.is_excerpt or has_eval_times:
+        return None
+    iterations = run_log.iteration_count()
+    if run_log.trainer.step_time_includes_eval:
+        timed = np.isfinite(run_log.steps.ms) & ~run_log.is_first_of_process()
+        if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
+            return None
+        evidence = say(
+            "All {count} iterations with a time, but for the first, include an evaluation; the median is "
+            "{ms}. So nothing here shows what an update alone takes.",
+            count=f"{np.count_nonzero(timed):,}",
+            ms=format_ms(float(np.median(run_log.steps.ms[timed]))),
         )
-    return " ".join(said)
+        explanation = say(
+            "{trainer} evaluates with its clock running, so these times include the evaluation.",
+            trainer=run_log.trainer.name,
+        )
+    else:
+        evaluated = {(done.segment, done.iteration) for done in run_log.evals if done.iteration is not None}
+        if iterations < MIN_EVALUATING_STEPS or len(evaluated) < MIN_EVALUATED_SHARE * iterations:
+            return None
+        evidence = say(
+            "{count} evaluations in {iterations} iterations, and what they took is not in the log.",
+            count=f"{len(run_log.evals):,}",
+            iterations=f"{iterations:,}",
+        )
+        explanation = say(
+            "The times of its iterations are without the evaluations, so the run took longer than they add "
+            "to."
+        )
+    severity: Severity = "warning" if interval == 1 else "info"
+    advice = say("A doubled eval_interval halves what evaluations cost.")
+    stated_batches = positive_int_setting(run_log, "eval_iters")
+    batches = stated_batches or int(run_log.trainer.defaults.get("eval_iters", 0))
+    updates = _equivalent_updates(analysis, batches)
+    if updates is not None:
+        share = updates / (updates + interval)
+        severity = "warning" if share > WARNING_SHARE else "advice" if share >= MIN_ADVICE_SHARE else "info"
+        evidence += " " + say(
+            "By its passes an evaluation ({splits} x {batches} batches, forward only) takes as long as "
+            "{updates} updates: about {share} of the time.",
+            splits=run_log.trainer.eval_splits,
+            batches=batches,
+            updates=f"{updates:.3g}",
+            share=format_percent(share),
+        )
+        if stated_batches is None:
+            evidence += " " + say("Not in the log, so taken as the default: {names}.", names="eval_iters")
+        end = planned_end_iteration(run_log)
+        wider = max(10 * interval, end // 10 if end else 100 * interval)
+        saving = (updates - updates * interval / wider) / (updates + interval)
+        advice = _raise_interval_sentence(interval, wider, saving)
+    return Finding(
+        "eval-spikes",
+        severity,
+        say("Every iteration evaluates") if interval == 1 else say("Every logged iteration evaluates"),
+        evidence,
+        explanation,
+        advice,
+    )
+
+
+def _equivalent_updates(analysis: RunAnalysis, batches: int) -> float | None:
+    """Updates that take as long as one evaluation, by their FLOPs; None where the log does not say enough."""
+    run_log, tokens = analysis.log, analysis.facts.tokens_per_iteration
+    splits = run_log.trainer.eval_splits
+    batch, context = positive_int_setting(run_log, "batch_size"), positive_int_setting(run_log, "block_size")
+    if not (splits and batches and tokens and batch and context):
+        return None
+    # One card evaluates all of these batches, while it does only its part of an update.
+    return FORWARD_SHARE * splits * batches * batch * context * device_count(run_log) / tokens

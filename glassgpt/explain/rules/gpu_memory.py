@@ -1,4 +1,4 @@
-"""Out of memory: what the message says, what the model needs, and what would have fitted."""
+"""CUDA out of memory: what the message says, what the model needs, and what would have fitted."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from glassgpt.estimate import flops
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_bytes, format_count, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import numeric_setting, takes_known_settings
 
-ADAMW_BYTES_PER_PARAMETER = 16  # per parameter, float32: the weight, its gradient, and AdamW's two moments
-AUTOCAST_BYTES_PER_PARAMETER = (
-    2  # per parameter: autocast's 16-bit copies, alive until the backward pass has used them
-)
-USABLE_MEMORY_SHARE = 0.95  # of the card: the driver's context and the gaps between blocks take the rest
+ADAMW_BYTES_PER_PARAMETER = 16  # float32: the weight, its gradient, and AdamW's two moments
+AUTOCAST_BYTES_PER_PARAMETER = 2  # autocast's 16-bit copies, alive until the backward pass has used them
 # Bytes that a block keeps for the backward pass, per token and channel, with 16-bit activations and flash
 # attention (Korthikanti et al. 2022: 34 without the attention scores).
 ACTIVATION_BYTES_PER_CHANNEL = 34
-LOGIT_BYTES_PER_VOCAB_ENTRY = (
-    10  # per token and vocabulary entry: the logits, their float32 copy, its gradient
-)
-
+LOGIT_BYTES_PER_VOCAB_ENTRY = 10  # per token: the logits, their float32 copy, its gradient
+USABLE_MEMORY_SHARE = 0.95  # of the card: the CUDA context and fragmentation take the rest
 SHARDED_STATE_SHARE = (
-    0.7  # of a card, for its part of the model: activations and gathered layers need the rest
+    0.7  # of a card, for its shard of the model: activations and gathered layers need the rest
 )
-MAX_BATCH_SIZE = 1e5  # whose divisors are looked for
-MAX_MODEL_DIMENSION = 1e8  # of a model: a larger number in a log is an error
+MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
+MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
+MAX_BATCH_SIZE = 1e5  # whose divisors are tried
+MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
+MAX_LAYERS = 1000  # of a model for which fewer layers are tried
 
 _SIZE = r"([\d.]+)\s*([KMGT]i?B|bytes)"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
@@ -37,32 +35,32 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
 
 @dataclass(frozen=True)
 class OomMessage:
-    """What torch says when it runs out, in bytes. None: not said."""
+    """What torch reports when it runs out of memory, in bytes. None: not in the message."""
 
     requested_bytes: float | None
     capacity_bytes: float | None
     allocated_bytes: float | None  # in tensors
-    reserved_unallocated_bytes: float | None  # reserved, but not allocated
+    reserved_unallocated_bytes: float | None
     free_bytes: float | None
-    process_bytes: float | None  # by this process
+    process_bytes: float | None  # of this process
 
 
 def parse_oom_message(text: str) -> OomMessage:
-    """New and old CUDA messages (`capacty` is torch 2.1's own), and those of MPS and the CPU."""
+    """New and old CUDA messages (`capacty` is torch 2.1's spelling), and those of MPS and the CPU."""
     reserved = _parse_size(rf"{_SIZE} reserved in total", text)
     allocated = _parse_size(rf"{_SIZE} is allocated by PyTorch", text) or _parse_size(
         rf"{_SIZE} already allocated", text
     )
-    idle = _parse_size(rf"{_SIZE} is reserved by PyTorch but unallocated", text)
-    if idle is None and reserved and allocated:
-        idle = max(0.0, reserved - allocated)
+    unallocated = _parse_size(rf"{_SIZE} is reserved by PyTorch but unallocated", text)
+    if unallocated is None and reserved and allocated:
+        unallocated = max(0.0, reserved - allocated)
     return OomMessage(
         requested_bytes=_parse_size(rf"tried to allocate {_SIZE}", text),
         capacity_bytes=_parse_size(rf"total capaci?ty of {_SIZE}", text)
         or _parse_size(rf"{_SIZE} total capacity", text)
         or _parse_size(rf"max allowed: {_SIZE}", text),
         allocated_bytes=allocated or _parse_size(rf"MPS allocated: {_SIZE}", text),
-        reserved_unallocated_bytes=idle,
+        reserved_unallocated_bytes=unallocated,
         free_bytes=_parse_size(rf"of which {_SIZE} is free", text) or _parse_size(rf"{_SIZE} free", text),
         process_bytes=_parse_size(rf"this process has {_SIZE} memory in use", text),
     )
@@ -72,109 +70,125 @@ def _parse_size(pattern: str, text: str) -> float | None:
     match = re.search(pattern, text, re.IGNORECASE)
     if not match or match[1].count(".") > 1 or not match[1].strip("."):
         return None
-    value = float(match[1]) * _UNITS["b" if match[2] == "bytes" else match[2][0].upper()]
-    return value if math.isfinite(value) else None
+    size_bytes = float(match[1]) * _UNITS["b" if match[2] == "bytes" else match[2][0].upper()]
+    return size_bytes if math.isfinite(size_bytes) else None
 
 
 # --- what the model needs ---
 
 
 @dataclass(frozen=True)
+class StatedShape:
+    """Settings of the model and its micro-batch, as the log states them. None: not stated, or absurd."""
+
+    n_layer: float | None
+    n_embd: float | None
+    block_size: float | None
+    vocab_size: float | None
+    batch_size: float | None
+    activation_bytes_per_channel: int  # per token and layer, in the dtype of the run
+
+    @classmethod
+    def of(cls, run_log: RunLog) -> StatedShape:
+        names = ("n_layer", "n_embd", "block_size", "vocab_size", "batch_size")
+        stated = {name: numeric_setting(run_log, name) for name in names}
+        sizes = {
+            name: size if size is not None and 0 < size <= MAX_MODEL_DIMENSION else None
+            for name, size in stated.items()
+        }
+        is_float32 = run_log.setup.settings.get("dtype") == "float32"
+        return cls(**sizes, activation_bytes_per_channel=ACTIVATION_BYTES_PER_CHANNEL * (1 + is_float32))
+
+
+@dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes: of the model whatever the batch, and of each sequence in it. None: not known."""
+    """Bytes of the model whatever the batch, and of each sequence in the batch. None: not known."""
 
     parameters: int | None
     model_bytes: float | None
     bytes_per_sequence: float | None
 
 
-def estimate_memory_need(history: RunLog, message: OomMessage) -> MemoryNeed:
-    setup = history.setup
-    parameters = setup.trained_parameters or setup.parameters
-    if not parameters or not history.trainer.keeps_float32_masters:
+def estimate_memory_need(run_log: RunLog, shape: StatedShape, message: OomMessage) -> MemoryNeed:
+    parameters = run_log.setup.trained_parameters or run_log.setup.parameters
+    if not parameters or not run_log.trainer.keeps_float32_masters:
         return MemoryNeed(parameters, None, None)
-    narrow = setup.settings.get("dtype") != "float32"
-    # Smaller micro-batches mean accumulation, so gradients are there during the forward pass as well.
-    fixed = float(parameters) * (ADAMW_BYTES_PER_PARAMETER + (AUTOCAST_BYTES_PER_PARAMETER if narrow else 0))
-    kept = [_activation_bytes_per_sequence(history, narrow)]
-    batch = _model_dimension(history, "batch_size")
-    if batch and message.allocated_bytes:  # it failed on the way, so a sequence needs at least this
-        kept.append((message.allocated_bytes - fixed) / batch)
-    known = [value for value in kept if value is not None and value > 0]
-    return MemoryNeed(parameters, fixed, max(known, default=None))
+    # Smaller micro-batches mean accumulation, so gradients are alive during the forward pass as well.
+    per_parameter = ADAMW_BYTES_PER_PARAMETER
+    if run_log.setup.settings.get("dtype") != "float32":
+        per_parameter += AUTOCAST_BYTES_PER_PARAMETER
+    model_bytes = float(parameters) * per_parameter
+    candidates = [0.0]
+    if shape.n_layer and shape.n_embd and shape.block_size:
+        candidates.append(
+            shape.block_size
+            * (
+                shape.activation_bytes_per_channel * shape.n_layer * shape.n_embd
+                + LOGIT_BYTES_PER_VOCAB_ENTRY * (shape.vocab_size or 0.0)
+            )
+        )
+    if shape.batch_size and message.allocated_bytes:  # it failed on the way: a sequence needs at least this
+        candidates.append((message.allocated_bytes - model_bytes) / shape.batch_size)
+    return MemoryNeed(parameters, model_bytes, max(candidates) or None)
 
 
-def _model_dimension(history: RunLog, name: str) -> float | None:
-    """A side of the model, if it is one that a model can have."""
-    value = numeric_setting(history, name)
-    return value if value is not None and 0 < value <= MAX_MODEL_DIMENSION else None
+# --- the rule ---
 
 
-def _activation_bytes_per_sequence(history: RunLog, narrow: bool) -> float | None:
-    layers, width = _model_dimension(history, "n_layer"), _model_dimension(history, "n_embd")
-    context, vocabulary = (
-        _model_dimension(history, "block_size"),
-        _model_dimension(history, "vocab_size") or 0.0,
-    )
-    if not layers or not width or not context:
-        return None
-    return context * (
-        ACTIVATION_BYTES_PER_CHANNEL * (1 if narrow else 2) * layers * width
-        + LOGIT_BYTES_PER_VOCAB_ENTRY * vocabulary
-    )
-
-
-# --- the finding ---
-
-
-def oom(case: RunAnalysis) -> Finding | None:
-    history = case.log
-    later = history.events_of_failed_start()
-    events = [event for event in history.events if event.kind == "oom" and event not in later]
+def oom(analysis: RunAnalysis) -> Finding | None:
+    """Memory ran out: the sizes in torch's message, the bytes that the model needs, and what would fit."""
+    run_log = analysis.log
+    failed_start_events = run_log.events_of_failed_start()
+    events = [event for event in run_log.events if event.kind == "oom" and event not in failed_start_events]
     if not events:
         return None
     messages = [parse_oom_message(event.text) for event in events]
-    message = next(
-        (found for found in messages if found.requested_bytes or found.capacity_bytes), messages[0]
+    message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
+    shape = StatedShape.of(run_log)
+    need = estimate_memory_need(run_log, shape, message)
+    capacity = message.capacity_bytes or run_log.setup.memory_bytes
+    if capacity is None and analysis.card and analysis.card.memory_gb:
+        capacity = analysis.card.memory_gb * 2**30
+    # Iterations after the message are no proof that training continued: a dying process flushes its output
+    # late. A finished run is one, and so is a process that started in between.
+    line, last_step_line = events[-1].line, run_log.last_step_line
+    was_restarted = any(start < line for start in run_log.process_start_lines) and any(
+        line < start < last_step_line for start in run_log.process_start_lines
     )
-    need = estimate_memory_need(history, message)
-    capacity = message.capacity_bytes or history.setup.memory_bytes
-    if capacity is None and case.card and case.card.memory_gb:
-        capacity = case.card.memory_gb * 2**30
-    went_on = _went_on(history, events[-1], case.facts.ended == "finished")
+    continued = line < last_step_line and (analysis.facts.ended == "finished" or was_restarted)
+    if need.model_bytes and capacity and need.model_bytes > USABLE_MEMORY_SHARE * capacity:
+        explanation = say("The model itself does not fit: no batch size helps.")
+    else:
+        explanation = say(
+            "Weights, gradients and AdamW's two moments are always there; the activations that the forward "
+            "pass keeps for the backward pass grow with batch_size x block_size."
+        )
+    if message.capacity_bytes and message.process_bytes is not None and message.free_bytes is not None:
+        other_bytes = message.capacity_bytes - message.process_bytes - message.free_bytes
+        if other_bytes > MIN_OTHER_PROCESSES_SHARE * message.capacity_bytes:
+            explanation += " " + say(
+                "Other processes held {bytes} of this card.", bytes=format_bytes(other_bytes)
+            )
     return Finding(
         "oom",
-        "warning" if went_on else "problem",
-        say("Memory ran out on the way, and training went on")
-        if went_on
+        "warning" if continued else "problem",
+        say("Memory ran out on the way, and training continued")
+        if continued
         else say("The run ran out of memory"),
-        _evidence(message, need, capacity, history),
-        _explanation(message, need, capacity),
-        _advice(history, message, need, capacity),
+        _evidence(message, need, capacity, shape.batch_size),
+        explanation,
+        _advice(run_log, shape, message, need, capacity),
     )
 
 
-def _went_on(history: RunLog, event: LogEvent, finished: bool) -> bool:
-    """Iterations after it are no proof: a process that dies hands out last what it had still to print."""
-    before = any(line < event.line for line in history.process_start_lines)
-    again = any(event.line < line < history.last_step_line for line in history.process_start_lines)
-    return event.line < history.last_step_line and (finished or (before and again))
-
-
-def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, history: RunLog) -> str:
-    said = [
-        *_message_evidence(message),
-        *_need_evidence(need, capacity, _model_dimension(history, "batch_size")),
-    ]
-    return " ".join(said) or say("The log says that memory ran out, and not how much there was.")
-
-
-def _message_evidence(message: OomMessage) -> list[str]:
-    said = []
+def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: float | None) -> str:
+    evidence = []
     if message.requested_bytes:
-        said.append(say("It asked for {tried} more.", tried=format_bytes(message.requested_bytes)))
+        evidence.append(
+            say("It tried to allocate {tried} more.", tried=format_bytes(message.requested_bytes))
+        )
     if message.capacity_bytes and message.allocated_bytes:
-        said.append(
+        evidence.append(
             say(
                 "Of {capacity}, {used} held tensors.",
                 capacity=format_bytes(message.capacity_bytes),
@@ -182,19 +196,14 @@ def _message_evidence(message: OomMessage) -> list[str]:
             )
         )
     if message.free_bytes is not None:
-        said.append(say("{free} was free.", free=format_bytes(message.free_bytes)))
-    return said
-
-
-def _need_evidence(need: MemoryNeed, capacity: float | None, batch: float | None) -> list[str]:
-    said = []
+        evidence.append(say("{free} was free.", free=format_bytes(message.free_bytes)))
     if need.model_bytes and need.parameters:
         values = {
             "parameters": format_count(need.parameters),
             "fixed": format_bytes(need.model_bytes),
             "bytes": int(need.model_bytes / need.parameters),
         }
-        said.append(
+        evidence.append(
             say(
                 "{parameters} parameters need {fixed} whatever the batch ({bytes} bytes each), {share} of "
                 "the card.",
@@ -206,143 +215,100 @@ def _need_evidence(need: MemoryNeed, capacity: float | None, batch: float | None
                 "{parameters} parameters need {fixed} whatever the batch ({bytes} bytes each).", **values
             )
         )
-    if need.bytes_per_sequence and batch:
-        said.append(
+    if need.bytes_per_sequence and batch_size:
+        evidence.append(
             say(
                 "Each of the {batch} sequences of a micro-batch needs about {each} more.",
-                batch=int(batch),
+                batch=int(batch_size),
                 each=format_bytes(need.bytes_per_sequence),
             )
         )
-    return said
+    return " ".join(evidence) or say("The log says that memory ran out, and not how much there was.")
 
 
-def _explanation(message: OomMessage, need: MemoryNeed, capacity: float | None) -> str:
-    said = []
-    if need.model_bytes and capacity and need.model_bytes > USABLE_MEMORY_SHARE * capacity:
-        said.append(say("The model itself does not fit: no batch size helps."))
-    else:
-        said.append(
-            say(
-                "Weights, gradients and AdamW's two moments are always there; what the forward pass keeps "
-                "for the backward pass grows with batch_size x block_size."
-            )
-        )
-    others = _held_by_others(message)
-    if others:
-        said.append(say("Other processes held {bytes} of this card.", bytes=format_bytes(others)))
-    return " ".join(said)
-
-
-def _held_by_others(message: OomMessage) -> float:
-    """Memory that neither this process nor nobody has; only where it is worth telling."""
-    if not message.capacity_bytes or message.process_bytes is None or message.free_bytes is None:
-        return 0.0
-    left = message.capacity_bytes - message.process_bytes - message.free_bytes
-    return left if left > 0.05 * message.capacity_bytes else 0.0
-
-
-def _advice(history: RunLog, message: OomMessage, need: MemoryNeed, capacity: float | None) -> str:
-    said = []
+def _advice(
+    run_log: RunLog, shape: StatedShape, message: OomMessage, need: MemoryNeed, capacity: float | None
+) -> str:
+    advice = []
+    fragmented_bytes = message.reserved_unallocated_bytes
     if (
-        message.reserved_unallocated_bytes
+        fragmented_bytes
         and message.requested_bytes
-        and message.reserved_unallocated_bytes > 2 * message.requested_bytes
-        and message.reserved_unallocated_bytes > 2**28
+        and fragmented_bytes > max(2 * message.requested_bytes, MIN_FRAGMENTED_BYTES)
     ):
-        said.append(
+        advice.append(
             say(
-                "{idle} was reserved but lay in pieces: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can "
+                "{idle} was reserved but fragmented: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can "
                 "give it back.",
-                idle=format_bytes(message.reserved_unallocated_bytes),
+                idle=format_bytes(fragmented_bytes),
             )
         )
     room = USABLE_MEMORY_SHARE * capacity - need.model_bytes if capacity and need.model_bytes else None
-    batch = _model_dimension(history, "batch_size")
-    if room is not None and room < (need.bytes_per_sequence or 0):
-        said.append(_smaller_model_advice(history, need, capacity or 0.0))
-    elif (
-        room
-        and need.bytes_per_sequence
-        and batch
-        and 1 < batch < MAX_BATCH_SIZE
-        and takes_known_settings(history)
-    ):
-        said.append(_smaller_batch_advice(history, int(batch), int(room / need.bytes_per_sequence)))
+    batch = int(shape.batch_size or 0)
+    if room is not None and capacity and room < (need.bytes_per_sequence or 0):
+        advice.append(_smaller_model_advice(shape, need, capacity))
+    elif room and need.bytes_per_sequence and 1 < batch < MAX_BATCH_SIZE and takes_known_settings(run_log):
+        # The largest divisor of the batch that fits, and is smaller than the one that failed.
+        max_fitting = int(room / need.bytes_per_sequence)
+        new = max(size for size in range(1, min(batch, max(max_fitting, 1) + 1)) if batch % size == 0)
+        accumulation = int(numeric_setting(run_log, "gradient_accumulation_steps") or 1)
+        advice.append(
+            say(
+                "batch_size={old} -> {new} should fit, and gradient_accumulation_steps={before} -> {after} "
+                "keeps the tokens per iteration.",
+                old=batch,
+                new=new,
+                before=accumulation,
+                after=accumulation * (batch // new),
+            )
+        )
     else:
-        said.append(
+        advice.append(
             say(
                 "Halve the micro-batch and double the accumulation: the update stays the same, and the "
                 "activations need half the memory."
             )
         )
-    return " ".join(said)
+    return " ".join(advice)
 
 
-def _smaller_batch_advice(history: RunLog, batch: int, most: int) -> str:
-    """The largest divisor of the batch that fits, and is smaller than what failed."""
-    fits = max(part for part in range(1, min(batch, max(most, 1) + 1)) if batch % part == 0)
-    steps = numeric_setting(history, "gradient_accumulation_steps") or 1
-    return say(
-        "batch_size={old} -> {new} should fit, and gradient_accumulation_steps={before} -> {after} keeps the "
-        "tokens per iteration.",
-        old=batch,
-        new=fits,
-        before=int(steps),
-        after=int(steps) * (batch // fits),
-    )
-
-
-def _smaller_model_advice(history: RunLog, need: MemoryNeed, capacity: float) -> str:
+def _smaller_model_advice(shape: StatedShape, need: MemoryNeed, capacity: float) -> str:
     """What the card can hold, with one sequence of activations at a time."""
-    bytes_each = (need.model_bytes or 0.0) / (need.parameters or 1)
-    most = max(0.0, USABLE_MEMORY_SHARE * capacity - (need.bytes_per_sequence or 0.0)) / bytes_each
-    said = [
+    model_bytes = need.model_bytes or 0.0
+    bytes_per_parameter = model_bytes / (need.parameters or 1)
+    usable_bytes = USABLE_MEMORY_SHARE * capacity
+    max_parameters = max(0.0, usable_bytes - (need.bytes_per_sequence or 0.0)) / bytes_per_parameter
+    advice = [
         say(
             "This card holds at most about {most} parameters in training, at batch_size=1.",
-            most=format_count(most),
+            most=format_count(max_parameters),
         )
     ]
-    layers = _layers_that_fit(history, capacity, bytes_each)
-    if layers:
-        said.append(
-            say(
-                "n_layer={old} -> {new} would fit so.",
-                old=int(_model_dimension(history, "n_layer") or 0),
-                new=layers,
+    n_layer, n_embd, context, vocab_size = shape.n_layer, shape.n_embd, shape.block_size, shape.vocab_size
+    if n_layer and n_embd and context and vocab_size and n_layer <= MAX_LAYERS:
+        for layers in range(int(n_layer) - 1, 0, -1):
+            parameters = flops.count_parameters(
+                vocab_size=int(vocab_size),
+                block_size=int(context),
+                n_layer=layers,
+                n_embd=int(n_embd),
+                arch="gpt2",
+                bias=False,
             )
-        )
-    cards = math.ceil((need.model_bytes or 0.0) / (SHARDED_STATE_SHARE * capacity)) if capacity else 0
+            activation_bytes = context * (
+                layers * shape.activation_bytes_per_channel * n_embd
+                + LOGIT_BYTES_PER_VOCAB_ENTRY * vocab_size
+            )
+            if parameters * bytes_per_parameter + activation_bytes < usable_bytes:
+                advice.append(say("n_layer={old} -> {new} would fit so.", old=int(n_layer), new=layers))
+                break
+    cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))
     if cards > 1:
-        said.append(
+        advice.append(
             say(
                 "Sharded over {cards} such cards (FSDP) it needs {each} on each, beside the activations.",
                 cards=cards,
-                each=format_bytes((need.model_bytes or 0.0) / cards),
+                each=format_bytes(model_bytes / cards),
             )
         )
-    return " ".join(said)
-
-
-def _layers_that_fit(history: RunLog, capacity: float, bytes_each: float) -> int | None:
-    layers, width, context = (_model_dimension(history, name) for name in ("n_layer", "n_embd", "block_size"))
-    vocabulary = _model_dimension(history, "vocab_size")
-    if not layers or not width or not context or not vocabulary or layers > 1000:
-        return None
-    narrow = history.setup.settings.get("dtype") != "float32"
-    kept = ACTIVATION_BYTES_PER_CHANNEL * (1 if narrow else 2) * width * context
-    for fewer in range(int(layers) - 1, 0, -1):
-        size = flops.count_parameters(
-            vocab_size=int(vocabulary),
-            block_size=int(context),
-            n_layer=fewer,
-            n_embd=int(width),
-            arch="gpt2",
-            bias=False,
-        )
-        if (
-            size * bytes_each + fewer * kept + LOGIT_BYTES_PER_VOCAB_ENTRY * vocabulary * context
-            < USABLE_MEMORY_SHARE * capacity
-        ):
-            return fewer
-    return None
+    return " ".join(advice)

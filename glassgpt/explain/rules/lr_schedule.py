@@ -1,4 +1,4 @@
-"""The learning rate's schedule against the run's length, and against itself after a resume."""
+"""The learning-rate schedule: does it fit the run's length, and does it survive a resume?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_integer, format_lr, format_percent
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     continues_previous,
     numeric_setting,
@@ -18,11 +18,18 @@ from glassgpt.runs.trajectory import (
 )
 from glassgpt.schedule import LearningRateSchedule
 
-# A cosine's last tenth moves the rate by next to nothing, so an end within it is as good as the planned one.
-MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8  # of the run's end
-MAX_FINAL_TO_MIN_LR = 1.5  # times the floor
-# Of the peak: a column that ends lower has come down, one that ends higher never was to.
+# lr_decay_iters over max_iters: a cosine's last tenth hardly changes the rate, so an end within it is fine.
+MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8
+MAX_FINAL_TO_MIN_LR = 1.5  # learning rate at the end over min_lr
+# Last over highest logged learning rate: below, it has decayed; above, it is constant.
 DECAYED_SHARE_OF_PEAK, CONSTANT_SHARE_OF_PEAK = 0.3, 0.97
+MIN_LOGGED_LRS = 20
+# At a resume, compared with the last rate before it (or its peak).
+MIN_LRS_BEFORE, MIN_LRS_AFTER = 5, 3
+MIN_RAISED_RATIO = 1.1  # first rate after over last before
+MAX_FALLING_SHARE_OF_PEAK = 0.98  # last rate before over the highest: it was past its peak
+MAX_RESTARTED_RATIO = 0.5  # first rate after over last before: a warm-up again
+MIN_WARMUP_RATIO = 2.0  # highest over first rate after
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class CosineSchedule:
     warmup_iters: float
     lr_decay_iters: float
     end_iteration: float  # the run's last iteration, as planned
-    assumed_settings: tuple[str, ...]  # settings that the log does not show
+    assumed_settings: tuple[str, ...]  # not in the log, taken from the trainer's defaults
 
     def lr_at(self, iteration: float) -> float:
         return LearningRateSchedule(self.peak_lr, self.min_lr, self.warmup_iters, self.lr_decay_iters).at(
@@ -42,231 +49,210 @@ class CosineSchedule:
         )
 
 
-def infer_schedule(history: RunLog) -> CosineSchedule | None:
-    """From the settings; None where there is no decay, or the run's length is not known."""
-    settings = history.setup.settings
-    end = planned_end_iteration(history)
-    if not takes_known_settings(history) or settings.get("decay_lr") is False:
+def infer_schedule(run_log: RunLog) -> CosineSchedule | None:
+    """From the settings; None where there is no cosine decay, or the run's length is not known."""
+    settings, trainer = run_log.setup.settings, run_log.trainer
+    end = planned_end_iteration(run_log)
+    if not takes_known_settings(run_log) or settings.get("decay_lr") is False:
         return None
     if not end or settings.get("schedule", "cosine") != "cosine":
         return None
-    values, assumed = {}, []
-    for name, usual in _defaults(history, float(end)).items():
-        said = numeric_setting(history, name)
-        values[name] = usual if said is None else said
-        if said is None and not history.trainer.schedule_fits_run:
-            assumed.append(name)
+    names = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
+    stated = {name: numeric_setting(run_log, name) for name in names}
+    if trainer.schedule_fits_run:  # defaults that depend on the run's length: nothing is assumed
+        peak_lr = stated["learning_rate"] or trainer.defaults["learning_rate"]
+        defaults = {
+            "learning_rate": peak_lr,
+            "min_lr": peak_lr / 10,
+            "warmup_iters": min(2000, float(end) // 20),
+            "lr_decay_iters": float(end),
+        }
+        assumed: tuple[str, ...] = ()
+    else:
+        defaults = {name: trainer.defaults[name] for name in names}
+        assumed = tuple(name for name in names if stated[name] is None)
     if "learning_rate" in assumed and "lr_decay_iters" in assumed:
         return None  # a log that shows neither does not show the settings
-    peak, floor = values["learning_rate"], values["min_lr"]
-    if peak <= 0 or floor < 0 or values["lr_decay_iters"] <= 0:
+    values = {name: defaults[name] if value is None else value for name, value in stated.items()}
+    if values["learning_rate"] <= 0 or values["min_lr"] < 0 or values["lr_decay_iters"] <= 0:
         return None
     return CosineSchedule(
-        peak, floor, values["warmup_iters"], values["lr_decay_iters"], float(end), tuple(assumed)
+        values["learning_rate"],
+        values["min_lr"],
+        values["warmup_iters"],
+        values["lr_decay_iters"],
+        end_iteration=float(end),
+        assumed_settings=assumed,
     )
 
 
-def _defaults(history: RunLog, end: float) -> dict[str, float]:
-    """What is not said: fixed numbers, or a schedule that fits the run."""
-    usual = history.trainer.defaults
-    if not history.trainer.schedule_fits_run:
-        return {name: usual[name] for name in ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")}
-    peak = numeric_setting(history, "learning_rate") or usual["learning_rate"]
-    return {
-        "learning_rate": peak,
-        "min_lr": peak / 10,
-        "warmup_iters": min(2000, end // 20),
-        "lr_decay_iters": end,
-    }
-
-
-# --- against the run's length ---
-
-
-def lr_schedule_mismatch(case: RunAnalysis) -> Finding | None:
-    schedule = infer_schedule(case.log)
+def lr_schedule_mismatch(analysis: RunAnalysis) -> Finding | None:
+    """The schedule ends after the run (the rate stays high), long before it, or is all warm-up."""
+    schedule = infer_schedule(analysis.log)
     if schedule is None:
-        return _mismatch_in_logged_lr(case)
-    if schedule.warmup_iters >= schedule.end_iteration:
-        return _warmup_only_finding(schedule)
-    if (
-        schedule.lr_decay_iters > MAX_DECAY_TO_END * schedule.end_iteration
-        and schedule.lr_at(schedule.end_iteration) > MAX_FINAL_TO_MIN_LR * schedule.min_lr
-    ):
-        return _ends_too_high_finding(schedule)
-    if (
-        schedule.lr_decay_iters < MIN_DECAY_TO_END * schedule.end_iteration
-        and schedule.min_lr < schedule.peak_lr
-    ):
-        return _ends_too_early_finding(schedule)
-    return None
-
-
-def _settings_sentence(schedule: CosineSchedule) -> str:
-    text = say(
+        return _mismatch_in_logged_lr(analysis)
+    end, decay_end = schedule.end_iteration, schedule.lr_decay_iters
+    evidence = say(
         "The settings: {settings}.",
-        settings=f"max_iters={int(schedule.end_iteration)}, lr_decay_iters={int(schedule.lr_decay_iters)}, "
+        settings=f"max_iters={int(end)}, lr_decay_iters={int(decay_end)}, "
         f"warmup_iters={int(schedule.warmup_iters)}, learning_rate={format_lr(schedule.peak_lr)}, "
         f"min_lr={format_lr(schedule.min_lr)}",
     )
-    if not schedule.assumed_settings:
-        return text
-    return f"{text} " + say(
-        "Not in the log, so taken as the default: {names}.", names=", ".join(schedule.assumed_settings)
-    )
+    if schedule.assumed_settings:
+        names = ", ".join(schedule.assumed_settings)
+        evidence += " " + say("Not in the log, so taken as the default: {names}.", names=names)
+    if schedule.warmup_iters >= end:
+        return _run_ends_in_warmup(schedule, evidence)
+    if (
+        decay_end > MAX_DECAY_TO_END * end
+        and (final_lr := schedule.lr_at(end)) > MAX_FINAL_TO_MIN_LR * schedule.min_lr
+    ):
+        evidence += " " + say(
+            "At the end it is {last}, {share} of its peak.",
+            last=format_lr(final_lr),
+            share=format_percent(final_lr / schedule.peak_lr),
+        )
+        advice = say(
+            "lr_decay_iters={end} ends at {floor} instead of {last}, at no cost.",
+            end=int(end),
+            floor=format_lr(schedule.min_lr),
+            last=format_lr(final_lr),
+        )
+        return _lr_ends_high(evidence, advice)
+    if decay_end < MIN_DECAY_TO_END * end and schedule.min_lr < schedule.peak_lr:
+        share = format_percent((end - decay_end) / end)
+        return Finding(
+            "lr-schedule-mismatch",
+            "advice",
+            say("The learning rate is at its minimum long before the run ends"),
+            f"{evidence} "
+            + say(
+                "The last {count} iterations ({share}) run at {floor}.",
+                count=format_integer(end - decay_end),
+                share=share,
+                floor=format_lr(schedule.min_lr),
+            ),
+            say("At the minimum rate the model moves little; those iterations could have learnt more."),
+            say(
+                "lr_decay_iters={end} uses them, or max_iters={decay} saves {share} of the iterations.",
+                end=int(end),
+                decay=int(decay_end),
+                share=share,
+            ),
+        )
+    return None
 
 
-def _warmup_only_finding(schedule: CosineSchedule) -> Finding:
-    last = min(
-        schedule.end_iteration, schedule.warmup_iters - 1
-    )  # the update after a warm-up is no longer of it
+def _run_ends_in_warmup(schedule: CosineSchedule, evidence: str) -> Finding:
+    end = schedule.end_iteration
+    last = min(end, schedule.warmup_iters - 1)  # the last iteration of the warm-up that the run does
+    mean_of_warmup = max(schedule.lr_at(end / 2), 1e-12)
+    mean_of_cosine = (schedule.peak_lr + schedule.min_lr) / 2
     return Finding(
         "lr-schedule-mismatch",
         "warning",
         say("The run ends before its warm-up does"),
-        _settings_sentence(schedule)
-        + " "
+        f"{evidence} "
         + say("The learning rate reaches {last} at the end.", last=format_lr(schedule.lr_at(last))),
         say("The learning rate was still rising at the end, and never came to its full value or down again."),
         say(
-            "warmup_iters={new} with lr_decay_iters={end}: the mean learning rate would be {gain} times as "
-            "high.",
-            new=int(schedule.end_iteration // 20),
-            end=int(schedule.end_iteration),
-            gain=f"{_mean_of_cosine(schedule) / _mean_of_warmup(schedule):.1f}",
+            "warmup_iters={new} with lr_decay_iters={end}: the mean learning rate would be {gain} times "
+            "as high.",
+            new=int(end // 20),
+            end=int(end),
+            gain=f"{mean_of_cosine / mean_of_warmup:.1f}",
         ),
     )
 
 
-def _mean_of_warmup(schedule: CosineSchedule) -> float:
-    return max(schedule.lr_at(schedule.end_iteration / 2), 1e-12)
-
-
-def _mean_of_cosine(schedule: CosineSchedule) -> float:
-    return (schedule.peak_lr + schedule.min_lr) / 2
-
-
-def _ends_too_high_finding(schedule: CosineSchedule) -> Finding:
-    last = schedule.lr_at(schedule.end_iteration)
+def _lr_ends_high(evidence: str, advice: str) -> Finding:
     return Finding(
         "lr-schedule-mismatch",
         "advice",
         say("The learning rate does not come down before the run ends"),
-        _settings_sentence(schedule)
-        + " "
-        + say(
-            "At the end it is {last}, {share} of its peak.",
-            last=format_lr(last),
-            share=format_percent(last / schedule.peak_lr),
-        ),
+        evidence,
         say(
             "The last part of a cosine, where the rate is low, is where the loss settles. This run stops "
             "before that."
         ),
-        say(
-            "lr_decay_iters={end} ends at {floor} instead of {last}, at no cost.",
-            end=int(schedule.end_iteration),
-            floor=format_lr(schedule.min_lr),
-            last=format_lr(last),
-        ),
+        advice,
     )
 
 
-def _ends_too_early_finding(schedule: CosineSchedule) -> Finding:
-    idle = (schedule.end_iteration - schedule.lr_decay_iters) / schedule.end_iteration
-    return Finding(
-        "lr-schedule-mismatch",
-        "advice",
-        say("The learning rate is at its minimum long before the run ends"),
-        _settings_sentence(schedule)
-        + " "
-        + say(
-            "The last {count} iterations ({share}) run at {floor}.",
-            count=format_integer(schedule.end_iteration - schedule.lr_decay_iters),
-            share=format_percent(idle),
-            floor=format_lr(schedule.min_lr),
-        ),
-        say("At the minimum rate the model moves little; those iterations could have learnt more."),
-        say(
-            "lr_decay_iters={end} uses them, or max_iters={decay} saves {share} of the iterations.",
-            end=int(schedule.end_iteration),
-            decay=int(schedule.lr_decay_iters),
-            share=format_percent(idle),
-        ),
-    )
-
-
-def _mismatch_in_logged_lr(case: RunAnalysis) -> Finding | None:
-    """A rate that was falling, and had not come far when the planned end was reached."""
-    history, course = case.log, case.trajectory
-    planned = planned_end_iteration(history)
-    rates = history.steps.lr[course.rows]
+def _mismatch_in_logged_lr(analysis: RunAnalysis) -> Finding | None:
+    """The logged learning rate was still falling, and not low yet, when the planned end was reached."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    planned = planned_end_iteration(run_log)
+    rates = run_log.steps.lr[trajectory.rows]
     rates = rates[np.isfinite(rates)]
-    if not planned or not history.numbered or len(rates) < 20:
+    if not planned or not run_log.numbered or len(rates) < MIN_LOGGED_LRS:
         return None
-    if course.last_iteration is None or course.last_iteration < planned - 1:
+    if trajectory.last_iteration is None or trajectory.last_iteration < planned - 1:
         return None
     peak, last, late = float(rates.max()), float(rates[-1]), rates[-max(5, len(rates) // 10) :]
-    if (
-        peak <= 0
-        or not DECAYED_SHARE_OF_PEAK * peak < last < CONSTANT_SHARE_OF_PEAK * peak
-        or np.any(np.diff(late) > 0)
-        or late[0] == late[-1]
-    ):
+    is_falling = not np.any(np.diff(late) > 0) and late[0] != late[-1]
+    if peak <= 0 or not is_falling or not DECAYED_SHARE_OF_PEAK * peak < last < CONSTANT_SHARE_OF_PEAK * peak:
         return None
-    return Finding(
-        "lr-schedule-mismatch",
-        "advice",
-        say("The learning rate does not come down before the run ends"),
-        say(
-            "It is {last} at the planned end, iteration {end}: {share} of its peak {peak}, and still "
-            "falling.",
-            last=format_lr(last),
-            end=format_integer(planned),
-            share=format_percent(last / peak),
-            peak=format_lr(peak),
-        ),
-        say(
-            "The last part of a cosine, where the rate is low, is where the loss settles. This run stops "
-            "before that."
-        ),
-        say(
-            "Let the decay end with the run: a tenth of the peak, {floor}, instead of {last}.",
-            floor=format_lr(peak / 10),
-            last=format_lr(last),
-        ),
+    evidence = say(
+        "It is {last} at the planned end, iteration {end}: {share} of its peak {peak}, and still falling.",
+        last=format_lr(last),
+        end=format_integer(planned),
+        share=format_percent(last / peak),
+        peak=format_lr(peak),
     )
+    advice = say(
+        "Let the decay end with the run: a tenth of the peak, {floor}, instead of {last}.",
+        floor=format_lr(peak / 10),
+        last=format_lr(last),
+    )
+    return _lr_ends_high(evidence, advice)
 
 
-# --- against itself ---
-
-
-def horizon_changed(case: RunAnalysis) -> Finding | None:
-    """A learning rate that is higher after a resume than before it, or starts its warm-up again."""
-    history, course = case.log, case.trajectory
-    finite = np.isfinite(history.steps.lr[course.rows])
-    rows = course.rows[finite]
-    lr, of_row = history.steps.lr[rows], history.steps.segment[rows]  # segments ascend
-    highest = np.maximum.accumulate(lr)
-    for segment in course.segments[1:]:
-        begin = history.segments[segment].first_iteration
-        start, end = np.searchsorted(of_row, (segment, segment + 1))
-        if begin is None or not continues_previous(history, segment) or start < 5 or end - start < 3:
+def horizon_changed(analysis: RunAnalysis) -> Finding | None:
+    """The learning rate is higher after a resume than before it, or starts its warm-up again."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    rows = trajectory.rows[np.isfinite(run_log.steps.lr[trajectory.rows])]
+    lr, segments = run_log.steps.lr[rows], run_log.steps.segment[rows]  # segments ascend
+    peak_so_far = np.maximum.accumulate(lr)
+    for segment in trajectory.segments[1:]:
+        iteration = run_log.segments[segment].first_iteration
+        start, end = np.searchsorted(segments, (segment, segment + 1))
+        if iteration is None or not continues_previous(run_log, segment):
             continue
-        earlier, later = lr[start - 5 : start], lr[start:end]
-        found = _schedule_restarted(begin, earlier, later) or _lr_raised(
-            history, begin, earlier, later, float(highest[start - 1])
-        )
-        if found:
-            return found
+        if start < MIN_LRS_BEFORE or end - start < MIN_LRS_AFTER:
+            continue
+        last, first, highest = float(lr[start - 1]), float(lr[start]), float(lr[start:end].max())
+        if last <= 0:
+            continue
+        climbs = lr[start] < lr[start + 1] < lr[start + 2]
+        if climbs and first <= MAX_RESTARTED_RATIO * last and highest >= MIN_WARMUP_RATIO * max(first, 1e-12):
+            return Finding(
+                "horizon-changed",
+                "warning",
+                say("The schedule began again at a resume"),
+                say(
+                    "Learning rate {before} before iteration {at}, then from {first} up to {top}.",
+                    before=format_lr(last),
+                    at=format_integer(iteration),
+                    first=format_lr(first),
+                    top=format_lr(highest),
+                ),
+                say(
+                    "The iteration number of the schedule was not restored, so the warm-up ran a second time."
+                ),
+                say(
+                    "Restore the iteration number with the weights: the rate would have continued from "
+                    "{before}.",
+                    before=format_lr(last),
+                ),
+            )
+        was_falling = last < MAX_FALLING_SHARE_OF_PEAK * peak_so_far[start - 1] and last <= lr[start - 3]
+        if was_falling and first >= MIN_RAISED_RATIO * last:
+            return _lr_raised(run_log, iteration, last, first)
     return None
 
 
-def _lr_raised(history: RunLog, begin: int, earlier: Floats, later: Floats, peak: float) -> Finding | None:
-    before, after = float(earlier[-1]), float(later[0])
-    falling = before < 0.98 * peak and earlier[-1] <= earlier[-3]
-    if not falling or before <= 0 or after < 1.1 * before:
-        return None
+def _lr_raised(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
     return Finding(
         "horizon-changed",
         "warning",
@@ -275,7 +261,7 @@ def _lr_raised(history: RunLog, begin: int, earlier: Floats, later: Floats, peak
             "Learning rate {before} before iteration {at}, {after} after the resume there: {times} times as "
             "high.",
             before=format_lr(before),
-            at=format_integer(begin),
+            at=format_integer(iteration),
             after=format_lr(after),
             times=f"{after / before:.1f}",
         ),
@@ -284,40 +270,14 @@ def _lr_raised(history: RunLog, begin: int, earlier: Floats, later: Floats, peak
             "so part of what the falling rate had settled is undone, and the loss rises before it falls."
         ),
         say(
-            "Fix lr_decay_iters before the run, or go on with a constant rate of {before} and let it fall at "
-            "the new end.",
+            "Fix lr_decay_iters before the run, or continue with a constant rate of {before} and let it fall "
+            "at the new end.",
             before=format_lr(before),
         )
-        if takes_known_settings(history)
+        if takes_known_settings(run_log)
         else say(
-            "Fix the end of the schedule before the run, or go on with a constant rate of {before} and let "
-            "it fall at the new end.",
-            before=format_lr(before),
-        ),
-    )
-
-
-def _schedule_restarted(begin: int, earlier: Floats, later: Floats) -> Finding | None:
-    before, first, top = float(earlier[-1]), float(later[0]), float(later.max())
-    if before <= 0 or first > 0.5 * before or top < 2 * max(first, 1e-12):
-        return None
-    climbs = bool(np.all(later[1:3] > later[:2]))
-    if not climbs:
-        return None
-    return Finding(
-        "horizon-changed",
-        "warning",
-        say("The schedule began again at a resume"),
-        say(
-            "Learning rate {before} before iteration {at}, then from {first} up to {top}.",
-            before=format_lr(before),
-            at=format_integer(begin),
-            first=format_lr(first),
-            top=format_lr(top),
-        ),
-        say("The iteration number of the schedule was not restored, so the warm-up ran a second time."),
-        say(
-            "Restore the iteration number with the weights: the rate would have gone on from {before}.",
+            "Fix the end of the schedule before the run, or continue with a constant rate of {before} and "
+            "let it fall at the new end.",
             before=format_lr(before),
         ),
     )

@@ -1,4 +1,4 @@
-"""A loss that is no number any more: since when, what came before it, and what was wasted after it."""
+"""Losses and gradients that are NaN or infinite: since when, the likely cause, and the time wasted after."""
 
 from __future__ import annotations
 
@@ -8,96 +8,169 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.explain.rule import Finding, RunAnalysis
-from glassgpt.explain.rules.waste import seconds_and_share_after
 from glassgpt.format import format_duration, format_integer, format_loss, format_lr, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.curve import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import numeric_setting
 
-CONTEXT_LOSSES = 5  # losses shown from before it
-MIN_GROWTH_RATIO = 1.1  # times the median before: less is no sign of trouble
-MIN_GROWTH_MADS = 6.0  # median absolute deviations
-MIN_UNSTEADY_RATIO = 1.15  # the highest of the last few over the lowest, where no more tell what is usual
+CONTEXT_LOSSES = 5  # last finite losses shown
+# Growth: the median of the last 3 values, compared with the median of those before.
+MIN_GROWTH_RATIO = 1.1
+MIN_GROWTH_MADS = 6.0  # median absolute deviations above it
+MIN_UNSTEADY_RATIO = 1.15  # highest over lowest of the last losses, where too few are logged for the above
+MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 
-# never: no update had been made; unseen: the log does not show what came before; norms, rise: they grew;
-# unsteady: too few came before to say so, but they are not calm; overflow: the log tells of overflows;
-# outside: all was calm.
-NonFiniteCause = Literal["never", "unseen", "norms", "rise", "unsteady", "overflow", "float16", "outside"]
+MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
+MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can learn from text
+
+# Skipped updates: the scaler tries a larger scale every 2000, and fails a few times at first.
+MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
+MAX_USUAL_SKIPS = 5  # however short the run
+MIN_LOGGED_NORM_SHARE = 0.9  # of the log lines with a finite norm: then a missing one counts as NaN
+
+# no-update: broken before the first update; unseen: the log does not show the steps before; norms, rise: they
+# grew; overflow: the log reports overflows; float16: it may overflow; unsteady: few losses, and they vary;
+# outside: no sign of trouble in the steps before.
+NonFiniteCause = Literal["no-update", "unseen", "norms", "rise", "unsteady", "overflow", "float16", "outside"]
 
 
 @dataclass(frozen=True)
 class NonFiniteLoss:
-    """Where the loss stopped being a number."""
+    """Where the loss stopped being finite."""
 
     iteration: int
     row: int
-    losses_before: Floats  # the last finite losses of that process
+    losses_before: Floats  # all finite losses of that process
     iterations_before: Ints
-    grad_norms_before: Floats  # and their gradient norms
+    grad_norms_before: Floats
     nonfinite_rows: int  # rows without a finite loss from there on, in that process
-    has_recovered: bool  # finite losses came again
+    has_recovered: bool  # the last loss of that process is finite
 
 
-def find_nonfinite_loss(history: RunLog) -> NonFiniteLoss | None:
-    steps = history.steps
+def find_nonfinite_loss(run_log: RunLog) -> NonFiniteLoss | None:
+    steps = run_log.steps
     broken = steps.has_loss & ~np.isfinite(steps.loss)
     if not broken.any():
         return None
     row = int(np.argmax(broken))
-    mine = steps.segment == steps.segment[row]
-    good = np.flatnonzero(mine[:row] & steps.has_loss[:row])
-    after = mine & (np.arange(len(steps)) >= row)
-    last = int(np.flatnonzero(after)[-1])
+    same_process = steps.segment == steps.segment[row]
+    rows_before = np.flatnonzero(same_process[:row] & steps.has_loss[:row])
+    after = same_process & (np.arange(len(steps)) >= row)
+    last_row = int(np.flatnonzero(after)[-1])
     return NonFiniteLoss(
         iteration=int(steps.iteration[row]),
         row=row,
-        losses_before=steps.loss[good],
-        iterations_before=steps.iteration[good],
-        grad_norms_before=steps.grad_norm[good],
+        losses_before=steps.loss[rows_before],
+        iterations_before=steps.iteration[rows_before],
+        grad_norms_before=steps.grad_norm[rows_before],
         nonfinite_rows=int((broken & after).sum()),
-        has_recovered=not bool(broken[last]),
+        has_recovered=not bool(broken[last_row]),
     )
 
 
-def loss_nan(case: RunAnalysis) -> Finding | None:
-    history = case.log
-    found = find_nonfinite_loss(history)
-    if found is None:
-        return _nonfinite_gradient_only(history) or _nonfinite_evals_only(history)
-    cause = _likely_cause(history, found)
+def loss_nan(analysis: RunAnalysis) -> Finding | None:
+    """The training loss, the gradient or the validation loss became NaN or infinite."""
+    run_log = analysis.log
+    broken = find_nonfinite_loss(run_log)
+    if broken is None:
+        return _nonfinite_gradient(run_log) or _nonfinite_evaluations(run_log)
+    at = format_integer(broken.iteration)
+    if run_log.numbered and broken.has_recovered:
+        title = say("The loss was not a number at iteration {at}", at=at)
+    elif run_log.numbered:
+        title = say("The loss is not a number from iteration {at} on", at=at)
+    elif broken.has_recovered:
+        title = say("The loss was not a number")
+    else:
+        title = say("The loss stopped being a number")
+    cause = _likely_cause(run_log, broken)
+    advice = [_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)]
+    steps = run_log.steps
+    process_rows = np.flatnonzero(steps.segment == steps.segment[broken.row])
+    wasted = analysis.seconds_and_share_after(
+        broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
+    )
+    if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
+        advice.append(
+            say(
+                "Stopping at once would have saved {time}, {share} of the run.",
+                time=format_duration(wasted[0]),
+                share=format_percent(wasted[1]),
+            )
+        )
     return Finding(
         "loss-nan",
-        "warning" if found.has_recovered else "problem",
-        _title(history, found),
-        _evidence(history, found),
-        _explanation(history, found, cause),
-        _advice(case, found, cause),
+        "warning" if broken.has_recovered else "problem",
+        title,
+        _evidence(run_log, broken),
+        _cause_explanation(run_log, broken, cause),
+        " ".join(sentence for sentence in advice if sentence),
     )
 
 
-def _nonfinite_gradient_only(history: RunLog) -> Finding | None:
-    """A loss that is still a number, however large, and a gradient that is none any more."""
-    if history.nonfinite_update is None:
+def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> str:
+    if not run_log.numbered:
+        evidence = [
+            say("It was so in line {count} of those about iterations.", count=format_integer(broken.row + 1))
+        ]
+    elif not len(broken.losses_before):
+        evidence = [
+            say("It was so in the first logged iteration, {at}.", at=format_integer(broken.iteration))
+        ]
+    else:
+        evidence = [
+            say(
+                "Last finite losses: {losses} (iteration {at}).",
+                losses=", ".join(format_loss(value) for value in broken.losses_before[-CONTEXT_LOSSES:]),
+                at=format_integer(broken.iterations_before[-1]),
+            )
+        ]
+    norms = broken.grad_norms_before[np.isfinite(broken.grad_norms_before)]
+    if len(norms):
+        evidence.append(_norms_sentence(norms))
+    lr = run_log.steps.lr[broken.row]
+    if np.isfinite(lr):
+        evidence.append(say("Learning rate there: {rate}.", rate=format_lr(float(lr))))
+    rows = format_integer(broken.nonfinite_rows)
+    evidence.append(
+        say("Logged iterations until finite losses came again: {rows}.", rows=rows)
+        if broken.has_recovered
+        else say("Logged iterations without a finite loss since: {rows}.", rows=rows)
+    )
+    return " ".join(evidence)
+
+
+def _norms_sentence(norms: Floats) -> str:
+    return say(
+        "Gradient norms before it: {norms}.",
+        norms=", ".join(f"{norm:.3g}" for norm in norms[-CONTEXT_LOSSES:]),
+    )
+
+
+def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
+    """The loss is still finite, however large; the gradient is not. GlassGPT stops there."""
+    if run_log.nonfinite_update is None:
         return None
-    at, norms = history.nonfinite_update
-    nothing = np.array([])
-    found = NonFiniteLoss(
-        at, 0, nothing, nothing.astype(int), np.array(norms), nonfinite_rows=0, has_recovered=False
+    at, norms = run_log.nonfinite_update
+    empty = np.array([])
+    broken = NonFiniteLoss(
+        at, 0, empty, empty.astype(int), np.array(norms), nonfinite_rows=0, has_recovered=False
     )
-    cause: NonFiniteCause = "norms" if _grew(found.grad_norms_before) else "unseen"
+    cause: NonFiniteCause = "norms" if _grew(broken.grad_norms_before) else "unseen"
     return Finding(
         "loss-nan",
         "problem",
         say("The gradient was not finite at iteration {at}", at=format_integer(at)),
-        _norms_before(found.grad_norms_before) if norms else "",
-        _explanation(history, found, cause),
-        " ".join(filter(None, (_checkpoint_advice(history, found), _cause_advice(history, cause)))),
+        _norms_sentence(broken.grad_norms_before) if norms else "",
+        _cause_explanation(run_log, broken, cause),
+        " ".join(filter(None, (_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)))),
     )
 
 
-def _nonfinite_evals_only(history: RunLog) -> Finding | None:
-    bad = [done for done in history.evals if done.val_loss is not None and not np.isfinite(done.val_loss)]
+def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
+    """Only validation losses are NaN or infinite."""
+    bad = [done for done in run_log.evals if done.val_loss is not None and not np.isfinite(done.val_loss)]
     if not bad:
         return None
     return Finding(
@@ -108,108 +181,61 @@ def _nonfinite_evals_only(history: RunLog) -> Finding | None:
             "{bad} of {all} evaluations, the first after iteration {at}. The logged training losses are "
             "finite.",
             bad=len(bad),
-            all=len(history.evals),
-            at="?" if bad[0].iteration is None or not history.numbered else format_integer(bad[0].iteration),
+            all=len(run_log.evals),
+            at="?" if bad[0].iteration is None or not run_log.numbered else format_integer(bad[0].iteration),
         ),
         say("The validation data or the evaluation is at fault: an empty batch, or an overflow in float16."),
         say("Check that the validation split is not empty, and evaluate once in float32."),
     )
 
 
-# --- what is seen ---
+# --- the cause ---
 
 
-def _title(history: RunLog, found: NonFiniteLoss) -> str:
-    if not history.numbered:
-        return (
-            say("The loss was not a number")
-            if found.has_recovered
-            else say("The loss stopped being a number")
-        )
-    if found.has_recovered:
-        return say("The loss was not a number at iteration {at}", at=format_integer(found.iteration))
-    return say("The loss is not a number from iteration {at} on", at=format_integer(found.iteration))
-
-
-def _evidence(history: RunLog, found: NonFiniteLoss) -> str:
-    said = [_losses_before(history, found)]
-    norms = found.grad_norms_before[np.isfinite(found.grad_norms_before)]
-    if len(norms):
-        said.append(_norms_before(norms))
-    there = history.steps.lr[found.row]
-    if np.isfinite(there):
-        said.append(say("Learning rate there: {rate}.", rate=format_lr(float(there))))
-    said.append(
-        say(
-            "Logged iterations without a finite loss since: {rows}.",
-            rows=format_integer(found.nonfinite_rows),
-        )
-        if not found.has_recovered
-        else say(
-            "Logged iterations until finite losses came again: {rows}.",
-            rows=format_integer(found.nonfinite_rows),
-        )
+def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
+    losses = broken.losses_before
+    process = run_log.segments[int(run_log.steps.segment[broken.row])]
+    is_before_first_update = (
+        run_log.numbered
+        and broken.iteration <= run_log.trainer.first_iteration
+        and process.has_startup
+        and not process.resumed
+        and not run_log.trainer.loss_is_interval_mean  # such a mean already includes updates
     )
-    return " ".join(said)
-
-
-def _norms_before(norms: Floats) -> str:
-    return say(
-        "Gradient norms before it: {norms}.",
-        norms=", ".join(f"{norm:.3g}" for norm in norms[-CONTEXT_LOSSES:]),
-    )
-
-
-def _losses_before(history: RunLog, found: NonFiniteLoss) -> str:
-    if not history.numbered:
-        return say(
-            "It was so in line {count} of those about iterations.", count=format_integer(found.row + 1)
-        )
-    if not len(found.losses_before):
-        return say("It was so in the first logged iteration, {at}.", at=format_integer(found.iteration))
-    return say(
-        "Last finite losses: {losses} (iteration {at}).",
-        losses=", ".join(format_loss(value) for value in found.losses_before[-CONTEXT_LOSSES:]),
-        at=format_integer(found.iterations_before[-1]),
-    )
-
-
-# --- why ---
-
-
-def _likely_cause(history: RunLog, found: NonFiniteLoss) -> NonFiniteCause:
-    """The likeliest, by what this log shows."""
-    if not len(found.losses_before) and _before_any_update(history, found):
-        return "never"
-    if _grew(found.grad_norms_before):
+    if not len(losses) and is_before_first_update:
+        return "no-update"
+    if _grew(broken.grad_norms_before):
         return "norms"
-    if _grew(found.losses_before):
+    if _grew(losses):
         return "rise"
-    if history.event_counts.get("scaler-overflow", 0):
+    if run_log.event_counts.get("scaler-overflow", 0):
         return "overflow"
-    if history.setup.settings.get("dtype") == "float16":
+    if run_log.setup.settings.get("dtype") == "float16":
         return "float16"
-    if len(found.losses_before) < 2 * CONTEXT_LOSSES and _is_unsteady(found.losses_before[-CONTEXT_LOSSES:]):
+    last = losses[-CONTEXT_LOSSES:]
+    if (
+        3 <= len(losses) < 2 * CONTEXT_LOSSES
+        and last.max() > MIN_UNSTEADY_RATIO * last.min()
+        and last[-1] > last.min()
+    ):
         return "unsteady"
-    return "outside" if len(found.losses_before) >= CONTEXT_LOSSES else "unseen"
+    return "outside" if len(losses) >= CONTEXT_LOSSES else "unseen"
 
 
-def _before_any_update(history: RunLog, found: NonFiniteLoss) -> bool:
-    """Whether this is the loss of weights that nothing has changed yet: the run's first iteration, by itself
-    and not as a mean over several."""
-    here = history.segments[int(history.steps.segment[found.row])]
-    is_first = found.iteration <= history.trainer.first_iteration
-    return is_first and history.numbered and here.has_startup and not here.resumed and _says_each(history)
+def _grew(values: Floats) -> bool:
+    """Whether the last three values are well above the ones before."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2 * CONTEXT_LOSSES:
+        return False
+    before = finite[-10 * CONTEXT_LOSSES : -3]
+    usual = np.median(before)
+    return bool(np.median(finite[-3:]) > max(MIN_GROWTH_RATIO * usual, usual + MIN_GROWTH_MADS * mad(before)))
 
 
-def _says_each(history: RunLog) -> bool:
-    """A mean over an interval of iterations holds updates; a running mean at the first one does not."""
-    return not history.trainer.loss_is_interval_mean
-
-
-def _explanation(history: RunLog, found: NonFiniteLoss, cause: NonFiniteCause) -> str:
+def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteCause) -> str:
+    last = broken.losses_before[-CONTEXT_LOSSES:]
     return {
-        "never": say(
+        "no-update": say(
             "No update came before it, so the learning rate is not the cause. Look at the weights that were "
             "loaded, at token ids outside the vocabulary, and at the driver and kernels (a float32 run "
             "tells)."
@@ -222,12 +248,12 @@ def _explanation(history: RunLog, found: NonFiniteLoss, cause: NonFiniteCause) -
         "unsteady": say(
             "The few losses before it are not calm, {low} to {high}: the learning rate is too high, or "
             "single batches are broken.",
-            low=format_loss(found.losses_before[-CONTEXT_LOSSES:].min(initial=np.inf)),
-            high=format_loss(found.losses_before[-CONTEXT_LOSSES:].max(initial=-np.inf)),
+            low=format_loss(last.min(initial=np.inf)),
+            high=format_loss(last.max(initial=-np.inf)),
         ),
         "overflow": say(
             "float16's numbers end at 65504. Gradients that overflowed, by this log: {count}.",
-            count=format_integer(history.event_counts.get("scaler-overflow", 0)),
+            count=format_integer(run_log.event_counts.get("scaler-overflow", 0)),
         ),
         "float16": say(
             "Nothing announced it, and the run uses float16, whose numbers end at 65504: an overflow is "
@@ -240,53 +266,19 @@ def _explanation(history: RunLog, found: NonFiniteLoss, cause: NonFiniteCause) -
     }[cause]
 
 
-def _grew(values: Floats) -> bool:
-    """Whether the last few stand above the ones before."""
-    finite = values[np.isfinite(values)]
-    if len(finite) < 2 * CONTEXT_LOSSES:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        usual = finite[-10 * CONTEXT_LOSSES : -3]
-        return bool(
-            np.median(finite[-3:])
-            > max(MIN_GROWTH_RATIO * np.median(usual), np.median(usual) + MIN_GROWTH_MADS * mad(usual))
-        )
-
-
-def _is_unsteady(few: Floats) -> bool:
-    return len(few) >= 3 and bool(few.max() > MIN_UNSTEADY_RATIO * few.min() and few[-1] > few.min())
-
-
-# --- what to do ---
-
-
-def _advice(case: RunAnalysis, found: NonFiniteLoss, cause: NonFiniteCause) -> str:
-    said = [_checkpoint_advice(case.log, found), _cause_advice(case.log, cause)]
-    wasted = _wasted(case, found)
-    if wasted and wasted[0] > 10 and not found.has_recovered:
-        said.append(
-            say(
-                "Stopping at once would have saved {time}, {share} of the run.",
-                time=format_duration(wasted[0]),
-                share=format_percent(wasted[1]),
-            )
-        )
-    return " ".join(sentence for sentence in said if sentence)
-
-
-def _checkpoint_advice(history: RunLog, found: NonFiniteLoss) -> str:
-    saved = [save.iteration for save in history.saves if save.iteration is not None]
-    usable = [iteration for iteration in saved if iteration <= found.iteration]
-    if not usable or found.has_recovered:
+def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> str:
+    saved = [save.iteration for save in run_log.saves if save.iteration is not None]
+    usable = [iteration for iteration in saved if iteration <= broken.iteration]
+    if not usable or broken.has_recovered:
         return ""
     return say(
-        "The last checkpoint from before it is that of iteration {at}: go on from there.",
+        "The last checkpoint from before it is that of iteration {at}: resume from there.",
         at=format_integer(max(usable)),
     )
 
 
-def _cause_advice(history: RunLog, cause: NonFiniteCause) -> str:
-    if cause == "never":
+def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> str:
+    if cause == "no-update":
         return say(
             "Run ten iterations in float32 on another device: if the loss is finite there, it is the device."
         )
@@ -295,22 +287,99 @@ def _cause_advice(history: RunLog, cause: NonFiniteCause) -> str:
             "Run the same iterations again: a fault of the device mostly does not come back at the same one, "
             "a broken batch does. dtype=float32 shows whether it was the precision."
         )
-    peak = numeric_setting(history, "learning_rate")
-    if not peak:
+    peak_lr = numeric_setting(run_log, "learning_rate")
+    if not peak_lr:
         return say(
-            "Try a third of the learning rate, or float32 for a few hundred iterations to tell the two "
-            "causes apart."
+            "Try a third of the learning rate, or float32 for a few hundred iterations to distinguish the "
+            "two causes."
         )
     return say(
-        "Try learning_rate={new} instead of {old}, or dtype=float32 for a few hundred iterations to tell the "
-        "two causes apart.",
-        new=format_lr(peak / 3),
-        old=format_lr(peak),
+        "Try learning_rate={new} instead of {old}, or dtype=float32 for a few hundred iterations to "
+        "distinguish the two causes.",
+        new=format_lr(peak_lr / 3),
+        old=format_lr(peak_lr),
     )
 
 
-def _wasted(case: RunAnalysis, found: NonFiniteLoss) -> tuple[float, float] | None:
-    """Seconds after the break, and their share of the run."""
-    steps = case.log.steps
-    mine = np.flatnonzero(steps.segment == steps.segment[found.row])
-    return seconds_and_share_after(case, found.iteration, int(steps.iteration[mine[-1]]), mine)
+# --- a loss of exactly 0, and skipped updates ---
+
+
+def trailing_zero_losses(analysis: RunAnalysis) -> int:
+    """How many losses at the end are exactly 0, if the last one before them is a usual loss; else 0."""
+    _, losses = analysis.trajectory.finite_losses()
+    nonzero = np.flatnonzero(losses != 0)
+    count = len(losses) - 1 - int(nonzero[-1]) if len(nonzero) else 0
+    return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
+
+
+def loss_zero(analysis: RunAnalysis) -> Finding | None:
+    """The loss is exactly 0 until the end: it is not computed, or a trainer writes NaN as 0."""
+    count = trailing_zero_losses(analysis)
+    if not count:
+        return None
+    _, losses = analysis.trajectory.finite_losses()
+    evidence = say(
+        "The last {count} of {all} logged losses are exactly 0; the one before is {before}.",
+        count=f"{count:,}",
+        all=f"{len(losses):,}",
+        before=format_loss(float(losses[-count - 1])),
+    )
+    norms = analysis.log.steps.grad_norm[analysis.trajectory.rows]
+    if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
+        evidence += " " + say("Their gradient norms are not numbers.")
+    return Finding(
+        "loss-nan",
+        "problem",
+        say("The loss is exactly 0 at the end"),
+        evidence,
+        say(
+            "Nothing is learnt so well. The loss is not a number and is written as 0, as transformers "
+            "does (logging_nan_inf_filter), or every label is ignored."
+        ),
+        say(
+            "Train in bfloat16 or float32 instead of float16, with a lower learning rate, and count the "
+            "labels of a batch that are not -100. Go back to a checkpoint from before."
+        ),
+    )
+
+
+def skipped_steps(analysis: RunAnalysis) -> Finding | None:
+    """Updates that float16's loss scaler skipped, because a gradient overflowed."""
+    run_log, steps = analysis.log, analysis.log.steps
+    skipped = run_log.event_counts.get("scaler-overflow", 0)
+    if len(steps):
+        # A finite loss with a norm that is not. NaN also stands for a line without a norm, so it counts
+        # only where nearly every line has one.
+        finite_loss = steps.has_loss & np.isfinite(steps.loss)
+        nonfinite_norms = int((np.isinf(steps.grad_norm) & finite_loss).sum())
+        logs_norms = np.isfinite(steps.grad_norm).mean() > MIN_LOGGED_NORM_SHARE
+        if logs_norms and run_log.setup.settings.get("dtype") == "float16":
+            nonfinite_norms += int((np.isnan(steps.grad_norm) & finite_loss).sum())
+        skipped = max(skipped, nonfinite_norms)
+    if not skipped:
+        return None
+    logged = max(1, len(steps))
+    share = skipped / max(logged, skipped)
+    is_usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
+    return Finding(
+        "skipped-steps",
+        "info" if is_usual else "warning",
+        say("Updates were skipped because gradients overflowed"),
+        say(
+            "{skipped} skipped updates among {logged} logged iterations ({share}).",
+            skipped=format_integer(skipped),
+            logged=format_integer(logged),
+            share=format_percent(share),
+        ),
+        say(
+            "float16 ends at 65504. The loss is multiplied by a scale so that small gradients survive; when "
+            "one overflows, the update is skipped and the scale halved. A few at the start are normal."
+        ),
+        ""
+        if is_usual
+        else say(
+            "dtype=bfloat16 (on cards from 2020 on) needs no scaler and gives {share} of the iterations "
+            "back; else a lower learning rate or gradients clipped at 1.",
+            share=format_percent(share),
+        ),
+    )

@@ -1,4 +1,4 @@
-"""What a resume changed: the data it draws again, the loss it starts at. (schedule.py: the learning rate.)"""
+"""What a resume changed: batches that it draws again, a loss that jumps. (lr_schedule.py: learning rate.)"""
 
 from __future__ import annotations
 
@@ -7,87 +7,80 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, Rule, RunAnalysis
-from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
+from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
 from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
-from glassgpt.runs.run_log import Floats, RunLog
-from glassgpt.runs.trajectory import Trajectory, continues_previous
+from glassgpt.runs.run_log import Floats
+from glassgpt.runs.trajectory import continues_previous
 
+# A jump: the median of the losses after a resume, compared with that of the losses before.
 NEIGHBOUR_STEPS = 10  # logged iterations on each side of a resume
-MIN_NEIGHBOURS = 5
-MAX_SHOWN_PROCESSES = 6  # processes
-MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05  # of the iterations
-MIN_STANDARD_ERRORS = 4.0  # standard errors
-TREND_SAFETY_FACTOR = 1.25  # times what ten rows show of a fall
-MIN_JUMP_SHARE = 0.02  # of the loss
-MAX_RESUMES = 1000  # resumes looked at; a log of more is not one of resumes
+MIN_NEIGHBOUR_STEPS = 5
+NOISE_STEPS = 3 * NEIGHBOUR_STEPS  # on each side, for the noise
+MIN_JUMP_STANDARD_ERRORS = 4.0  # of the difference
+MIN_JUMP_SHARE = 0.02  # of the loss before
+TREND_SAFETY_FACTOR = 1.25  # times the fall that the neighbours' slope predicts
+MAX_RESUMES = 1000  # resumes looked at; a log with more is not one of resumes
+
+# Iterations that saw only batches of earlier ones, as a share of all.
+MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05
+MAX_SHOWN_PROCESSES = 6
 
 
-# --- data drawn again ---
-
-
-def resume_replays_data(case: RunAnalysis) -> Finding | None:
-    history, trainer = case.log, case.log.trainer
-    lengths = _process_lengths(history, case.trajectory)
+def resume_replays_data(analysis: RunAnalysis) -> Finding | None:
+    """Each resumed process starts the data anew, so that it trains on the batches of the first iterations."""
+    run_log, trainer = analysis.log, analysis.log.trainer
+    lengths = _process_lengths(analysis)
     if not trainer.restarts_data_on_resume or len(lengths) < 2:
         return None
-    if history.has_varying_batch_tokens:
-        return None  # iterations of unlike batches: how many of them see nothing new cannot be told
+    if run_log.has_varying_batch_tokens:
+        return None  # batches of unequal size: iterations cannot be matched with each other
     total = sum(lengths)
     repeated = total - max(lengths)
     if repeated <= 0 or repeated < MIN_REPLAYED_SHARE * total:
         return None
-    return Finding(
-        "resume-replays-data",
-        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
-        say("The resumed run draws the same batches again"),
-        _replay_evidence(case, lengths, repeated),
-        trainer.data_restart_cause() if trainer.data_restart_cause else "",
-        trainer.data_restart_advice(format_percent(repeated / total)) if trainer.data_restart_advice else "",
-    )
-
-
-def _replay_evidence(case: RunAnalysis, lengths: list[int], repeated: int) -> str:
+    shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
+    if len(lengths) > MAX_SHOWN_PROCESSES:
+        shown.append("…")
+    share = format_percent(repeated / total)
     evidence = say(
         "{processes} processes did {lengths} iterations, each with the batches of the first ones: {repeated} "
         "iterations ({share}) saw nothing new.",
         processes=len(lengths),
-        lengths=_sum_of(lengths),
+        lengths=" + ".join(shown),
         repeated=format_integer(repeated),
-        share=format_percent(repeated / sum(lengths)),
+        share=share,
     )
-    tokens = case.facts.tokens_per_iteration
-    if not tokens:
-        return evidence
-    return f"{evidence} " + say("That is {tokens} tokens.", tokens=format_count(repeated * tokens))
+    tokens = analysis.facts.tokens_per_iteration
+    if tokens:
+        evidence += " " + say("That is {tokens} tokens.", tokens=format_count(repeated * tokens))
+    return Finding(
+        "resume-replays-data",
+        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
+        say("The resumed run draws the same batches again"),
+        evidence,
+        trainer.data_restart_cause() if trainer.data_restart_cause else "",
+        trainer.data_restart_advice(share) if trainer.data_restart_advice else "",
+    )
 
 
-def _process_lengths(history: RunLog, course: Trajectory) -> list[int]:
-    """Iterations that each process put into the final weights."""
-    begins = [history.segments[segment].first_iteration for segment in course.segments]
-    last = course.last_iteration
-    if last is None or any(begin is None for begin in begins):
+def _process_lengths(analysis: RunAnalysis) -> list[int]:
+    """Iterations that each process contributed to the final weights."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    starts = [run_log.segments[segment].first_iteration for segment in trajectory.segments]
+    known_starts = [start for start in starts if start is not None]
+    if trajectory.last_iteration is None or len(known_starts) < len(starts):
         return []
-    known = [begin for begin in begins if begin is not None]
     lengths: list[int] = []
-    end = last + 1
-    for begin in reversed(known):  # what a later process did over does not count
-        lengths.append(max(0, end - begin))
-        end = min(end, begin)
+    end = trajectory.last_iteration + 1
+    for start in reversed(known_starts):  # iterations that a later process did again do not count
+        lengths.append(max(0, end - start))
+        end = min(end, start)
     lengths.reverse()
-    if known and history.segments[course.segments[0]].resumed:  # what came before it is in another log
-        lengths.insert(0, max(0, known[0] - history.trainer.first_iteration))
+    if known_starts and run_log.segments[trajectory.segments[0]].resumed:  # what it resumed is in another log
+        lengths.insert(0, max(0, known_starts[0] - run_log.trainer.first_iteration))
     return [length for length in lengths if length > 0]
-
-
-def _sum_of(lengths: list[int]) -> str:
-    shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
-    return " + ".join([*shown, "…"] if len(lengths) > MAX_SHOWN_PROCESSES else shown)
-
-
-# --- the loss after it ---
 
 
 @dataclass(frozen=True)
@@ -95,100 +88,82 @@ class ResumeJump:
     iteration: int
     loss_before: float
     loss_after: float
-    min_visible: float  # what would stand out from the noise
+    min_visible: float  # smaller differences are noise, or the trend
 
 
-def find_resume_jumps(case: RunAnalysis) -> list[ResumeJump]:
-    history, course = case.log, case.trajectory
-    finite = np.isfinite(course.loss)
-    losses, of_row = course.loss[finite], history.steps.segment[course.rows][finite]  # segments ascend
-    found = []
-    for segment in course.segments[1:][:MAX_RESUMES]:
-        begin = history.segments[segment].first_iteration
-        start, end = np.searchsorted(of_row, (segment, segment + 1))
-        if begin is None or not continues_previous(history, segment) or start == end:
+def find_resume_jumps(analysis: RunAnalysis) -> list[ResumeJump]:
+    run_log, trajectory = analysis.log, analysis.trajectory
+    finite = np.isfinite(trajectory.loss)
+    losses, segments = trajectory.loss[finite], run_log.steps.segment[trajectory.rows][finite]  # ascending
+    jumps = []
+    for segment in trajectory.segments[1:][:MAX_RESUMES]:
+        iteration = run_log.segments[segment].first_iteration
+        start, end = np.searchsorted(segments, (segment, segment + 1))
+        if iteration is None or not continues_previous(run_log, segment):
             continue
-        earlier = losses[max(0, start - 3 * NEIGHBOUR_STEPS) : start]
-        later = losses[start : min(end, start + 3 * NEIGHBOUR_STEPS)]
-        jump = _find_jump(begin, earlier, later)
-        if jump:
-            found.append(jump)
-    return found
-
-
-def _find_jump(begin: int, earlier: Floats, later: Floats) -> ResumeJump | None:
-    before, after = earlier[-NEIGHBOUR_STEPS:], later[:NEIGHBOUR_STEPS]
-    noises = [noise for noise in (detrended_std(earlier), detrended_std(later)) if noise is not None]
-    if len(before) < MIN_NEIGHBOURS or len(after) < MIN_NEIGHBOURS or not noises:
-        return None
-    then, now = float(np.median(before)), float(np.median(after))
-    error = MEDIAN_TO_MEAN_STDERR * max(noises) * math.sqrt(1 / len(before) + 1 / len(after))
-    visible = max(MIN_STANDARD_ERRORS * error, MIN_JUMP_SHARE * then)
-    # A loss that was falling goes on falling: of a drop, only what goes beyond that is the resume's.
-    fall = (
-        TREND_SAFETY_FACTOR
-        * max(0.0, (_median_fall(before) + _median_fall(after)) / 2)
-        * (len(before) + len(after))
-        / 2
-    )
-    if now - then > visible:
-        return ResumeJump(begin, then, now, visible)
-    return ResumeJump(begin, then, now, visible + fall) if then - now > visible + fall else None
+        earlier = losses[max(0, start - NOISE_STEPS) : start]
+        later = losses[start : min(end, start + NOISE_STEPS)]
+        before, after = earlier[-NEIGHBOUR_STEPS:], later[:NEIGHBOUR_STEPS]
+        stds = [std for std in (detrended_std(earlier), detrended_std(later)) if std is not None]
+        if len(before) < MIN_NEIGHBOUR_STEPS or len(after) < MIN_NEIGHBOUR_STEPS or not stds:
+            continue
+        loss_before, loss_after = float(np.median(before)), float(np.median(after))
+        error = MEDIAN_TO_MEAN_STDERR * max(stds) * math.sqrt(1 / len(before) + 1 / len(after))
+        visible = max(MIN_JUMP_STANDARD_ERRORS * error, MIN_JUMP_SHARE * loss_before)
+        if loss_before > loss_after:
+            # A falling loss keeps falling: of a drop, only what goes beyond that is the resume's.
+            slope = max(0.0, (_median_fall(before) + _median_fall(after)) / 2)
+            visible += TREND_SAFETY_FACTOR * slope * (len(before) + len(after)) / 2
+        if abs(loss_after - loss_before) > visible:
+            jumps.append(ResumeJump(iteration, loss_before, loss_after, visible))
+    return jumps
 
 
 def _median_fall(losses: Floats) -> float:
-    """From one row to the next: the median over all pairs, which single spikes do not turn."""
+    """The fall per row: the median over all pairs, which single spikes do not change (Theil-Sen)."""
     a, b = np.triu_indices(len(losses), 1)
     return float(np.median((losses[a] - losses[b]) / (b - a)))
 
 
-def resume_jump(case: RunAnalysis) -> Finding | None:
-    jumps = find_resume_jumps(case)
+def resume_jump(analysis: RunAnalysis) -> Finding | None:
+    """The training loss after a resume is not where it was before: higher, or lower than its trend."""
+    jumps = find_resume_jumps(analysis)
     if not jumps:
         return None
     worst = max(jumps, key=lambda jump: abs(jump.loss_after - jump.loss_before))
-    up = worst.loss_after > worst.loss_before
-    evidence = say(
-        "Training loss {before} just before iteration {at}, {after} just after the resume there; {visible} "
-        "would have been noise.",
-        before=format_loss(worst.loss_before),
-        at=format_integer(worst.iteration),
-        after=format_loss(worst.loss_after),
-        visible=format_loss_difference(worst.min_visible),
-    )
-    if up:
-        return Finding(
-            "resume-jump",
-            "warning",
-            say(
-                "The loss jumped up by {jump} at a resume",
-                jump=format_loss_difference(worst.loss_after - worst.loss_before),
-            ),
-            evidence,
-            say(
-                "The process did not go on where the other stopped: the optimizer's state was not loaded, "
-                "the learning rate or the batch size changed, or the data did."
-            ),
-            say(
-                "Load the optimizer with the weights and keep the schedule: the run would be {jump} ahead at "
-                "that point.",
-                jump=format_loss_difference(worst.loss_after - worst.loss_before),
-            ),
+    jump = format_loss_difference(abs(worst.loss_after - worst.loss_before))
+    if worst.loss_after > worst.loss_before:
+        title = say("The loss jumped up by {jump} at a resume", jump=jump)
+        explanation = say(
+            "The process did not continue where the other stopped: the optimizer's state was not loaded, "
+            "the learning rate or the batch size changed, or the data did."
+        )
+        advice = say(
+            "Load the optimizer with the weights and keep the schedule: the run would be {jump} ahead at "
+            "that point.",
+            jump=jump,
+        )
+    else:
+        title = say("The loss dropped by {jump} at a resume", jump=jump)
+        explanation = say(
+            "A resume teaches nothing. A lower loss at once means other data: most often batches that the "
+            "model has already seen, or another split or loss scale."
+        )
+        advice = say(
+            "Trust only the validation loss across this resume, and compare the data of both processes."
         )
     return Finding(
         "resume-jump",
         "warning",
+        title,
         say(
-            "The loss dropped by {jump} at a resume",
-            jump=format_loss_difference(worst.loss_before - worst.loss_after),
+            "Training loss {before} just before iteration {at}, {after} just after the resume there; "
+            "{visible} would have been noise.",
+            before=format_loss(worst.loss_before),
+            at=format_integer(worst.iteration),
+            after=format_loss(worst.loss_after),
+            visible=format_loss_difference(worst.min_visible),
         ),
-        evidence,
-        say(
-            "A resume teaches nothing. A lower loss at once means other data: most often batches that the "
-            "model has already seen, or another split or loss scale."
-        ),
-        say("Trust only the validation loss across this resume, and compare the data of both processes."),
+        explanation,
+        advice,
     )
-
-
-RULES: tuple[Rule, ...] = (resume_jump, resume_replays_data, horizon_changed, lr_schedule_mismatch)

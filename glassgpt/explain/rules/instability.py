@@ -1,0 +1,190 @@
+"""A training loss that rises: for good (divergence), or in spikes that it recovers from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassgpt.explain.rule import Finding, LossRise, RunAnalysis
+from glassgpt.format import (
+    format_duration,
+    format_integer,
+    format_loss,
+    format_loss_difference,
+    format_lr,
+    format_percent,
+)
+from glassgpt.i18n import say
+from glassgpt.runs.curve import mad, trailing_median
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
+
+# A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
+MEDIAN_WINDOW_STEPS = 25
+MIN_SPIKE_MADS = 8.0  # median absolute deviations above it
+MIN_SPIKE_RISE_SHARE = 0.1  # of it
+MAX_RECOVERY_MADS = 2.0  # above it: from there on the loss has recovered
+MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it is no spike
+# More spikes than this share of the losses: the noise has long tails, and none of them is an event.
+MAX_SPIKE_SHARE = 0.005
+MAX_SPIKES_SHORT_RUN = 5  # however short the run
+MAX_SHOWN_SPIKES = 3
+# Share of the iterations spent in spikes, from which on the finding is a warning or an advice.
+WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
+
+
+def divergence(analysis: RunAnalysis) -> Finding | None:
+    """The training loss rose and stayed up. Thresholds: those of RunAnalysis.loss_rise."""
+    rise, run_log = analysis.loss_rise, analysis.log
+    if rise is None:
+        return None
+    values = {
+        "first": format_loss(rise.first_loss),
+        "lowest": format_loss(rise.lowest_loss),
+        "end": format_loss(rise.end_loss),
+    }
+    if run_log.numbered:
+        evidence = say(
+            "The training loss (smoothed) began at {first}, was down to {lowest} near iteration {at}, and "
+            "ended at {end}.",
+            at=format_integer(rise.lowest_iteration),
+            **values,
+        )
+        wasted_s = seconds_between(
+            analysis.trajectory, rise.lowest_iteration, rise.end_iteration, analysis.facts.steady_ms
+        )
+        if wasted_s:
+            evidence += " " + say(
+                "The {count} iterations since then took {time}.",
+                count=format_integer(rise.end_iteration - rise.lowest_iteration),
+                time=format_duration(wasted_s),
+            )
+    else:
+        evidence = say(
+            "The training loss (smoothed) began at {first}, was down to {lowest}, and ended at {end}.",
+            **values,
+        )
+    return Finding(
+        "divergence",
+        "problem",
+        say("The training loss rose and stayed up"),
+        evidence,
+        say(
+            "This is not overfitting, where the training loss falls: the updates have driven the weights "
+            "away, nearly always because the learning rate is too high for this model, and it does not come "
+            "back by itself."
+        ),
+        _divergence_advice(run_log, rise),
+    )
+
+
+def _divergence_advice(run_log: RunLog, rise: LossRise) -> str:
+    peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
+    gain = format_loss_difference(rise.end_loss - rise.lowest_loss)
+    if peak_lr and takes_known_settings(run_log):
+        advice = say(
+            "learning_rate={old} -> {new}, and stop the run when the loss turns: at its lowest it was "
+            "{gain} better than at the end.",
+            old=format_lr(peak_lr),
+            new=format_lr(peak_lr / 5),
+            gain=gain,
+        )
+        if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
+            advice += " " + say(
+                "It turned near the end of the warm-up (warmup_iters={old}), when the rate was at its "
+                "highest: {new} would be gentler.",
+                old=int(warmup),
+                new=int(max(5 * warmup, 100)),
+            )
+    else:
+        advice = say(
+            "A fifth of the learning rate, a longer warm-up, and gradients clipped at 1. Stop the run when "
+            "the loss turns: at its lowest it was {gain} better than at the end.",
+            gain=gain,
+        )
+    return advice
+
+
+@dataclass(frozen=True)
+class LossSpike:
+    iteration: int
+    peak_loss: float
+    usual_loss: float
+    recovered_iteration: int
+
+
+def find_loss_spikes(analysis: RunAnalysis) -> list[LossSpike]:
+    """Spikes that the loss recovered from, in order."""
+    at, losses = analysis.trajectory.finite_losses()
+    if len(losses) < 2 * MEDIAN_WINDOW_STEPS:
+        return []
+    usual = trailing_median(losses, MEDIAN_WINDOW_STEPS)
+    excess = losses - usual
+    # The deviation per part of the run: noise shrinks as the loss does.
+    deviation = np.full(len(losses), np.nan)
+    parts = max(1, min(20, (len(losses) - MEDIAN_WINDOW_STEPS) // 100))
+    for part in np.array_split(np.arange(MEDIAN_WINDOW_STEPS, len(losses)), parts):
+        deviation[part] = max(mad(excess[part]), 1e-9)
+    is_high = (excess > MIN_SPIKE_MADS * deviation) & (excess > MIN_SPIKE_RISE_SHARE * np.abs(usual))
+    # A jump where a later process began belongs to the resume.
+    starts = {one.first_iteration for one in analysis.log.segments if one.first_iteration is not None}
+    process_starts = np.array(sorted(start for start in starts if start > at[0]), dtype=np.int64)
+    spikes: list[LossSpike] = []
+    next_row = 0  # the first row that belongs to no spike yet
+    for row in np.flatnonzero(is_high).tolist():
+        if row < next_row:
+            continue
+        recovered = np.flatnonzero(
+            losses[row : row + MAX_SPIKE_STEPS] <= usual[row] + MAX_RECOVERY_MADS * deviation[row]
+        )
+        if not len(recovered):
+            next_row = row + MAX_SPIKE_STEPS
+            continue
+        back = row + int(recovered[0])
+        next_row = back + 1
+        starts_before = np.searchsorted(process_starts, at[max(0, row - 3)])
+        if starts_before < np.searchsorted(process_starts, at[row], side="right"):
+            continue
+        peak = float(losses[row:back].max())
+        spikes.append(LossSpike(int(at[row]), peak, float(usual[row]), int(at[back])))
+    return spikes if len(spikes) <= max(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE * len(losses)) else []
+
+
+def loss_spike(analysis: RunAnalysis) -> Finding | None:
+    """The training loss jumped up and came back. Severity: the share of iterations until it was back."""
+    # Between two updates no weight changes, so the high loss of a micro-batch is a hard batch.
+    if analysis.log.trainer.steps_are_micro_batches or not analysis.log.numbered:
+        return None
+    spikes, iterations = find_loss_spikes(analysis), analysis.trajectory.iteration
+    if not spikes:
+        return None
+    lost = sum(spike.recovered_iteration - spike.iteration for spike in spikes)
+    share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
+    largest = sorted(spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)[:MAX_SHOWN_SPIKES]
+    evidence = [
+        say(
+            "Iteration {at}: {peak} instead of {usual}, back at iteration {back}.",
+            at=format_integer(spike.iteration),
+            peak=format_loss(spike.peak_loss),
+            usual=format_loss(spike.usual_loss),
+            back=format_integer(spike.recovered_iteration),
+        )
+        for spike in largest
+    ]
+    return Finding(
+        "loss-spike",
+        "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
+        say("Spikes in the training loss that it recovered from: {count}", count=len(spikes)),
+        " ".join(evidence),
+        say(
+            "One update too large throws the weights off, and the next iterations repair it. Causes: a batch "
+            "unlike the others, a learning rate at the edge, or gradients that are not clipped."
+        ),
+        say(
+            "Clip gradients at 1 and look at the data of those iterations; a lower learning rate or beta2 = "
+            "0.95 makes them rarer. Until the loss was back it took {lost} iterations, {share} of the run.",
+            lost=format_integer(lost),
+            share=format_percent(share),
+        ),
+    )

@@ -19,8 +19,8 @@ from glassgpt.record.journal import FILE_NAME, Journal
 from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir
 from glassgpt.runs.run_list import is_running
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
+from glassgpt.training.run_request import resolve_request
 from glassgpt.training.session import train
-from glassgpt.training.task import resolve_request
 
 
 def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:

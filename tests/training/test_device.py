@@ -35,7 +35,7 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch, card: Any) ->
     card(8, 0)
     device, choice = choose_device("auto")
     assert device == CUDA
-    assert choice.reason == "a CUDA card is there: Card 8.0"
+    assert choice.reason == "a CUDA card is available: Card 8.0"
 
 
 def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
@@ -132,7 +132,7 @@ def test_autocast_only_where_there_is_something_to_cast() -> None:
 
 def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(devices, "_tell_allocator", told.append)
+    monkeypatch.setattr(devices, "_set_allocator", told.append)
     cuda = torch.device("cuda")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})

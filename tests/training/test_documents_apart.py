@@ -115,7 +115,7 @@ def test_a_text_in_shards_on_the_card_gives_the_same_rows(shards: Path, apart: b
     tokens = open_dataset(shards).tokens("train")
     passages = passages_of(shards) if apart else None
     device = torch.device("cpu")
-    stream = BatchLoader(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, passages=passages)
+    stream = BatchLoader(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, document_windows=passages)
     resident = ResidentTokens(tokens, 8, device)
     for first in (0, 64, 6400):
         on_host = stream.micro_batch(first, first + 1)

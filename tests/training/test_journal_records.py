@@ -20,8 +20,8 @@ from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.evaluate import EvalResult, evaluate
 from glassgpt.training.job import Job
+from glassgpt.training.run_request import RunRequest
 from glassgpt.training.session import train
-from glassgpt.training.task import RunRequest
 
 
 def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:

@@ -56,13 +56,13 @@ def test_what_is_made_ahead_is_what_is_asked_for() -> None:
     calls: list[int] = []
     ahead = BatchPrefetcher(lambda first: made(first, calls))
     for first in (0, 3, 6, 30, 33):
-        assert ahead.take(first, following=first + 3)[0] == first
+        assert ahead.take(first, next_first=first + 3)[0] == first
     assert sorted(calls)[:5] == [0, 3, 6, 9, 30]
     assert calls.count(3) == calls.count(6) == calls.count(33) == 1
 
 
 def test_what_goes_wrong_ahead_is_told_when_it_is_asked_for() -> None:
     ahead = BatchPrefetcher(lambda first: made(first, []))
-    ahead.take(6, following=9)
+    ahead.take(6, next_first=9)
     with pytest.raises(OSError, match="the disk is gone"):
-        ahead.take(9, following=12)
+        ahead.take(9, next_first=12)

@@ -254,6 +254,6 @@ def test_another_optimizer_begins_without_the_memory_of_the_one_before(before: A
         one.step()
     ours = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
     complaints = load_optimizer_state(model, ours, optimizer_tensors(model, theirs))
-    assert complaints == ["the optimizer is another now: it begins without a memory of 8 parameters"]
+    assert complaints == ["the optimizer is another now: it starts without state for 8 parameters"]
     for one in ours:
         one.step()

@@ -292,7 +292,7 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
 
     def stopping(job: Job, split: str, windows: EvalWindows, closing: bool = False) -> EvalResult | None:
         if closing:
-            job.stop.signal = signal.SIGINT
+            job.signals.signal = signal.SIGINT
         return original(job, split, windows, closing)
 
     monkeypatch.setattr(loop, "evaluate_split", stopping)

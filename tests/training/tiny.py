@@ -25,8 +25,8 @@ from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
+from glassgpt.training.run_request import RunRequest
 from glassgpt.training.session import Run, start_run, train
-from glassgpt.training.task import RunRequest
 
 MakeConfig = Callable[..., TrainConfig]
 

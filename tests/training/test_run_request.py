@@ -33,8 +33,8 @@ from glassgpt.record import journal
 from glassgpt.record.run_dir import CONFIG_FILE
 from glassgpt.schedule import learning_rate
 from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
+from glassgpt.training.run_request import resolve_request
 from glassgpt.training.session import resume, train
-from glassgpt.training.task import resolve_request
 
 SETTINGS: dict[str, Any] = {"eval_interval": 4, "max_iters": 12, "keep_checkpoints": 9, "dropout": 0.1}
 

@@ -120,7 +120,15 @@ def _set_up_device(
     config, choices = request.config, []
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, _ = devices.choose_device(config.device)
-    if (threads := _choose_threads(request, device, group)) is not None:
+    # OMP_NUM_THREADS is a choice of the user's; a launcher sets the threads of its processes.
+    requested, default = config.threads, torch.get_num_threads()
+    if requested is not None or device.type != "cpu" or group.launch_id or "OMP_NUM_THREADS" in os.environ:
+        threads = choose_threads(requested, default, None, 0.0)
+    else:
+        last = None if request.resume_dir is None else latest_checkpoint(request.resume_dir)
+        previous = None if last is None else last.state.get("threads", default)  # older versions: the default
+        threads = choose_threads(None, default, previous, measure_busy_cores())
+    if threads is not None:
         torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
         choices.append(threads)
     device, choice = devices.choose_device(config.device)  # again: its reason names the threads
@@ -144,16 +152,6 @@ def _set_up_device(
         }
     )
     return device, choices + group.connect(device, config)
-
-
-def _choose_threads(request: RunRequest, device: torch.device, group: ProcessGroup) -> Choice | None:
-    """OMP_NUM_THREADS is a choice of the user's; a launcher sets the threads of its processes."""
-    requested, default = request.config.threads, torch.get_num_threads()
-    if requested is not None or device.type != "cpu" or group.launch_id or "OMP_NUM_THREADS" in os.environ:
-        return choose_threads(requested, default, None, 0.0)
-    last = None if request.resume_dir is None else latest_checkpoint(request.resume_dir)
-    previous = None if last is None else last.state.get("threads", default)  # older versions: the default
-    return choose_threads(None, default, previous, measure_busy_cores())
 
 
 def _choose_model_config(request: RunRequest, data_vocab_size: int) -> tuple[GPTConfig, list[Choice]]:

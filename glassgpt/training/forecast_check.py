@@ -24,7 +24,7 @@ from glassgpt.record.run_dir import resume_command
 from glassgpt.training.compute_plan import ComputePlan
 
 _MAX_SHARE_OF_FREE = 0.95  # a checkpoint's copy that would fill more of the card goes to main memory
-MIN_PACE_SECONDS = 5.0  # of updates, before the speed is compared with the forecast
+_MIN_PACE_SECONDS = 5.0  # of updates, before the speed is compared with the forecast
 _MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which varies
 _MISS_TOLERANCE = 0.10  # of the forecast
 _IGNORED_MISS_BYTES = 2**28  # of a card's memory: cuBLAS workspaces, which are not forecast
@@ -180,7 +180,7 @@ def pace_finding(check: ForecastCheck, iteration: int, one_thread: str = "") -> 
     """Whether the speed is as forecast; once, after some seconds of updates. `one_thread`: the command that
     resumes a run of several CPU threads with one."""
     pace, measured = check.forecast.throughput, check.tokens_per_s
-    if check.pace_was_reported or pace is None or measured is None or check.seconds < MIN_PACE_SECONDS:
+    if check.pace_was_reported or pace is None or measured is None or check.seconds < _MIN_PACE_SECONDS:
         return None
     check.pace_was_reported = True
     severity: Severity = "info"

@@ -80,7 +80,7 @@ def memory_now(device: str) -> dict[str, int]:
     return memory
 
 
-def begin_memory_peak(device: str) -> int:
+def reset_memory_peak(device: str) -> int:
     """Resets `allocated_peak`. Returns the bytes that are allocated on the GPU already: a process may train
     several times, and cuBLAS keeps its workspaces."""
     if device.partition(":")[0] != "cuda":

@@ -220,20 +220,19 @@ def restarted_request(group: ProcessGroup, out_dir: str, overrides: Mapping[str,
     if not group.restart_count:
         return None
     folder = expand_user_path(out_dir).parent if out_dir else RUNS_DIR
-    run_dir = group.broadcast_from_rank_zero(lambda: _find_run_of_launch(folder, group.launch_id))
+
+    def find_run() -> str:
+        journals = [
+            path for path in folder.glob(f"*/{journal.FILE_NAME}") if path.is_file() and not path.is_symlink()
+        ]
+        for path in sorted(journals, key=lambda path: path.stat().st_mtime, reverse=True):
+            for record in journal.read(path):
+                if record["kind"] == "run" and record.get("team", {}).get("launch") == group.launch_id:
+                    return str(path.parent)
+        return ""
+
+    run_dir = group.broadcast_from_rank_zero(find_run)
     return resume_request(Path(run_dir), overrides) if run_dir else None
-
-
-def _find_run_of_launch(folder: Path, launch_id: str) -> str:
-    """The run in `folder` that this launch started; empty if there is none."""
-    journals = [
-        path for path in folder.glob(f"*/{journal.FILE_NAME}") if path.is_file() and not path.is_symlink()
-    ]
-    for path in sorted(journals, key=lambda path: path.stat().st_mtime, reverse=True):
-        for record in journal.read(path):
-            if record["kind"] == "run" and record.get("team", {}).get("launch") == launch_id:
-                return str(path.parent)
-    return ""
 
 
 def _ignored_settings(recipe: Recipe, config: TrainConfig, changes: Mapping[str, Any]) -> list[Choice]:

@@ -76,7 +76,7 @@ def set_up(
     forecast = forecast_run(config, compute, train_bytes, token_counts)
     check_memory(config, compute, train_bytes, forecast.memory)
 
-    memory_before_bytes = probe.begin_memory_peak(str(device))
+    memory_before_bytes = probe.reset_memory_peak(str(device))
     model = _build_model(request, compute, group)
     loader = BatchLoader(
         splits["train"],
@@ -90,21 +90,13 @@ def set_up(
     learner = Learner(model, config, execution, batch_plan, loader, ledger, group)
     expected_curve = expected_loss_curve(config, compute, dataset, loader.target_share)
 
-    choices = [
-        *request.notes,
-        *_unused_settings(config),
-        *init_choices,
-        *compute_choices,
-        *([Choice("optimizer", "muon", describe_rates(config))] if config.optimizer == "muon" else []),
-        Choice(
-            "schedule",
-            config.schedule if config.decay_lr else "constant",
-            schedule.describe_schedule(config),
-        ),
-        *sample_choices,
-        *document_choices,
-        _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
-    ]
+    choices = _collect_choices(
+        request,
+        init_choices + compute_choices,
+        sample_choices + document_choices,
+        eval_tokens,
+        len(splits["val"]),
+    )
 
     signals.is_graceful = True  # from here on there is something to save
     with ExitStack() as undo:
@@ -245,20 +237,29 @@ def _build_model(request: RunRequest, compute: ComputePlan, group: ProcessGroup)
     return model.to(execution.device)
 
 
-def _unused_settings(config: TrainConfig) -> list[Choice]:
-    if config.embedding_lr is None or (config.optimizer == "muon" and not config.tie_embeddings):
-        return []
-    reason = "not used: only muon with tie_embeddings=False has its own rate for the embedding"
-    return [Choice("embedding_lr", config.embedding_lr, reason)]
-
-
-def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:
+def _collect_choices(
+    request: RunRequest,
+    init_and_compute: Sequence[Choice],
+    sample_and_documents: Sequence[Choice],
+    eval_tokens: int,
+    val_tokens: int,
+) -> list[Choice]:
+    """All decisions about the run, in the order in which the journal and the console list them."""
+    config, choices = request.config, list(request.notes)
+    if config.embedding_lr is not None and (config.optimizer != "muon" or config.tie_embeddings):
+        reason = "not used: only muon with tie_embeddings=False has its own rate for the embedding"
+        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
+    choices += init_and_compute
+    if config.optimizer == "muon":
+        choices.append(Choice("optimizer", "muon", describe_rates(config)))
+    curve = config.schedule if config.decay_lr else "constant"
+    choices.append(Choice("schedule", curve, schedule.describe_schedule(config)))
+    choices += sample_and_documents
     if eval_tokens >= val_tokens - 1:
-        return Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")
-    at_the_end = "; all at the end" if closing else ""
-    return Choice(
-        "eval_tokens", eval_tokens, f"of {val_tokens:,}, evenly spaced, always the same{at_the_end}"
-    )
+        return [*choices, Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")]
+    reason = f"of {val_tokens:,}, evenly spaced, always the same"
+    reason += "; all at the end" if config.closing_eval else ""
+    return [*choices, Choice("eval_tokens", eval_tokens, reason)]
 
 
 # --- output ---

@@ -30,18 +30,18 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_resident_text_gives_the_same_passages(dtype: type) -> None:
+def test_a_resident_text_gives_the_same_document_windows(dtype: type) -> None:
     """Of one token, of a whole window, and of the text's end, which a window reaches beyond."""
     tokens: np.ndarray = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
     tokens[[0, 5, 6, 40, 290, 299]] = 255
-    passages = DocumentWindows(tokens, 255, 16)
-    starts, counts = passages.draw(3, 0, 2 * len(passages))
+    windows = DocumentWindows(tokens, 255, 16)
+    starts, counts = windows.draw(3, 0, 2 * len(windows))
     assert set(counts.tolist()) >= {1, 9, 16}
-    found = ResidentTokens(tokens, 16, torch.device("cpu")).document_windows(
+    batch = ResidentTokens(tokens, 16, torch.device("cpu")).document_windows(
         *map(torch.from_numpy, (starts, counts))
     )
-    for mine, other in zip(found, document_window_batch(tokens, starts, counts, 16), strict=True):
-        assert mine.tolist() == other.tolist()
+    for resident, host in zip(batch, document_window_batch(tokens, starts, counts, 16), strict=True):
+        assert resident.tolist() == host.tolist()
 
 
 def made(first: int, calls: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,9 +64,9 @@ def test_a_folder_that_is_lost_is_noticed_and_the_run_rescued(tiny: MakeConfig, 
         done = resume(tiny(f"{name}-rescued", **SETTINGS))
         assert (done.exit_code, done.iter) == (0, 20)
         assert_same_tensors(last_tensors(run.out_dir), tensors)
-        told = run_losses(run.out_dir)
-        assert told == {at: losses[at] for at in told}
-        assert name == "emptied" or told == losses, name
+        logged = run_losses(run.out_dir)
+        assert logged == {at: losses[at] for at in logged}
+        assert name == "emptied" or logged == losses, name
     assert [path.name for path in committed_paths(tmp_path / "elsewhere")] == ["00000010"]
     assert sorted(path.name for path in (tmp_path / "without_journal").iterdir()) == [
         "checkpoints", "config.toml", "lock", "tokenizer",

@@ -76,14 +76,14 @@ def test_a_run_is_the_textbook_loop(tiny: MakeConfig, arch: str, steps: int, gra
     )
     train(config)
     losses, norms, final = textbook(config)
-    steps = records(config.out_dir, "step")
-    assert [record["iter"] for record in steps] == list(range(1, 9))
+    updates = records(config.out_dir, "step")
+    assert [record["iter"] for record in updates] == list(range(1, 9))
     # The loss of a record is that of all micro-batches of its update, not of the last one.
-    assert [record["loss"] for record in steps] == pytest.approx(losses, abs=1e-5)
-    assert [record["grad_norm"] for record in steps] == pytest.approx(norms, abs=1e-4)
-    assert [record["clipped"] for record in steps] == [float(norm > grad_clip > 0) for norm in norms]
-    assert [record["lr"] for record in steps] == [learning_rate(config, update) for update in range(8)]
-    assert grad_clip != 0.3 or sum(record["clipped"] for record in steps) > 4
+    assert [record["loss"] for record in updates] == pytest.approx(losses, abs=1e-5)
+    assert [record["grad_norm"] for record in updates] == pytest.approx(norms, abs=1e-4)
+    assert [record["clipped"] for record in updates] == [float(norm > grad_clip > 0) for norm in norms]
+    assert [record["lr"] for record in updates] == [learning_rate(config, update) for update in range(8)]
+    assert grad_clip != 0.3 or sum(record["clipped"] for record in updates) > 4
     assert_close_tensors(last_tensors(config.out_dir)["model"], final, 1e-4)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tiny import MakeConfig, assert_same_tensors, file_contents, last_tensors, records, resume, run_losses
 
+from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.record.journal import RunSuperseded
 from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.learner import Learner
-from glassgpt.training.session import train
 
 
 def before_update_13(patch: pytest.MonkeyPatch, run_dir: str, act: Callable[[], object]) -> None:

@@ -52,11 +52,11 @@ PATIENCE_S = 60  # how long a test waits for another process before it fails
 _TO_BE_KILLED = """
 import sys, time
 from pathlib import Path
-from glassgpt.recipe import combine, read_recipe
+from glassgpt.recipe import build_config, read_recipe
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
 
-config = combine(read_recipe(Path(sys.argv[1])), {})
+config = build_config(read_recipe(Path(sys.argv[1])), {})
 original = Learner.update
 
 def update(learner, number, first_sequence):

@@ -134,8 +134,8 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
     from glassgpt.record.clock import Ledger
     from glassgpt.training.evaluate import evaluate
     from glassgpt.training.interrupt import StopSignals
+    from glassgpt.training.run_request import request_from_config
     from glassgpt.training.setup import set_up
-    from glassgpt.training.task import request_from_config
 
     on_card = torch.cuda.is_available()
     if on_card and limit_gib is not None:

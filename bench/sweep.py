@@ -26,8 +26,8 @@ from glassgpt.config import TrainConfig
 from glassgpt.record.clock import Ledger
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job
+from glassgpt.training.run_request import request_from_config
 from glassgpt.training.setup import set_up
-from glassgpt.training.task import request_from_config
 
 VOCABULARY = 50304
 SIZES = ((6, 3, 192), (6, 6, 384), (12, 12, 768), (24, 16, 1024), (36, 20, 1280), (48, 25, 1600))

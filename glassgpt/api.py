@@ -1,4 +1,4 @@
-"""What `import glassgpt` offers. Importing it is cheap: torch is loaded when a run begins.
+"""The Python API: what `import glassgpt` offers. Importing it is cheap: torch is loaded when a run starts.
 
 run = glassgpt.train("quickstart", max_iters=100)
 run = glassgpt.resume(run.out_dir, max_iters=200)
@@ -7,7 +7,7 @@ losses = [record["loss"] for record in glassgpt.read_journal(run.out_dir) if rec
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing would take longer than all that the command needs to hear Ctrl-C
+TYPE_CHECKING = False  # not from typing, whose import would delay the handling of Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def train(
     config: TrainConfig | str | Path, name: str = "", listeners: Sequence[Listener] = (), **changes: Any
 ) -> Run:
-    """Trains. `config`: the settings, or a preset's name, or a config file; `changes` are settings on top.
+    """Trains. `config`: the settings, a preset's name, or a config file. `changes`: settings on top.
 
-    `name`: of the run's folder, if `out_dir` does not say; a preset's own, or "run". `listeners` get every
-    record; the journal in the run's folder has them in any case."""
+    `name`: of the run's folder if `out_dir` is not set; by default the preset's name, or "run". `listeners`
+    are called with every record; the journal in the run's folder has them in any case."""
     from glassgpt.track import trackers
     from glassgpt.training import session
 
@@ -33,7 +33,7 @@ def train(
 
 
 def resume(out_dir: str | Path, listeners: Sequence[Listener] = (), **changes: Any) -> Run:
-    """Resumes a run under its own settings, except for those given, e.g. `max_iters=10_000`."""
+    """Resumes a run with its own settings and the `changes`, e.g. `max_iters=10_000`."""
     from glassgpt.track import trackers
     from glassgpt.training import session
 
@@ -41,7 +41,7 @@ def resume(out_dir: str | Path, listeners: Sequence[Listener] = (), **changes: A
 
 
 def read_journal(run: str | Path) -> list[Record]:
-    """The records of a run, of a folder or of its journal.jsonl, without those that a resume superseded."""
+    """The records of a run, given its folder or its journal.jsonl, without those that a resume superseded."""
     from pathlib import Path
 
     from glassgpt.record import journal

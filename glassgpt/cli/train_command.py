@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from glassgpt.show.report.report_listener import ReportAtEnd
     from glassgpt.training.distributed.process_group import ProcessGroup
     from glassgpt.training.interrupt import StopSignals
-    from glassgpt.training.task import RunRequest
+    from glassgpt.training.run_request import RunRequest
 
 
 def train(words: list[str]) -> int:
@@ -142,7 +142,7 @@ def _resolve_task(
 ) -> RunRequest:
     """What was begun in that folder, or what is asked for; its text prepared, its settings tuned."""
     from glassgpt.track.trackers import check_installed
-    from glassgpt.training.task import prepare_if_built_in, resolve_request, restarted_request
+    from glassgpt.training.run_request import prepare_if_built_in, resolve_request, restarted_request
 
     said = {**(recipe.settings if recipe else {}), **flags}
     begun = restarted_request(team, str(said.get("out_dir", "")), flags)

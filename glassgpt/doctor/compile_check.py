@@ -147,7 +147,7 @@ def _float8_line(device: torch.device) -> DiagnosticLine:
     """Asked as a run asks."""
     from glassgpt.errors import UserError
     from glassgpt.estimate.batching import BatchPlan
-    from glassgpt.training.kernel_choice import check_float8
+    from glassgpt.training.compute_plan import check_float8
 
     plan = BatchPlan(batch_size=1, micro_steps=1, sequences=1, tokens=1024)
     try:

@@ -3,7 +3,7 @@
     choose_dtype("auto", Traits("cuda", (8, 9)), width=768)     # bfloat16, "compute capability 8.9: …"
 
 The trainer asks with the traits of the device it has, `glass plan` with those of one it has not. No torch.
-What can only be tried there, the trainer tries: training/kernel_choice.py.
+What can only be tried there, the trainer tries: training/compute_plan.py.
 """
 
 from __future__ import annotations

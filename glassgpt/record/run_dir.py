@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ COMMITTED_NAME_PATTERN = re.compile(
 )  # a checkpoint's name; ".1": again at the same iteration
 NANOGPT_CKPT_FILE = "ckpt.pt"  # nanoGPT's
 _CONFIG_END_MARK = "# That was all."
+
+
+def resume_command(run_dir: Path, *flags: str) -> str:
+    """`glass train --init_from=resume --out_dir=runs/quickstart`, to be pasted into a shell."""
+    return " ".join(["glass train --init_from=resume", f"--out_dir={shlex.quote(str(run_dir))}", *flags])
 
 
 def is_complete_config(path: Path) -> bool:

@@ -1,4 +1,8 @@
-"""Where to compute, and in which dtype; decided with reasons. speedups.py makes it fast there."""
+"""The device of a run: which one, its dtype, its memory, and how much of a run fits into it.
+
+device, choice = choose_device("auto")
+choice.reason                              # "a CUDA card is available: NVIDIA H200"
+"""
 
 from __future__ import annotations
 
@@ -21,21 +25,22 @@ from glassgpt.model.gpt import GPT
 from glassgpt.record.machine import apple_gpu_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_USABLE_SHARE_OF_FREE = 0.92  # of free memory: tensors do not fill it without gaps
 
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """What was decided about the machine."""
+    """How the model is executed on this machine: device, dtype, kernels, and so on."""
 
     device: torch.device
     dtype: str
     compile: bool = False
     attention: str = "sdpa"
-    kernels: bool = False  # our own, in Triton
-    graph: bool = False  # updates are recorded and replayed
-    data_on_card: bool = False
-    float8: bool = False  # matmuls while training
-    shard: bool = False  # weights are spread over the processes of a team
+    kernels: bool = False  # GlassGPT's Triton kernels
+    graph: bool = False  # updates are captured as CUDA graphs and replayed
+    data_on_card: bool = False  # the training split
+    float8: bool = False  # matmuls of training; evaluation is exact
+    shard: bool = False  # FSDP: weights are sharded over the ranks
 
     def autocast(self) -> AbstractContextManager[object]:
         """Weights stay float32; matmuls run in `dtype`."""
@@ -44,65 +49,62 @@ class ExecutionConfig:
         return torch.autocast(self.device.type, DTYPES[self.dtype])
 
     def synchronize(self) -> None:
-        """Waits until the device has done everything it was given; a clock means nothing before that."""
+        """Waits for the device to finish its queue. Before that, a clock measures kernel launches only."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
 
 
-def configure_model(model: GPT, placement: ExecutionConfig, checkpointing: bool) -> None:
-    """Has the model compute as was decided. `checkpointing`: of activations."""
-    model.set_attention(placement.attention)
-    model.set_kernels(placement.kernels)
-    model.set_float8(placement.float8)
-    model.activation_checkpointing = checkpointing
+def configure_model(model: GPT, execution: ExecutionConfig, activation_checkpointing: bool) -> None:
+    model.set_attention(execution.attention)
+    model.set_kernels(execution.kernels)
+    model.set_float8(execution.float8)
+    model.activation_checkpointing = activation_checkpointing
 
 
-def choose_device(asked: str) -> tuple[torch.device, Choice]:
-    if not DEVICE_PATTERN.fullmatch(asked):
-        raise UserError(f"--device={asked} is not one of auto, cpu, cuda, cuda:N, mps")
-    available = {"cuda": _cuda_works(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if asked == "auto":
+def choose_device(requested: str) -> tuple[torch.device, Choice]:
+    """`requested`: as in --device."""
+    if not DEVICE_PATTERN.fullmatch(requested):
+        raise UserError(f"--device={requested} is not one of auto, cpu, cuda, cuda:N, mps")
+    with warnings.catch_warnings():  # a card without a matching driver warns at every start
+        warnings.simplefilter("ignore")
+        has_cuda = torch.cuda.is_available()
+    available = {"cuda": has_cuda, "mps": torch.backends.mps.is_available(), "cpu": True}
+    if requested == "auto":
         kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-        why = {"cuda": "a CUDA card is there", "mps": "Apple's GPU is there", "cpu": "no GPU was found"}[kind]
+        reasons = {
+            "cuda": "a CUDA card is available",
+            "mps": "Apple's GPU is available",
+            "cpu": "no GPU was found",
+        }
+        device, reason = torch.device(kind), reasons[kind]
     else:
-        kind, _, number = asked.partition(":")
-        why = "asked for"
+        kind, _, number = requested.partition(":")
         if not available[kind]:
-            raise UserError(f"--device={asked} is not available here; try --device=auto or --device=cpu")
-        if number and (not number.isdecimal() or int(number) >= _device_count(kind)):
-            raise UserError(f"--device={asked} does not exist: {kind} has {_device_count(kind)} here")
-    device = torch.device(asked if asked != "auto" else kind)
-    return device, Choice("device", str(device), f"{why}: {device_name(device)}")
+            raise UserError(f"--device={requested} is not available here; try --device=auto or --device=cpu")
+        count = torch.cuda.device_count() if kind == "cuda" else 1
+        if number and (not number.isdecimal() or int(number) >= count):
+            raise UserError(f"--device={requested} does not exist: {kind} has {count} here")
+        device, reason = torch.device(requested), "asked for"
+    return device, Choice("device", str(device), f"{reason}: {device_name(device)}")
 
 
-def device_for_rank(device: torch.device, asked: str, local_rank: int, local_size: int) -> torch.device:
-    """The card for one of several processes on a machine: each has its own."""
+def device_for_rank(device: torch.device, requested: str, local_rank: int, local_size: int) -> torch.device:
+    """The card of one of several ranks on a machine: each has its own."""
     if device.type != "cuda":
         return device
-    cards = _device_count("cuda")
+    cards = torch.cuda.device_count()
     problems = []
-    if local_size > 1 and ":" in asked:
+    if local_size > 1 and ":" in requested:
         problems.append(
-            f"--device={asked} is one card for {local_size} processes; --device=cuda gives each its own"
+            f"--device={requested} is one card for {local_size} processes; --device=cuda gives each its own"
         )
     if local_size > cards:
         problems.append(f"{local_size} processes were started on a machine with {cards} cards; start {cards}")
     if problems:
         raise UserError(problems)
-    return device if ":" in asked else torch.device("cuda", local_rank)
-
-
-def _cuda_works() -> bool:
-    # A card without a matching driver warns here on every start; that it is not available says it all.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.cuda.is_available()
-
-
-def _device_count(kind: str) -> int:
-    return torch.cuda.device_count() if kind == "cuda" else 1
+    return device if ":" in requested else torch.device("cuda", local_rank)
 
 
 def device_name(device: torch.device) -> str:
@@ -115,13 +117,15 @@ def device_name(device: torch.device) -> str:
 
 
 def device_traits(device: torch.device) -> DeviceTraits:
-    """What of the device decides, for the rules that `glass plan` asks too."""
+    """The properties of the device that the rules of estimate/decide.py depend on."""
     if device.type == "cpu":
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return DeviceTraits("cpu", has_fast_bfloat16=fast, missing_toolchain=find_missing_toolchain("cpu"))
-    # Not torch.cuda.is_bf16_supported(): that says yes to cards that only emulate bfloat16, slowly.
+        has_fast_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return DeviceTraits(
+            "cpu", has_fast_bfloat16=has_fast_bfloat16, missing_toolchain=find_missing_toolchain("cpu")
+        )
     if device.type != "cuda":
         return DeviceTraits(device.type, missing_toolchain=find_missing_toolchain(device.type))
+    # Not torch.cuda.is_bf16_supported(): it is true for cards that emulate bfloat16, slowly.
     capability = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
     card, tensor_cores = find_card(name), has_tensor_cores(name, capability)
@@ -135,64 +139,65 @@ def device_traits(device: torch.device) -> DeviceTraits:
     )
 
 
-def choose_dtype(asked: str, device: torch.device, width: int | None = None) -> Choice:
-    """`width`: the channels of the model to be trained; None if it only writes."""
-    return decide.choose_dtype(asked, device_traits(device), width)
+def choose_dtype(requested: str, device: torch.device, width: int | None = None) -> Choice:
+    """`width`: channels of the model to be trained; None for sampling only."""
+    return decide.choose_dtype(requested, device_traits(device), width)
 
 
 def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
-    """PyTorch's allocator may leave gaps that add up to a tenth of a card; segments that grow leave none."""
+    """Sets expandable segments: without them PyTorch's caching allocator fragments a card's memory."""
     if device.type != "cuda":
         return []
-    if said := next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None):
-        return [Choice("allocator", environment[said], f"as {said} says")]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if value := environment.get(name):
+            return [Choice("allocator", value, f"as {name} says")]
     if not sys.platform.startswith("linux"):
-        return [Choice("allocator", "usual", "segments that grow are for Linux")]
-    _tell_allocator("expandable_segments:True")
+        return [Choice("allocator", "usual", "expandable segments are for Linux")]
+    _set_allocator("expandable_segments:True")
     return [Choice("allocator", "expandable_segments:True", "memory is used without gaps")]
 
 
-def _tell_allocator(words: str) -> None:
+def _set_allocator(settings: str) -> None:
     """At run time, since PyTorch reads the environment when it is imported. The name changed with 2.10."""
     new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (new or torch.cuda.memory._set_allocator_settings)(words)
-
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    (new or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def free_and_total_bytes(device: torch.device) -> tuple[int | None, int | None]:
-    """Free and total memory of a card; None where memory is not a card's own."""
+    """Free and total memory of a CUDA card; None on other devices, which share main memory."""
     if device.type != "cuda":
         return None, None
     free, total = torch.cuda.mem_get_info(device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    share = torch.cuda.get_per_process_memory_fraction(index)  # whoever shares a card may have set it
-    return min(free, int(share * total) - torch.cuda.memory_reserved(device)), total
+    fraction = torch.cuda.get_per_process_memory_fraction(index)  # a limit that the user may have set
+    return min(free, int(fraction * total) - torch.cuda.memory_reserved(device)), total
 
 
 def estimate_max_batch_size(
     config: TrainConfig, vocab_size: int, free_bytes: int | None, ranks: int = 1
 ) -> int | None:
-    """The largest micro-batch that a card's free memory should hold, before anything was tried."""
+    """The largest micro-batch that should fit into a card's free memory, by estimate. At least 1: a run that
+    does not fit at all is refused later, with advice."""
     if free_bytes is None:
         return None
-    work = replace(_estimated_work(config, vocab_size, ranks), micro_steps=2)  # gradients may have to add up
-    return (
-        largest_fitting_batch(work, _usable_bytes(free_bytes)) or 1
-    )  # never none at all: the run will say it better
+    workload = replace(_cuda_workload(config, vocab_size, ranks), micro_steps=2)  # gradients may accumulate
+    return largest_fitting_batch(workload, _usable_bytes(free_bytes)) or 1
 
 
 def cuda_graph_fits(config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None) -> bool:
-    """Whether there is memory for updates that are recorded, which keep theirs."""
+    """Whether there is memory for CUDA graphs, which never release theirs."""
     if free_bytes is None:
         return True
-    foreseen = _estimated_work(config, vocab_size, plan.ranks)
-    work = replace(foreseen, batch_size=plan.batch_size, micro_steps=plan.micro_steps, graph=True)
-    return estimate_memory(work).total_bytes <= _usable_bytes(free_bytes)
+    workload = replace(
+        _cuda_workload(config, vocab_size, plan.ranks),
+        batch_size=plan.batch_size,
+        micro_steps=plan.micro_steps,
+        graph=True,
+    )
+    return estimate_memory(workload).total_bytes <= _usable_bytes(free_bytes)
 
 
-def _estimated_work(config: TrainConfig, vocab_size: int, ranks: int) -> TrainingWorkload:
+def _cuda_workload(config: TrainConfig, vocab_size: int, ranks: int) -> TrainingWorkload:
     return TrainingWorkload(
         config=config,
         vocab_size=vocab_size,
@@ -207,8 +212,5 @@ def _estimated_work(config: TrainConfig, vocab_size: int, ranks: int) -> Trainin
 
 
 def _usable_bytes(free_bytes: int) -> int:
-    """The context is there already, and not in what is free."""
-    return int(_USABLE_SHARE * free_bytes) + CONTEXT_BYTES["cuda"]
-
-
-_USABLE_SHARE = 0.92  # of what is free: tensors do not fill memory without gaps
+    """Estimates include the CUDA context, which exists already and is not in `free_bytes`."""
+    return int(_USABLE_SHARE_OF_FREE * free_bytes) + CONTEXT_BYTES["cuda"]

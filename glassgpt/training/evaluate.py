@@ -1,8 +1,8 @@
 """Evaluation: the same tokens every time, exactly the whole split where it is small enough.
 
-It is deterministic and draws nothing from training's random numbers: evaluating more or less often changes no
-training loss. Batches all have one shape (the last is padded with ignored targets), so that compiled code is
-compiled once, and the result does not depend on the batch size.
+It is deterministic and uses none of training's random numbers: evaluating more or less often changes no
+training loss. All batches have one shape (the last is padded with ignored targets), so that code is compiled
+once. The result does not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from glassgpt.record.clock import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.learner import Learner
 
-_MAX_CACHED_TOKENS = 2**20  # of a split, on the device between evaluations: 16 MB
+_MAX_CACHED_TOKENS = 2**20  # of a split, kept on the device between evaluations
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The mean loss over `tokens` targets, and what it is made of: one mean per window."""
+    """The mean loss over `tokens` targets, and the mean of each window."""
 
     loss: float
     tokens: int
@@ -35,7 +35,7 @@ class EvalResult:
 
     @property
     def stderr(self) -> float:
-        """Standard error of the mean, windows taken as independent draws."""
+        """Standard error of the mean, with windows as independent samples."""
         return _stderr(self.window_losses, self.window_tokens)
 
     @property
@@ -52,7 +52,7 @@ def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
     if n < 2:
         return math.nan
     share = weights / weights.sum()
-    with np.errstate(invalid="ignore"):  # of what is not finite the error is nan, and that is all
+    with np.errstate(invalid="ignore"):  # the error of non-finite losses is nan
         deviations = values - float((share * values).sum())
     return math.sqrt(float((share**2 * deviations**2).sum()) * n / (n - 1))
 
@@ -60,18 +60,18 @@ def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
 def is_gain(reference: EvalResult | None, now: EvalResult) -> bool:
     """Whether `now` is better than `reference` by more than noise.
 
-    The noise is that of the difference, window by window: hard windows are hard for both, which cancels, so
-    it is far smaller than either one's own error.
+    The noise is that of the difference, window by window. Hard windows are hard for both, which cancels: it
+    is far smaller than the standard error of either result.
     """
     if reference is None or len(reference.window_losses) != len(now.window_losses):
-        return True  # other windows do not compare; start anew from these
+        return True  # losses of other windows are not comparable; these are the new reference
     noise = _stderr(reference.window_losses - now.window_losses, now.window_tokens)
     return reference.loss - now.loss > (0.0 if math.isnan(noise) else noise)
 
 
 class EvalWindows:
-    """What is evaluated of a split, as batches on the device: the same ones every time, and so, unless they
-    are many, made once and kept there."""
+    """The evaluated windows of a split, as batches on the device. They are the same in every evaluation, so
+    they stay on the device unless they are many."""
 
     def __init__(
         self,
@@ -80,25 +80,23 @@ class EvalWindows:
         eval_tokens: int | None,
         rows: int,
         device: torch.device,
-        team: ProcessGroup | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """`eval_tokens=None`: the whole split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
-        self._process_group = team or ProcessGroup()
+        self._group = group or ProcessGroup()
         self._starts = evaluation_window_starts(len(tokens), block_size, eval_tokens)
         self._cached_batches: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
 
     def of_whole_split(self) -> EvalWindows:
-        return EvalWindows(
-            self._tokens, self._block_size, None, self._rows, self._device, self._process_group
-        )
+        return EvalWindows(self._tokens, self._block_size, None, self._rows, self._device, self._group)
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        """Inputs and targets, and how many targets each window has: of this process's batches, which are
-        every so manieth. Everybody has as many; those past the end are all padding."""
+        """Inputs, targets, and the number of targets of each window. Rank r of N has batches r, r + N,
+        r + 2N, ... All ranks have equally many; batches past the end are all padding."""
         if len(self) * self._block_size > _MAX_CACHED_TOKENS:
             yield from self._make_batches()
             return
@@ -108,27 +106,24 @@ class EvalWindows:
 
     @property
     def _padded_len(self) -> int:
-        """Windows, with padding to whole batches for everybody."""
-        in_a_round = self._rows * self._process_group.world_size
-        return -(-len(self) // in_a_round) * in_a_round
+        """The number of windows, padded to as many whole batches for every rank."""
+        windows_of_all_ranks = self._rows * self._group.world_size
+        return -(-len(self) // windows_of_all_ranks) * windows_of_all_ranks
 
     def gather_per_window(self, own: np.ndarray) -> np.ndarray:
-        """A number for every window, from those for the windows of this process."""
-        rounds = self._padded_len // (self._rows * self._process_group.world_size)
-        whole = np.zeros((rounds, self._process_group.world_size, self._rows), own.dtype)
-        whole[:, self._process_group.rank] = own.reshape(rounds, self._rows)
-        return self._process_group.all_reduce_sum(whole).reshape(-1)[: len(self)]
+        """A value for every window of the split, from those that this rank has evaluated. Collective."""
+        rounds = self._padded_len // (self._rows * self._group.world_size)
+        values = np.zeros((rounds, self._group.world_size, self._rows), own.dtype)
+        values[:, self._group.rank] = own.reshape(rounds, self._rows)
+        return self._group.all_reduce_sum(values).reshape(-1)[: len(self)]
 
     def _make_batches(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-        for i in range(
-            self._process_group.rank * self._rows,
-            self._padded_len,
-            self._process_group.world_size * self._rows,
-        ):
-            chunk = self._starts[i : i + self._rows]
-            nothing = len(self._tokens)  # a window that starts there is all padding
-            filled = np.pad(chunk, (0, self._rows - len(chunk)), constant_values=nothing)
-            x, y = evaluation_batch(self._tokens, filled, self._block_size)
+        first, step = self._group.rank * self._rows, self._group.world_size * self._rows
+        for i in range(first, self._padded_len, step):
+            starts = self._starts[i : i + self._rows]
+            # A window that starts after the last token is all padding.
+            padded = np.pad(starts, (0, self._rows - len(starts)), constant_values=len(self._tokens))
+            x, y = evaluation_batch(self._tokens, padded, self._block_size)
             counts = (y != IGNORED_TARGET).sum(1)
             yield torch.from_numpy(x).to(self._device), torch.from_numpy(y).to(self._device), counts
 
@@ -136,12 +131,12 @@ class EvalWindows:
 def evaluate(
     learner: Learner, windows: EvalWindows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
 ) -> EvalResult | None:
-    """The loss on these windows; None if asked to stop on the way."""
+    """The loss on these windows; None if `should_stop` said so before a batch."""
     sums: list[Tensor] = []
     counts: list[np.ndarray] = []
     first_call_s = None
     with ledger.phase("eval") as whole:
-        for x, y, filled in windows:
+        for x, y, window_counts in windows:
             if should_stop():
                 learner.reshard()
                 return None
@@ -152,18 +147,18 @@ def evaluate(
                 first_call_s = first_call.seconds
             else:
                 sums.append(_window_sums(learner, x, y))
-            counts.append(filled)
+            counts.append(window_counts)
         learner.reshard()
         window_sums = windows.gather_per_window(torch.cat(sums).cpu().numpy())
         window_tokens = windows.gather_per_window(np.concatenate(counts))
-    if first_call_s is not None and len(sums) > 1:  # compile is the first call minus a steady one
+    if first_call_s is not None and len(sums) > 1:  # compiling takes the first call minus a steady one
         ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
     total = int(window_tokens.sum())
     return EvalResult(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
 
 
 def _window_sums(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
-    """In float64, so that the order of summation does not show."""
+    """In float64, so that the order of summation does not matter."""
     losses = learner.score(x, y)
     if losses.device.type == "mps":  # which has no float64
         losses = losses.cpu()

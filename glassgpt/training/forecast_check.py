@@ -1,64 +1,143 @@
-"""What was forecast, beside what happens: is this speed normal, and was the plan right."""
+"""The forecast of a run, and how the run compares with it: memory, speed, time, the loss curve."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.estimate.forecast import RunForecast
+from glassgpt.config import TrainConfig, first_checkpoint_iter
+from glassgpt.data.dataset import Dataset
+from glassgpt.estimate.batching import eval_batch_rows
+from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.loss_check import compare_with_expected
-from glassgpt.estimate.loss_law import ExpectedLossCurve
+from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
+from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.format import format_bytes, format_count, format_duration
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import CpuTimes
+from glassgpt.record.run_dir import resume_command
+from glassgpt.training.compute_plan import ComputePlan
 
-MIN_PACE_SECONDS = 5.0  # of updates: from then on a pace is a pace
-_MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which differs from day to day
-_MISS_TOLERANCE = 0.10
-_IGNORED_MISS_BYTES = 2**28  # of a card: no tensors of ours, but what cuBLAS works in
-_MIN_UPDATES_FOR_LOSS = 200  # for a loss to be on a course
-_CPU_CHECK_INTERVAL_S = 5.0  # between two looks at who uses the cores
-_MIN_SLOWDOWN_RATIO = 1.5  # times: so much slower than it was is no noise
-_STARVED_CORES_PER_THREAD = (
-    0.5  # of a core for each thread; threads that wait for each other spin, so alone they use all of it
-)
+_MAX_SHARE_OF_FREE = 0.95  # a checkpoint's copy that would fill more of the card goes to main memory
+_MIN_PACE_SECONDS = 5.0  # of updates, before the speed is compared with the forecast
+_MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which varies
+_MISS_TOLERANCE = 0.10  # of the forecast
+_IGNORED_MISS_BYTES = 2**28  # of a card's memory: cuBLAS workspaces, which are not forecast
+_MIN_UPDATES_FOR_LOSS = 200  # before the loss is compared with the expected curve
+_MIN_DATA_WAIT_SHARE = 0.1  # of the time of updates, to name it as the cause of a slow run
+_MIN_LOAD_PER_CORE = 1.5  # to name other programs as the cause of a slow run
+_CPU_CHECK_INTERVAL_S = 5.0  # between two checks of who uses the cores
+_MIN_SLOWDOWN_RATIO = 1.5  # best speed so far / speed now: less is noise
+_STARVED_CORES_PER_THREAD = 0.5  # threads that wait for each other spin: undisturbed, each uses a whole core
+
+
+# --- before the run ---
+
+
+def forecast_run(
+    config: TrainConfig, compute: ComputePlan, data_bytes: int, tokens: TokenCounts
+) -> RunForecast:
+    """Memory, speed and time. `data_bytes`: of the training split."""
+    workload = expected_workload(config, compute, data_bytes)
+    hardware = Hardware(compute.peak.value, compute.card, compute.cluster)
+    return forecast_workload(workload, compute.flops_per_token, hardware, tokens)
+
+
+def expected_workload(config: TrainConfig, compute: ComputePlan, data_bytes: int) -> TrainingWorkload:
+    """What the run's memory and speed depend on."""
+    model, plan, execution = compute.model_config, compute.batch_plan, compute.execution
+    workload = TrainingWorkload(
+        config=replace(  # initial weights have their own shape, whatever the settings say
+            config,
+            n_layer=model.n_layer,
+            n_head=model.n_head,
+            n_embd=model.n_embd,
+            block_size=model.block_size,
+            bias=model.bias,
+            arch=model.arch,  # type: ignore[arg-type]
+            tie_embeddings=model.tie_embeddings,
+            dropout=model.dropout,
+        ),
+        vocab_size=model.vocab_size,
+        batch_size=plan.batch_size,
+        micro_steps=plan.micro_steps,
+        device_type=execution.device.type,
+        dtype=execution.dtype,
+        kernels=execution.kernels,
+        compiled=execution.compile,
+        attention=execution.attention,
+        graph=execution.graph,
+        data_bytes=data_bytes if execution.data_on_card else 0,
+        eval_batch_tokens=eval_batch_rows(config, execution.device.type) * model.block_size,
+        ranks=plan.ranks,
+    )
+    if config.eval_only or first_checkpoint_iter(config) >= config.max_iters:
+        return workload  # nothing is saved before the end
+    with_copy, free_bytes = replace(workload, has_checkpoint_copy=True), compute.free_bytes
+    fits = free_bytes is None or estimate_memory(with_copy).allocated_bytes <= _MAX_SHARE_OF_FREE * free_bytes
+    return with_copy if fits else workload
+
+
+def expected_loss_curve(
+    config: TrainConfig, compute: ComputePlan, dataset: Dataset, target_share: float
+) -> ExpectedLossCurve | None:
+    """None for a run that starts from trained weights. `target_share`: of an update's tokens, not padding."""
+    if config.init_from != "scratch":
+        return None
+    manifest, bytes_per_token = dataset.manifest, dataset.bytes_per_token("train")
+    if math.isnan(bytes_per_token):  # unknown in nanoGPT's folders
+        bytes_per_token = 1.0 if manifest.tokenizer in ("char", "byte") else 4.5
+    inputs = loss_law_inputs(
+        config,
+        vocab_size=compute.model_config.vocab_size,
+        batch_tokens=round(compute.batch_plan.tokens * target_share),
+        train_tokens=manifest.tokens["train"],
+        dataset=manifest.name,
+        tokenizer=manifest.tokenizer,
+        bytes_per_token=bytes_per_token,
+    )
+    return predict_loss_curve(inputs)
+
+
+# --- during the run ---
 
 
 @dataclass
 class CpuContention:
-    """The last look at who uses the cores, and what was measured up to then."""
+    """The last check of who uses the cores, and the totals up to then."""
 
     cpu_times: CpuTimes
     tokens: int = 0
     seconds: float = 0.0
-    best_tokens_per_s: float = 0.0  # tokens/s between two looks
+    best_tokens_per_s: float = 0.0  # between two checks
     was_reported: bool = False
 
 
 @dataclass
 class ForecastCheck:
-    """What is measured on the way, for the forecast to be held against."""
+    """Running totals, compared with the forecast during the run and at its end."""
 
     forecast: RunForecast
-    expectation: ExpectedLossCurve | None = (
-        None  # of the loss; None: it begins with weights that learned before
-    )
+    expectation: ExpectedLossCurve | None = None  # None: the run starts from trained weights
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
-    data_wait_s: float = 0.0  # of them, for data
-    memory_before_bytes: int = 0  # on the card, by what this process did before the run
+    data_wait_s: float = 0.0  # of these, waiting for data
+    memory_before_bytes: int = 0  # allocated on the card by this process before the run
     peak_memory_bytes: int = 0
-    pace_was_reported: bool = False  # whether the pace is normal
-    tuning_s: float = 0.0  # that --tune took before: in the ledger it is start-up, but nobody forecast it
+    pace_was_reported: bool = False
+    tuning_s: float = 0.0  # of --tune before the run: start-up in the ledger, but not in the forecast
     cpu_contention: CpuContention = field(default_factory=lambda: CpuContention(machine.read_cpu_times()))
 
-    def add(self, tokens: int, seconds: float, waited_s: float, memory: dict[str, int]) -> None:
-        """An interval of updates, and the memory at its end."""
+    def add(self, tokens: int, seconds: float, data_wait_s: float, memory: dict[str, int]) -> None:
+        """Adds an interval of updates, and the memory in use at its end."""
         self.tokens += tokens
         self.seconds += seconds
-        self.data_wait_s += min(waited_s, seconds)
+        self.data_wait_s += min(data_wait_s, seconds)
         if self.forecast.on_card:
             self.peak_memory_bytes = max(
                 self.peak_memory_bytes, memory["allocated_peak"] - self.memory_before_bytes
@@ -71,7 +150,7 @@ class ForecastCheck:
         return self.tokens / self.seconds if self.seconds > 0 and self.tokens else None
 
     def as_dict(self, wall_s: float, finished: bool) -> Record:
-        """Each figure as it was expected and as it was; None where it is not known."""
+        """Each figure as expected and as measured; None where unknown."""
         expected = self.forecast.as_dict()
         return {
             "memory_bytes": {
@@ -87,47 +166,52 @@ class ForecastCheck:
         }
 
 
-def pace_finding(outcome: ForecastCheck, iteration: int, one_thread: str = "") -> Record | None:
-    """Whether the speed is normal; said once, when updates have gone on for a while. `one_thread`: the
-    command that resumes a run of several CPU threads with one."""
-    pace, found = outcome.forecast.throughput, outcome.tokens_per_s
-    if outcome.pace_was_reported or pace is None or found is None or outcome.seconds < MIN_PACE_SECONDS:
+def speed_findings(check: ForecastCheck, iteration: int, run_dir: Path, threads: int) -> list[Record]:
+    """`threads`: of a run in one process on the CPU; 1 for any other run."""
+    one_thread = resume_command(run_dir, "--threads=1") if threads > 1 else ""
+    findings = [pace_finding(check, iteration, one_thread)]
+    if one_thread:
+        now = machine.read_cpu_times()
+        findings.append(cpu_contention_finding(check, iteration, threads, one_thread, now))
+    return [finding for finding in findings if finding is not None]
+
+
+def pace_finding(check: ForecastCheck, iteration: int, one_thread: str = "") -> Record | None:
+    """Whether the speed is as forecast; once, after some seconds of updates. `one_thread`: the command that
+    resumes a run of several CPU threads with one."""
+    pace, measured = check.forecast.throughput, check.tokens_per_s
+    if check.pace_was_reported or pace is None or measured is None or check.seconds < _MIN_PACE_SECONDS:
         return None
-    outcome.pace_was_reported = True
-    expected = f"expected {format_count(pace.low)} to {format_count(pace.high)}: {pace.why}"
-    if found > pace.high:
-        title = f"this is faster than expected: {format_count(found)} tokens/s"
-        why = "The expectation rests on few measurements; yours is better."
-        return finding_record(iteration, "pace", "info", title, evidence=expected, explanation=why, advice="")
-    if found >= pace.low:
-        title = f"this speed is normal here: {format_count(found)} tokens/s"
-        why = "Runs like this one on machines like this one are about as fast."
-        return finding_record(iteration, "pace", "info", title, evidence=expected, explanation=why, advice="")
-    cause, advice = _likely_cause(outcome, one_thread)
-    title = f"this is slower than expected: {format_count(found)} tokens/s"
+    check.pace_was_reported = True
+    severity: Severity = "info"
+    advice = ""
+    if measured > pace.high:
+        title = f"this is faster than expected: {format_count(measured)} tokens/s"
+        explanation = "The expectation rests on few measurements; yours is better."
+    elif measured >= pace.low:
+        title = f"this speed is normal here: {format_count(measured)} tokens/s"
+        explanation = "Runs like this one on machines like this one are about as fast."
+    else:
+        severity, title = "advice", f"this is slower than expected: {format_count(measured)} tokens/s"
+        data_wait_share = check.data_wait_s / check.seconds
+        load, cores = machine.load_average(), usable_cores()
+        # The console prints the advice alone: it has to be understood without the explanation.
+        if data_wait_share > _MIN_DATA_WAIT_SHARE:
+            explanation = f"Updates wait {data_wait_share:.0%} of the time for data."
+            advice = "updates wait for data: put it on a local disk, or in memory"
+        elif load > _MIN_LOAD_PER_CORE * cores:
+            explanation = f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores."
+            advice = _free_cores_advice(one_thread)
+        else:
+            explanation = (
+                "A card that is shared, hot or limited in power is slow, and so is a CPU with other work."
+            )
+            advice = "`glass doctor` looks at the machine, `glass tune` tries settings"
     return finding_record(
-        iteration, "pace", "advice", title, evidence=expected, explanation=cause, advice=advice
-    )
-
-
-def _likely_cause(outcome: ForecastCheck, one_thread: str) -> tuple[str, str]:
-    """And an advice that is understood without it: the console prints only that."""
-    waiting = outcome.data_wait_s / outcome.seconds
-    if waiting > 0.1:
-        return (
-            f"Updates wait {waiting:.0%} of the time for data.",
-            "updates wait for data: put it on a local disk, or in memory",
-        )
-    load, cores = machine.load_average(), usable_cores()
-    if load > 1.5 * cores:
-        return (
-            f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores.",
-            _free_cores_advice(one_thread),
-        )
-    return (
-        "A card that is shared, hot or limited in power is slow, and so is a CPU with other work.",
-        "`glass doctor` looks at the machine, `glass tune` tries settings",
-    )
+        iteration, "pace", severity, title,
+        evidence=f"expected {format_count(pace.low)} to {format_count(pace.high)}: {pace.why}",
+        explanation=explanation, advice=advice,
+    )  # fmt: skip
 
 
 def _free_cores_advice(one_thread: str) -> str:
@@ -136,42 +220,45 @@ def _free_cores_advice(one_thread: str) -> str:
 
 
 def cpu_contention_finding(
-    outcome: ForecastCheck, iteration: int, threads: int, one_thread: str, now: CpuTimes
+    check: ForecastCheck, iteration: int, threads: int, one_thread: str, now: CpuTimes
 ) -> Record | None:
-    """If a run on several CPU threads became slow because other programs took its cores; said once."""
-    last, cores = outcome.cpu_contention, usable_cores()
-    if (
-        last.was_reported
-        or now.wall_s - last.cpu_times.wall_s < _CPU_CHECK_INTERVAL_S
-        or outcome.seconds <= last.seconds
-    ):
+    """Whether a run on several CPU threads became slow because other programs use its cores; once."""
+    last, cores = check.cpu_contention, usable_cores()
+    interval_s = now.wall_s - last.cpu_times.wall_s
+    if last.was_reported or interval_s < _CPU_CHECK_INTERVAL_S or check.seconds <= last.seconds:
         return None
-    speed = (outcome.tokens - last.tokens) / (outcome.seconds - last.seconds)
-    others, best = machine.cores_used_by_others(last.cpu_times, now), max(last.best_tokens_per_s, speed)
-    got = (now.own_s - last.cpu_times.own_s) / (
-        now.wall_s - last.cpu_times.wall_s
-    )  # cores that this process had
-    is_slow = speed * _MIN_SLOWDOWN_RATIO < best or got < _STARVED_CORES_PER_THREAD * threads
-    is_crowded = is_slow and others + threads > cores + 0.5
-    outcome.cpu_contention = CpuContention(now, outcome.tokens, outcome.seconds, best, is_crowded)
+    tokens_per_s = (check.tokens - last.tokens) / (check.seconds - last.seconds)
+    best_tokens_per_s = max(last.best_tokens_per_s, tokens_per_s)
+    other_cores = machine.cores_used_by_others(last.cpu_times, now)
+    own_cores = (now.own_s - last.cpu_times.own_s) / interval_s
+    is_slow = (
+        tokens_per_s * _MIN_SLOWDOWN_RATIO < best_tokens_per_s
+        or own_cores < _STARVED_CORES_PER_THREAD * threads
+    )
+    is_crowded = is_slow and other_cores + threads > cores + 0.5
+    check.cpu_contention = CpuContention(now, check.tokens, check.seconds, best_tokens_per_s, is_crowded)
     if not is_crowded:
         return None
     return finding_record(
         iteration, "cores-taken", "advice",
-        f"other programs take the cores: {format_count(speed)} tokens/s, {format_count(best)} at best",
-        evidence=f"they keep {others:.1f} of {cores:g} cores busy; our {threads} threads got {got:.1f}",
+        f"other programs take the cores: {format_count(tokens_per_s)} tokens/s, "
+        f"{format_count(best_tokens_per_s)} at best",
+        evidence=f"they keep {other_cores:.1f} of {cores:g} cores busy; "
+        f"our {threads} threads got {own_cores:.1f}",
         explanation="Threads wait for each other at every operation: one on a taken core holds up all.",
         advice=_free_cores_advice(one_thread),
     )  # fmt: skip
 
 
-def loss_curve_finding(outcome: ForecastCheck, iteration: int, val_loss: float | None) -> Record | None:
-    """Whether a run's validation loss is what such a run usually has there."""
-    if outcome.expectation is None or val_loss is None or iteration < _MIN_UPDATES_FOR_LOSS:
+# --- at the end ---
+
+
+def loss_curve_finding(check: ForecastCheck, iteration: int, val_loss: float | None) -> Record | None:
+    """Whether the validation loss is what such a run usually has at this iteration."""
+    if check.expectation is None or val_loss is None or iteration < _MIN_UPDATES_FOR_LOSS:
         return None
-    verdict = compare_with_expected(outcome.expectation, iteration, val_loss)
+    verdict = compare_with_expected(check.expectation, iteration, val_loss)
     severity: Severity = "advice" if verdict.position == "above" else "info"
-    basis = "; ".join(outcome.expectation.basis)
     if verdict.position == "on":
         title, advice = f"the validation loss is normal here: {val_loss:.4f}", ""
     else:
@@ -179,32 +266,31 @@ def loss_curve_finding(outcome: ForecastCheck, iteration: int, val_loss: float |
         advice = f"maybe {'; or '.join(verdict.causes)}"
     return finding_record(
         iteration, "loss-course", severity, title,
-        evidence=verdict.sentence, explanation=f"{basis}.", advice=advice,
+        evidence=verdict.sentence, explanation=f"{'; '.join(check.expectation.basis)}.", advice=advice,
     )  # fmt: skip
 
 
 def forecast_miss_finding(
-    outcome: ForecastCheck, iteration: int, wall_s: float, finished: bool
+    check: ForecastCheck, iteration: int, wall_s: float, finished: bool
 ) -> Record | None:
-    """Where a run was not as forecast, by more than a tenth."""
-    took_s = wall_s - outcome.tuning_s
-    is_telling = finished and took_s >= _MIN_RUN_SECONDS
-    forecast, misses = outcome.forecast, []
-    expected = forecast.as_dict()["memory_bytes"]
-    off = outcome.peak_memory_bytes - expected if outcome.peak_memory_bytes else 0
-    is_much = abs(off) > max(_MISS_TOLERANCE * expected, _IGNORED_MISS_BYTES if forecast.on_card else 0)
-    # A card's memory is what it is, however short the run; less of it may be because a run was stopped.
-    if is_much and (is_telling or (forecast.on_card and off > 0)):
-        misses.append(f"memory {format_bytes(outcome.peak_memory_bytes)} instead of {format_bytes(expected)}")
-    if forecast.total_s is not None and is_telling:
-        low, _, high = forecast.total_s
-        if not (1 - _MISS_TOLERANCE) * low <= took_s <= (1 + _MISS_TOLERANCE) * high:
-            tuning = (
-                f", the {format_duration(outcome.tuning_s)} of --tune left out" if outcome.tuning_s else ""
-            )
-            misses.append(
-                f"{format_duration(took_s)} instead of {format_duration(low)} to {format_duration(high)}{tuning}"
-            )
+    """Where the run differs from its forecast by more than the tolerance."""
+    forecast, misses = check.forecast, []
+    run_s = wall_s - check.tuning_s
+    is_comparable = finished and run_s >= _MIN_RUN_SECONDS
+    expected_bytes = forecast.as_dict()["memory_bytes"]
+    miss_bytes = check.peak_memory_bytes - expected_bytes if check.peak_memory_bytes else 0
+    tolerance_bytes = max(_MISS_TOLERANCE * expected_bytes, _IGNORED_MISS_BYTES if forecast.on_card else 0)
+    # Too much memory on a card counts for short runs too; too little may be because the run was stopped.
+    if abs(miss_bytes) > tolerance_bytes and (is_comparable or (forecast.on_card and miss_bytes > 0)):
+        misses.append(
+            f"memory {format_bytes(check.peak_memory_bytes)} instead of {format_bytes(expected_bytes)}"
+        )
+    if forecast.total_s is not None and is_comparable:
+        low_s, _, high_s = forecast.total_s
+        if not (1 - _MISS_TOLERANCE) * low_s <= run_s <= (1 + _MISS_TOLERANCE) * high_s:
+            tuning = f", the {format_duration(check.tuning_s)} of --tune left out" if check.tuning_s else ""
+            expected = f"{format_duration(low_s)} to {format_duration(high_s)}"
+            misses.append(f"{format_duration(run_s)} instead of {expected}{tuning}")
     if not misses:
         return None
     return finding_record(

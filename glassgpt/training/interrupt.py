@@ -1,13 +1,13 @@
-"""Being asked to stop: a signal sets a flag that the loop looks at between pieces of work.
+"""Signals to a run. A handler only sets a flag; the loop reads it between two pieces of work.
 
-    Ctrl-C, SIGTERM   the update ends, a checkpoint is written, the run says how to go on; a second one quits
-                      at once, and the last committed checkpoint is whole in any case
-    SIGHUP            the terminal is gone: the run goes on without it, after saving a checkpoint; under nohup
-                      nothing happens at all
-    SIGUSR1           the run goes on, after saving a checkpoint; schedulers send it before they end a job
+    Ctrl-C, SIGTERM   the run finishes the update, saves a checkpoint and ends; a second one quits at once,
+                      and the last committed checkpoint is whole in any case
+    SIGHUP            the terminal is gone: the run saves a checkpoint and continues; ignored under nohup
+    SIGUSR1           the run saves a checkpoint and continues; schedulers send it before they end a job
 
 Until the run has a folder there is nothing to save, and the first Ctrl-C quits at once too.
-In a team of processes what one of them hears is acted on by all, at the same update (see Team.heed).
+With several ranks a signal to one of them is acted on by all, at the same update
+(`ProcessGroup.sync_stop_signals`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from types import FrameType
 from typing import Any
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Which Windows does not have.
+# Windows has neither.
 _HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)
 _SAVE_SIGNAL = getattr(signal, "SIGUSR1", None)
 
 _STOPPING_MESSAGE = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
 
+# The order of `take_local_requests` and `apply_requests`: every rank has to use the same.
+_REQUESTS = ("signal", "hung_up", "save_requested", "run_dir_lost")
+
 
 class ImmediateStop(KeyboardInterrupt):
-    """Asked to quit at once."""
+    """A signal that quits at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -38,21 +41,21 @@ class ImmediateStop(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def default_stop_signals() -> Iterator[None]:
-    """Signals end the process: in a library's long wait Python would not get to hear of them."""
+    """Stop signals end the process: Python's handlers do not run during a long wait inside a library."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _STOP_SIGNALS}
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: whoever has begun something gets to take it away again."""
+    """SIGTERM raises as Ctrl-C does, so that `finally` blocks can clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,77 +63,73 @@ def sigterm_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise ImmediateStop(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 class StopSignals:
-    """`with Stop() as stop:` … `if stop.requested: …`"""
+    """`with StopSignals() as signals:` ... `if signals.requested: ...`"""
 
     def __init__(self) -> None:
-        self.signal: int | None = None  # to be acted on
-        self.is_graceful = False  # set when there is something to save: until then a signal quits at once
-        self.quit_at_once = False  # a signal has quit the run at once: whatever is optional is left out
-        self.hung_up = False  # the terminal is gone; whoever has acted on it sets this back
-        self.save_requested = False  # likewise
+        # What to act on. With several ranks: what all have agreed on.
+        self.signal = 0  # number of the stop signal; 0: none
+        self.hung_up = False  # the terminal is gone; reset once acted on
+        self.save_requested = False  # reset once acted on
         self.run_dir_lost = False  # the run's folder was moved or removed
-        self.is_distributed = False  # what is heard is only acted on when all have agreed
-        self.is_quiet = False  # another process of the team says what is to be said
-        self._received_signal: int | None = None
-        self._received_hangup = False
-        self._received_save = False
-        self._received_run_dir_lost = False
+
+        self.is_graceful = False  # set once there is something to save: before, a stop signal quits at once
+        self.quit_at_once = False  # a signal has quit the run at once: optional work is skipped
+        self.is_distributed = False  # requests are acted on only when all ranks have agreed
+        self.is_quiet = False  # another rank prints the message
+        self._received = dict.fromkeys(_REQUESTS, 0)  # by this process
         self._previous_handlers: dict[int, Any] = {}
         self._previous_mask: Any = None  # signals that were blocked before
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None or self.run_dir_lost
+        """Whether the run has to stop."""
+        return bool(self.signal) or self.run_dir_lost
 
     @property
     def exit_code(self) -> int:
         """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
-        return 128 + (self.signal or 0)
+        return 128 + self.signal
 
     def report_run_dir_lost(self) -> None:
-        self._received_run_dir_lost = True
+        self._receive("run_dir_lost")
+
+    def take_local_requests(self) -> tuple[int, ...]:
+        """What this process has received: a signal's number or 0, then 1 or 0 for each other request."""
+        received = tuple(map(int, self._received.values()))
+        self._received["hung_up"] = self._received["save_requested"] = 0
+        return received
+
+    def apply_requests(self, *requests: int) -> None:
+        """What any rank has received, in the order of `take_local_requests`."""
+        for name, value in zip(_REQUESTS, requests, strict=True):
+            if value:
+                setattr(self, name, value if name == "signal" else True)
+
+    def _receive(self, name: str, value: int = True) -> None:
+        self._received[name] = value
         if not self.is_distributed:
-            self.run_dir_lost = True
-
-    def take_local_requests(self) -> tuple[int, int, int, int]:
-        """What this process was told: a signal's number or 0, whether the terminal is gone, whether to save,
-        and whether the run's folder is gone."""
-        told = (
-            self._received_signal or 0,
-            int(self._received_hangup),
-            int(self._received_save),
-            int(self._received_run_dir_lost),
-        )
-        self._received_hangup = self._received_save = False
-        return told
-
-    def apply_requests(self, number: int, hung_up: int, save: int, lost_folder: int) -> None:
-        """What any process of the team was told."""
-        self.signal = number or self.signal
-        self.hung_up = self.hung_up or bool(hung_up)
-        self.save_requested = self.save_requested or bool(save)
-        self.run_dir_lost = self.run_dir_lost or bool(lost_folder)
+            setattr(self, name, value)
 
     def __enter__(self) -> StopSignals:
-        # Python delivers signals to the main thread only; in a notebook's worker thread we go without.
+        # Python delivers signals to the main thread only. In a notebook's worker thread there are none.
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
                 number: signal.signal(number, self._on_stop) for number in _STOP_SIGNALS
             }
-            # nohup has it ignored, and so it stays.
+            # nohup ignores SIGHUP, and that stays.
             if _HANGUP_SIGNAL is not None and signal.getsignal(_HANGUP_SIGNAL) != signal.SIG_IGN:
-                self._previous_handlers[_HANGUP_SIGNAL] = signal.signal(_HANGUP_SIGNAL, self._on_hangup)
+                self._previous_handlers[_HANGUP_SIGNAL] = signal.signal(_HANGUP_SIGNAL, self._on_request)
             if _SAVE_SIGNAL is not None and _HANGUP_SIGNAL is not None:
-                self._previous_handlers[_SAVE_SIGNAL] = signal.signal(_SAVE_SIGNAL, self._on_save)
-                # What was held back while the program was loading arrives now; see __main__.py, launch.py.
+                self._previous_handlers[_SAVE_SIGNAL] = signal.signal(_SAVE_SIGNAL, self._on_request)
+                # Signals blocked while the program was loading arrive now; see __main__.py, launch.py.
                 self._previous_mask = signal.pthread_sigmask(
                     signal.SIG_UNBLOCK, {_SAVE_SIGNAL, _HANGUP_SIGNAL}
                 )
@@ -143,29 +142,13 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self._received_signal is not None or self.signal is not None or not self.is_graceful:
+        if self._received["signal"] or self.signal or not self.is_graceful:
             self.quit_at_once = True
             raise ImmediateStop(number)
-        self._received_signal = number
-        if not self.is_distributed:
-            self.signal = number
+        self._receive("signal", number)
         if not self.is_quiet:
-            _say(_STOPPING_MESSAGE)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, _STOPPING_MESSAGE)  # not print: Python itself may be writing right now
 
-    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        self._received_hangup = True
-        if not self.is_distributed:
-            self.hung_up = True
-
-    def _on_save(self, number: int, frame: FrameType | None) -> None:
-        self._received_save = True
-        if not self.is_distributed:
-            self.save_requested = True
-
-
-def _say(line: bytes) -> None:
-    """Straight to the descriptor: a signal may arrive while Python itself is writing."""
-    try:
-        os.write(2, line)
-    except OSError:  # nobody there to read it
-        return
+    def _on_request(self, number: int, frame: FrameType | None) -> None:
+        self._receive("hung_up" if number == _HANGUP_SIGNAL else "save_requested")

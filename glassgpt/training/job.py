@@ -1,4 +1,4 @@
-"""A run, ready to go: everything it needs, and where it stands. setup.py puts it together."""
+"""A run, ready to train: everything it needs, and its progress. setup.py builds it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.meter import LogInterval, RunningMean
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
+from glassgpt.record.journal import Record
 from glassgpt.record.rank_time import RankTimes
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
 from glassgpt.record.sink import Sink
 from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.training.compute_plan import ComputePlan
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalResult, EvalWindows
@@ -29,18 +31,17 @@ from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.profiler import UpdateProfiler
-from glassgpt.training.run_choices import ComputePlan
 
-RECENT_GRAD_NORMS = 20  # gradient norms kept for the record of a run that fails
+RECENT_GRAD_NORMS = 20  # reported when a run ends because of a non-finite loss or gradient
 
 
 @dataclass
 class TrainingProgress:
-    """What changes as a run goes on, besides weights and optimizer. Part of every checkpoint."""
+    """What changes during a run, besides weights and optimizer state. Part of every checkpoint."""
 
     iter: int = 0  # updates done
-    sequences: int = 0  # seen by them; where the training stream goes on
-    val_loss: float | None = None  # of the evaluation at this very iteration, if there was one
+    sequences: int = 0  # trained on by those updates: the position in the training data
+    val_loss: float | None = None  # of the evaluation at this iteration, if there was one
     best_val_loss: float = math.inf
     best_iter: int | None = None
     evaluations_without_gain: int = 0
@@ -50,25 +51,23 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What writes the sample at the end of a run: `start` are the tokens it goes on from, if any were set."""
+    """How to generate the sample at the end of a run. `start`: the prompt's tokens, if one was set."""
 
-    tokenizer: Tokenizer | None  # None: another process of the team writes it
+    tokenizer: Tokenizer | None  # None: rank 0 generates it
     start: list[int]
 
 
 @dataclass
 class Job:
-    """A run, ready to go."""
+    """A run, ready to train."""
 
     config: TrainConfig
-    choices: list[Choice]  # what was decided besides, and why
-    restores_training_state: (
-        bool  # from its origin, if it has one: iteration and optimizer, not weights alone
-    )
+    choices: list[Choice]  # decisions that the settings left open, each with its reason
+    restores_training_state: bool  # of its initial checkpoint: iteration and optimizer, not only weights
     process_group: ProcessGroup
-    stop: StopSignals
+    signals: StopSignals
 
-    # What it works with.
+    # Data, model and optimizer.
     compute_plan: ComputePlan
     dataset: Dataset
     tokenizer_digest: str
@@ -77,36 +76,32 @@ class Job:
     model: GPT
     learner: Learner
 
-    # What it looks at on the way.
-    eval_tokens: int  # of a split, each time
-    eval_windows: Mapping[str, EvalWindows]  # these tokens of each split
-    sampling: Sampling | None  # how to write the sample at the end, if there shall be one
+    # Evaluation, sample, profile.
+    eval_tokens: int  # of a split, in every evaluation
+    eval_windows: Mapping[str, EvalWindows]  # by split
+    sampling: Sampling | None  # None: no sample at the end
     profiler: UpdateProfiler
 
-    # Where things are written.
+    # Output.
     run_dir_handle: LockedRunDir | RunDirInfo
     sink: Sink
     saver: Saver
 
-    # Where the time goes.
+    # Timing.
     ledger: Ledger
     interval: LogInterval
     forecast_check: ForecastCheck
 
-    # Where it stands; what only this process has to remember comes after the progress.
+    # Progress. What follows `progress` is not saved with it.
     progress: TrainingProgress
-    early_stop_reference: EvalResult | None = (
-        None  # the evaluation that early stopping measures progress from
-    )
+    early_stop_reference: EvalResult | None = None  # the last evaluation that was a significant gain
     last_saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint
     recent_grad_norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GRAD_NORMS))
     reported_fallbacks: set[str] = field(default_factory=set)
-    reported_ignored_checkpoints: set[str] = field(
-        default_factory=set
-    )  # checkpoints that somebody else wrote
+    reported_ignored_checkpoints: set[str] = field(default_factory=set)  # this run did not write them
     eval_cost: RunningMean = field(default_factory=RunningMean)
     save_cost: RunningMean = field(default_factory=RunningMean)
-    rank_time: RankTimes | None = None  # of the updates so far, in a team
+    rank_time: RankTimes | None = None  # of the updates so far; None with one process
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -120,16 +115,22 @@ class Job:
     def run_dir(self) -> Path:
         return self.run_dir_handle.directory
 
+    def log(self, record: Record | None) -> None:
+        """Sends a record, if there is one, to the sink."""
+        if record is not None:
+            with self.ledger.phase("log"):
+                self.sink(record)
+
     def resolved_config(self) -> TrainConfig:
-        """The settings with what was decided filled in, so that a resumed run decides the same."""
+        """The settings with all decisions filled in, so that a resumed run decides the same."""
         steps = self.config.gradient_accumulation_steps
-        if self.config.batch_tokens is None:  # or another number of processes would make it another update
+        if self.config.batch_tokens is None:  # else the update would change with the number of processes
             steps = self.batch_plan.sequences // self.batch_plan.batch_size
         return dataclasses.replace(
             self.config,
             out_dir="",
             eval_only=False,
-            # In a team everybody has a card of its own.
+            # With several processes each has its own card.
             device=self.execution.device.type if self.process_group.launch_id else str(self.execution.device),
             dtype=self.execution.dtype,  # type: ignore[arg-type]
             compile="on" if self.execution.compile else "off",
@@ -138,7 +139,7 @@ class Job:
             graph="on" if self.execution.graph else "off",
             batch_size=self.batch_plan.batch_size,
             gradient_accumulation_steps=steps,
-            # Which else would count other micro-batches, if another number of processes goes on.
+            # In tokens: eval_iters would mean other tokens with another number of processes.
             eval_tokens=self.eval_tokens if self.config.eval_iters is not None else self.config.eval_tokens,
             eval_iters=None,
         )

@@ -1,39 +1,41 @@
-"""What a run finds out about itself while it goes on, besides how it keeps to its forecast (outcome.py)."""
+"""Findings about a run while it trains. Those about its forecast are in forecast_check.py."""
 
 from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
-from glassgpt.record.run_dir import CHECKPOINTS_DIR
+from glassgpt.record.run_dir import CHECKPOINTS_DIR, resume_command
 from glassgpt.schedule import learning_rate
 from glassgpt.training.job import Job
 
-_MIN_WAITING_SHARE = 0.1  # of the time
+_MIN_WAITING_SHARE = 0.1  # of the time of updates, before a straggler is worth naming
 _RATE_SETTINGS = (
     "max_iters", "lr_decay_iters", "learning_rate", "min_lr", "warmup_iters", "decay_lr", "schedule",
 )  # fmt: skip
 
 
-def fallback_finding(job: Job, what: str, evidence: str) -> Record:
-    """`what` is `compile`, `kernels` or `graph`."""
-    doing, explanation = {
+def fallback_finding(job: Job, name: str, evidence: str) -> Record:
+    """`name`: of the speedup that failed, `compile`, `kernels` or `graph`."""
+    activity, explanation = {
         "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
         "kernels": ("building kernels", "Triton could not build GlassGPT's own here. Only speed is lost."),
-        "graph": ("recording", "An update could not be recorded as a CUDA graph. Only speed is lost."),
-    }[what]
+        "graph": (
+            "capturing a CUDA graph",
+            "An update could not be captured as a CUDA graph. Only speed is lost.",
+        ),
+    }[name]
     return finding_record(
         job.progress.iter,
-        f"{what}-failed",
+        f"{name}-failed",
         "warning",
-        f"{doing} failed; the run goes on without it",
+        f"{activity} failed; the run continues without it",
         evidence=evidence,
         explanation=explanation,
-        advice=f"--{what}={'plain' if what == 'kernels' else 'off'} skips the attempt",
+        advice=f"--{name}={'plain' if name == 'kernels' else 'off'} skips the attempt",
     )
 
 
@@ -42,9 +44,9 @@ def hangup_finding(job: Job) -> Record:
         job.progress.iter,
         "hangup",
         "info",
-        "the terminal is gone; the run goes on without it",
+        "the terminal is gone; the run continues without it",
         evidence="SIGHUP",
-        explanation="Closing a terminal asks what runs in it to end. A run is worth more than that.",
+        explanation="Closing a terminal sends SIGHUP to its processes. A run does not end because of it.",
         advice=f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {job.run_dir}` shows it",
     )
 
@@ -58,19 +60,7 @@ def save_requested_finding(job: Job) -> Record:
         f"a checkpoint was requested: {saved}; the run continues",
         evidence="SIGUSR1",
         explanation="Schedulers can send this signal some time before they end a job.",
-        advice=f"resume after the job's end: glass train --init_from=resume --out_dir={job.run_dir}",
-    )
-
-
-def run_dir_lost_finding(job: Job, before: Path, reason: str) -> Record:
-    return finding_record(
-        job.progress.iter,
-        "folder-lost",
-        "warning",
-        f"{before} was moved, removed or replaced; the run ends with a checkpoint in {job.run_dir}",
-        evidence=reason,
-        explanation="A run writes only where its own journal is. What it wrote before is left as it is.",
-        advice=f"go on with  glass train --init_from=resume --out_dir={job.run_dir}",
+        advice=f"resume after the job's end: {resume_command(job.run_dir)}",
     )
 
 
@@ -88,42 +78,42 @@ def ignored_checkpoints_finding(job: Job, names: list[str]) -> Record:
 
 
 def straggler_finding(job: Job) -> Record | None:
-    """If the others lost much time waiting for one process."""
-    sharing = job.rank_time
-    if sharing is None or job.execution.shard or sharing.waiting_share < _MIN_WAITING_SHARE:
+    """Whether the other ranks lost much time waiting for the slowest one."""
+    times = job.rank_time
+    if times is None or job.execution.shard or times.waiting_share < _MIN_WAITING_SHARE:
         return None
-    rank = sharing.slowest_rank
+    rank = times.slowest_rank
     return finding_record(
         job.progress.iter,
         "straggler",
         "advice",
         f"the others wait for rank {rank}",
-        evidence=f"{sharing.waiting_share:.0%} of the time, on average",
-        explanation="Gradients are averaged when all have come; the slowest sets the pace.",
+        evidence=f"{times.waiting_share:.0%} of the time, on average",
+        explanation="The all-reduce of gradients waits for all ranks; the slowest sets the pace.",
         advice=f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
     )
 
 
-def rate_jump_finding(job: Job, then: TrainConfig) -> Record | None:
-    """If the next update has another learning rate than the settings up to now would give it."""
+def rate_jump_finding(job: Job, previous: TrainConfig) -> Record | None:
+    """Whether a resumed run continues at another learning rate than its `previous` settings would give."""
     done = job.progress.iter
     if done >= job.config.max_iters or job.config.eval_only:
         return None
-    last, next_rate = learning_rate(then, max(0, done - 1)), learning_rate(job.config, done)
-    if math.isclose(learning_rate(then, done), next_rate, rel_tol=0.01):
+    last_rate, next_rate = learning_rate(previous, max(0, done - 1)), learning_rate(job.config, done)
+    if math.isclose(learning_rate(previous, done), next_rate, rel_tol=0.01):
         return None
     changed = [
-        f"{name} {getattr(then, name)} -> {getattr(job.config, name)}"
+        f"{name} {getattr(previous, name)} -> {getattr(job.config, name)}"
         for name in _RATE_SETTINGS
-        if getattr(then, name) != getattr(job.config, name)
+        if getattr(previous, name) != getattr(job.config, name)
     ]
     return finding_record(
         done,
         "rate-jump",
         "advice",
-        f"the learning rate jumps from {last:.3g} to {next_rate:.3g} at update {done + 1:,}",
+        f"the learning rate jumps from {last_rate:.3g} to {next_rate:.3g} at update {done + 1:,}",
         evidence=", ".join(changed),
         explanation="The schedule is a function of the settings; with other settings it is another curve, "
-        "and the run goes on somewhere else on it.",
-        advice=f"--learning_rate={last:.3g} --decay_lr=False would go on as it was",
+        "and the run resumes somewhere else on it.",
+        advice=f"--learning_rate={last_rate:.3g} --decay_lr=False would continue as before",
     )

@@ -1,7 +1,7 @@
-"""Optimizers, and how their state is named: after the parameter it belongs to, never after a position.
+"""AdamW and Muon. Their state is named after the parameter it belongs to, never after a position.
 
-They are not subclasses of torch's, whose first use imports the whole compiler: seconds of every start, for
-nothing. AdamW's arithmetic is torch's own fused kernel all the same.
+They are not subclasses of torch.optim.Optimizer, whose first use imports torch's compiler and takes seconds
+of every start. AdamW's arithmetic is torch's fused kernel all the same.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from glassgpt.training.distributed.fsdp import gather_full_tensor, is_dtensor, l
 
 
 class Optimizer(ABC):
-    """Groups of parameters, each with its rate `lr`, `times` the schedule's; and what it remembers of each.
+    """Parameter groups, each with learning rate `lr` = `times` the schedule's; and state per parameter.
 
     `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
     """
 
-    state_names: tuple[str, ...]  # names of what it keeps of each parameter
+    state_names: tuple[str, ...]  # of the tensors in the state of each parameter
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self.param_groups = [group for group in groups if group["params"]]
         device = local_shard(self.param_groups[0]["params"][0]).device
         for group in self.param_groups:
-            # Set before every update. On a CUDA card it lies there: a recorded update reads it anew.
+            # Set before every update. On CUDA a tensor: a replayed CUDA graph reads its current value.
             group["lr"] = torch.zeros((), device=device) if device.type == "cuda" else 0.0
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.found_inf: Tensor | None = None
 
     @abstractmethod
     def step(self) -> None:
-        """Moves the parameters by their gradients."""
+        """Updates the parameters from their gradients."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """`rate` is the schedule's; groups with a rate of their own follow it in proportion."""
+        """`rate`: of the schedule. A group's own rate is proportional to it."""
         for group in self.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * group["times"])
@@ -52,18 +52,18 @@ class Optimizer(ABC):
 
 
 def make_optimizers(model: GPT, config: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
-    """AdamW for everything; or Muon for the blocks' matrices, in `dtype`, and AdamW for the rest."""
+    """AdamW for everything; or Muon, computed in `dtype`, for the blocks' matrices and AdamW for the rest."""
     if config.optimizer == "adamw":
         return [AdamW(model.parameters(), (), config)]
     matrices = {name: matrix for name, matrix in model.transformer.h.named_parameters() if matrix.dim() == 2}
-    taken = {id(matrix) for matrix in matrices.values()}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    matrix_ids = {id(matrix) for matrix in matrices.values()}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     embedding = [] if config.tie_embeddings else [model.transformer.wte.weight]
     return [Muon(matrices, config, dtype), AdamW(rest, embedding, config)]
 
 
 def describe_rates(config: TrainConfig) -> str:
-    """Of Muon and what goes with it."""
+    """The learning rates of --optimizer=muon."""
     rates = f"matrices of the blocks at {config.matrix_lr:g}; AdamW for the rest at {config.learning_rate:g}"
     if config.tie_embeddings or config.embedding_lr is None:
         return rates
@@ -74,9 +74,9 @@ def describe_rates(config: TrainConfig) -> str:
 
 
 class AdamW(Optimizer):
-    """Matrices are decayed; gains and biases are not: pulling those to zero only hurts.
+    """Weight decay for matrices only, not for gains and biases.
 
-    An `embedding` has a rate of its own and no decay: a row learns only when its token comes along.
+    An `embedding` has its own learning rate and no decay: a row gets gradients only when its token occurs.
     """
 
     state_names = ("step", "exp_avg", "exp_avg_sq")
@@ -84,8 +84,8 @@ class AdamW(Optimizer):
     def __init__(
         self, parameters: Iterable[nn.Parameter], embedding: Sequence[Tensor], config: TrainConfig
     ) -> None:
-        apart = {id(table) for table in embedding}
-        others = [parameter for parameter in parameters if id(parameter) not in apart]
+        embedding_ids = {id(table) for table in embedding}
+        others = [parameter for parameter in parameters if id(parameter) not in embedding_ids]
         matrices = [parameter for parameter in others if parameter.dim() >= 2]
         vectors = [parameter for parameter in others if parameter.dim() < 2]
         rate = config.learning_rate
@@ -104,7 +104,12 @@ class AdamW(Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
                 continue
-            states = [self._state_of(parameter) for parameter in parameters]
+            states = [self.state[parameter] for parameter in parameters]
+            for parameter, state in zip(parameters, states, strict=True):
+                if not state:
+                    own = local_shard(parameter)
+                    state["step"] = torch.zeros((), device=own.device)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
@@ -124,47 +129,39 @@ class AdamW(Optimizer):
                 grad_scale=None,
                 found_inf=self.found_inf,
             )
-            if self.found_inf is not None:  # one that was skipped does not count
+            if self.found_inf is not None:  # a skipped step does not count
                 torch._foreach_sub_(steps, [self.found_inf] * len(steps))
-
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state = self.state[parameter]
-        if not state:
-            own = local_shard(parameter)
-            state["step"] = torch.zeros((), device=own.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
-        return state
 
 
 # --- Muon ---
 
 
 class Muon(Optimizer):
-    """Moves a matrix by its momentum made orthogonal: all directions of the change are equally large.
+    """Updates a matrix by its orthogonalized momentum: all singular values of the change are about 1.
 
-    Adam scales each number by itself; a matrix's gradient is dominated by few directions all the same, and
-    the rare ones learn slowly. (Jordan et al., 2024.)
+    Adam scales each number by itself, but a matrix's gradient is still dominated by few directions, and the
+    rare ones learn slowly. (Jordan et al., 2024.)
     """
 
     state_names = ("momentum",)
 
     def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
-        self._momentum, self._decay = config.muon_momentum, config.weight_decay
+        self._momentum, self._weight_decay = config.muon_momentum, config.weight_decay
         self._steps, self._dtype = config.muon_steps, dtype
-        # Queries, keys and values share a matrix but are three maps, each with directions of its own.
-        threes = [matrix for name, matrix in matrices.items() if name.endswith("c_attn.weight")]
-        ones = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
+        # Queries, keys and values share a matrix but are three maps: each is orthogonalized by itself.
+        qkv = [matrix for name, matrix in matrices.items() if name.endswith("c_attn.weight")]
+        others = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
         times = config.matrix_lr / config.learning_rate
-        groups = [{"params": threes, "maps": 3, "times": times}, {"params": ones, "maps": 1, "times": times}]
+        groups = [{"params": qkv, "maps": 3, "times": times}, {"params": others, "maps": 1, "times": times}]
         super().__init__(groups)
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
             for matrix in group["params"]:
-                alike.setdefault((matrix.shape[0] // group["maps"], matrix.shape[1]), []).append(matrix)
-            for shape, matrices in alike.items():
+                by_shape.setdefault((matrix.shape[0] // group["maps"], matrix.shape[1]), []).append(matrix)
+            for shape, matrices in by_shape.items():
                 self._step_same_shape(matrices, shape, group["lr"])
 
     def _step_same_shape(
@@ -172,41 +169,37 @@ class Muon(Optimizer):
     ) -> None:
         """Matrices of one shape at once: few large products instead of many small ones.
 
-        Of a matrix that is spread over processes each keeps the momentum of its rows; made orthogonal it is
-        the whole, by everybody.
+        Of a sharded matrix each rank keeps the momentum of its rows. Every rank orthogonalizes the whole.
         """
-        momenta = [self._momentum_of(matrix) for matrix in matrices]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum"] = torch.zeros_like(local_shard(matrix))
+        momenta = [self.state[matrix]["momentum"] for matrix in matrices]
         gradients = torch.stack([local_shard(_gradient(matrix)) for matrix in matrices])
-        news: float | Tensor = 1 - self._momentum
+        gradient_weight: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
             gradients.masked_fill_(self.found_inf > 0, 0.0)
-            news, rate = news * (1 - self.found_inf), rate * (1 - self.found_inf)
-        averages = torch.stack(momenta).lerp_(gradients, news)
+            gradient_weight, rate = gradient_weight * (1 - self.found_inf), rate * (1 - self.found_inf)
+        averages = torch.stack(momenta).lerp_(gradients, gradient_weight)
         torch._foreach_copy_(momenta, averages.unbind())
-        ahead = gradients.lerp_(averages, self._momentum)  # Nesterov's: as if the next average were known
+        nesterov = gradients.lerp_(averages, self._momentum)
         if is_dtensor(matrices[0]):
-            parts = zip(ahead, matrices, strict=True)
-            ahead = torch.stack([gather_full_tensor(part, matrix) for part, matrix in parts])
-        changes = orthogonalize(ahead.view(-1, *shape), self._steps, self._dtype).view_as(ahead)
-        length = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
+            shards = zip(nesterov, matrices, strict=True)
+            nesterov = torch.stack([gather_full_tensor(part, matrix) for part, matrix in shards])
+        changes = orthogonalize(nesterov.view(-1, *shape), self._steps, self._dtype).view_as(nesterov)
+        step_size = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
         for matrix, change in zip(matrices, changes, strict=True):
             own = local_shard(matrix)
-            if self._decay:
-                own.mul_(1 - rate * self._decay)
-            own.sub_(local_shard(shard_like(change, matrix)) * length)
-
-    def _momentum_of(self, matrix: nn.Parameter) -> Tensor:
-        state = self.state[matrix]
-        if not state:
-            state["momentum"] = torch.zeros_like(local_shard(matrix))
-        return state["momentum"]
+            if self._weight_decay:
+                own.mul_(1 - rate * self._weight_decay)
+            own.sub_(local_shard(shard_like(change, matrix)) * step_size)
 
 
 def _gradient(matrix: nn.Parameter) -> Tensor:
     return torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
 
 
-# Each row is a polynomial a x + b x^3 + c x^5 that takes singular values nearer to 1; together they take all
+# Each row is a polynomial a x + b x^3 + c x^5 that moves singular values towards 1. Together they move all
 # between 0.001 and 1 close to it. (Amsel et al., 2025: "The Polar Express", 5 steps, with a safety margin.)
 _POLAR_EXPRESS_COEFFICIENTS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -221,16 +214,16 @@ def orthogonalize(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Matrices (N, m, n) with their singular vectors, and singular values near 1; products in `dtype`."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices / (1.02 * matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
-    x = x.mT if is_tall else x  # the small side squared
+    x = x.mT if is_tall else x  # the product x x^T is then the smaller one
     for a, b, c in _POLAR_EXPRESS_COEFFICIENTS[:steps]:
         square = x @ x.mT
         polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    made: Tensor = x.mT if is_tall else x
-    return made
+    orthogonal: Tensor = x.mT if is_tall else x
+    return orthogonal
 
 
-# --- their state ---
+# --- optimizer state in checkpoints ---
 
 
 def optimizer_tensors(model: GPT, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
@@ -245,26 +238,26 @@ def optimizer_tensors(model: GPT, optimizers: Sequence[Optimizer]) -> dict[str, 
 def load_optimizer_state(
     model: GPT, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """Puts the state back, each tensor where it came from; a tensor without a home is an error.
+    """Restores the state; a tensor of a parameter that the model does not have is an error.
 
-    What another optimizer remembered is of no use to this one; says so.
+    State of another optimizer cannot be used. Returns a complaint about that.
     """
-    parameters, useless = dict(model.named_parameters()), set()
+    parameters, unused = dict(model.named_parameters()), set()
     for label, tensor in tensors.items():
         name, _, key = label.rpartition(":")
         if name not in parameters:
             raise UserError(f"the checkpoint has optimizer state for {name}, which this model does not have")
         optimizer = _optimizer_of(optimizers, parameters[name])
         if key in optimizer.state_names:
-            home = parameters[name]
-            part = local_shard(shard_like(tensor, home)) if tensor.shape == home.shape else tensor
-            # Also AdamW's step count: fused kernels keep it beside the parameter.
-            optimizer.state[home][key] = part.to(home.device)
+            parameter = parameters[name]
+            part = local_shard(shard_like(tensor, parameter)) if tensor.shape == parameter.shape else tensor
+            # Also AdamW's step count: fused kernels need it on the parameter's device.
+            optimizer.state[parameter][key] = part.to(parameter.device)
         else:
-            useless.add(name)
-    if not useless:
+            unused.add(name)
+    if not unused:
         return []
-    return [f"the optimizer is another now: it begins without a memory of {len(useless)} parameters"]
+    return [f"the optimizer is another now: it starts without state for {len(unused)} parameters"]
 
 
 def _optimizer_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> Optimizer:

@@ -1,4 +1,4 @@
-"""What torch knows of this machine: its description for the journal, memory in use, the measured peak.
+"""This machine as torch sees it: its description for the journal, memory in use, measured peak FLOP/s.
 
 describe_machine("cuda")["device"]["name"]                       # "NVIDIA H200"
 peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", memory_bytes)
@@ -34,6 +34,24 @@ from glassgpt.version import VERSION
 
 def describe_machine(device: str) -> dict[str, object]:
     """Everything about this machine that can change a run's speed or its numbers; goes into the journal."""
+    kind = device.partition(":")[0]
+    device_fields: dict[str, object] = {"type": kind}
+    if kind == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        device_fields |= {
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "count": torch.cuda.device_count(),
+            "driver": nvidia_driver(),
+            "cuda": torch.version.cuda or torch.version.hip,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    elif kind == "mps":
+        device_fields["name"] = apple_gpu_name()
+    else:
+        device_fields["name"] = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     memory = psutil.virtual_memory()
     return {
         "os": platform.system(),
@@ -45,31 +63,7 @@ def describe_machine(device: str) -> dict[str, object]:
         "glassgpt_commit": source_commit(Path(__file__).resolve().parents[2]),
         "cpu": describe_cpu() | {"torch_threads": torch.get_num_threads()},
         "memory": {"total": memory.total, "available": memory.available},
-        "device": _describe_device(device),
-    }
-
-
-def _describe_device(device: str) -> dict[str, object]:
-    kind = device.partition(":")[0]
-    if kind == "cuda":
-        return _describe_cuda(device)
-    if kind == "mps":
-        return {"type": kind, "name": apple_gpu_name()}
-    return {"type": kind, "name": cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))}
-
-
-def _describe_cuda(device: str) -> dict[str, object]:
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "count": torch.cuda.device_count(),
-        "driver": nvidia_driver(),
-        "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),
+        "device": device_fields,
     }
 
 
@@ -81,14 +75,14 @@ def memory_now(device: str) -> dict[str, int]:
         memory["allocated_peak"] = torch.cuda.max_memory_allocated(device)
         memory["reserved"] = torch.cuda.memory_reserved(device)
     elif kind == "mps":
-        memory["allocated_peak"] = torch.mps.current_allocated_memory()  # it keeps no peak: this is now
+        memory["allocated_peak"] = torch.mps.current_allocated_memory()  # current: MPS keeps no peak
         memory["reserved"] = torch.mps.driver_allocated_memory()
     return memory
 
 
-def begin_memory_peak(device: str) -> int:
-    """`allocated_peak` counts from now on. Returns what is given out on the GPU already: a process may train
-    several times, and cuBLAS keeps its working memory."""
+def reset_memory_peak(device: str) -> int:
+    """Resets `allocated_peak`. Returns the bytes that are allocated on the GPU already: a process may train
+    several times, and cuBLAS keeps its workspaces."""
     if device.partition(":")[0] != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -102,7 +96,7 @@ def find_peak(
     memory_bytes: int | None = None,
     probe_seconds: float = 1.0,
 ) -> PeakFlops:
-    """Both peaks for one dtype: from the table, and from a probe of `probe_seconds` (0: do not measure)."""
+    """Both peaks for one dtype: from the table, and measured in `probe_seconds` (0: not measured)."""
     card = find_card(device_name, memory_bytes) if device_name else None
     label = "tf32" if device_type == "cuda" and dtype == "float32" and _tf32_allowed() else dtype
     table = card.peaks.get(label) if card else None
@@ -111,19 +105,19 @@ def find_peak(
         return PeakFlops(table, table_source)
     try:
         measured = measure_peak(device_type, dtype, probe_seconds)
-    except RuntimeError as error:  # a device without this dtype; the run itself will say so better
+    except RuntimeError as error:  # a device without this dtype; the run itself has the better message
         return PeakFlops(table, table_source, None, f"unknown: the {label} probe failed: {error}")
     return PeakFlops(table, table_source, measured, f"measured: {label} matmuls for {probe_seconds:g} s")
 
 
 def _tf32_allowed() -> bool:
-    """Whether torch may use tensor cores for float32 matmuls. Reads the setting without the legacy getter,
-    which raises when the new one was used to set it."""
+    """Whether torch may use tensor cores for float32 matmuls. Not by the legacy getter, which raises when the
+    new setting was used."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)
     if precision is None:  # torch < 2.9
         return bool(matmul.allow_tf32)
-    if precision == "none":  # not set here: the general setting holds
+    if precision == "none":  # not set for matmuls: the general setting holds
         precision = getattr(torch.backends, "fp32_precision", "none")
     return precision in {"tf32", "bf16"}
 
@@ -136,7 +130,7 @@ def measure_peak(
     prepare: PrepareMatmul | None = None,
     sizes: Sequence[int] | None = None,
 ) -> float:
-    """The best FLOP/s of square matmuls that this device keeps up, found in about `seconds`."""
+    """The best FLOP/s of square matmuls that this device sustains, measured in about `seconds`."""
     on_cpu = device.partition(":")[0] == "cpu"
     sizes = sizes or ((256, 512, 1024, 2048) if on_cpu else (2048, 4096, 8192))
     best = measure_best_rate(prepare or _torch_matmuls(device, dtype), sizes, seconds, clock)
@@ -147,13 +141,13 @@ def measure_peak(
 
 
 def _torch_matmuls(device: str, dtype: str) -> PrepareMatmul:
-    waits: dict[str, Callable[[], None]]
-    waits = {"cuda": partial(torch.cuda.synchronize, device), "mps": torch.mps.synchronize}
-    wait = waits.get(torch.device(device).type, lambda: None)
-    generator = torch.Generator(device).manual_seed(0)  # our own: the run's random numbers stay as they are
+    by_device: dict[str, Callable[[], None]]
+    by_device = {"cuda": partial(torch.cuda.synchronize, device), "mps": torch.mps.synchronize}
+    synchronize = by_device.get(torch.device(device).type, lambda: None)
+    generator = torch.Generator(device).manual_seed(0)  # not the run's generator
 
     def prepare(size: int) -> RepeatOperation:
-        # Random, never zeros: multiplying zeros draws less power, so the card clocks higher than in training.
+        # Random, not zeros: multiplying zeros draws less power, so the card clocks higher than in training.
         options: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
         a, b = torch.randn(size, size, **options), torch.randn(size, size, **options)
         out = torch.empty_like(a)
@@ -161,7 +155,7 @@ def _torch_matmuls(device: str, dtype: str) -> PrepareMatmul:
         def run(count: int) -> None:
             for _ in range(count):
                 torch.matmul(a, b, out=out)
-            wait()
+            synchronize()
 
         return run
 

@@ -1,10 +1,10 @@
-"""A look into some updates with PyTorch's profiler: a trace for Perfetto, and a table of what took the time.
+"""Some updates under PyTorch's profiler: a trace for Perfetto, and a table of the slowest kernels.
 
     glass train --profile=10:20
 
-On a GPU the table is of kernels, as CUPTI sees them, also in CUDA graphs and compiled code; elsewhere of
-operators, each without those that it calls. Being watched slows an update, so those do not count for the step
-time (estimate/meter.py). If the profiler fails, the run goes on without it.
+On a GPU the table has kernels, as CUPTI sees them, also in CUDA graphs and compiled code. Elsewhere it has
+operators, by self time. Profiling slows an update, so profiled updates do not count for the step time
+(estimate/meter.py). If the profiler fails, the run continues without it.
 """
 
 from __future__ import annotations
@@ -27,67 +27,65 @@ from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 
 PROFILE_FOLDER = "profile"
-TABLE_ROWS = 20  # of the table
-_UPDATE_SPAN_NAME = (
-    "glass: update"  # how the trace names an update; what lies outside of one is not in the table
-)
-_MAX_NAME_LENGTH = 300  # of a kernel, whose template arguments may fill a page
+TABLE_ROWS = 20
+_UPDATE_SPAN_NAME = "glass: update"  # in the trace; the table has only what lies inside such a span
+_MAX_NAME_LENGTH = 300  # of a kernel: template arguments may fill a page
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """A kernel or operator: what it took in all updates that were looked into."""
+    """A kernel or operator: its time in all profiled updates."""
 
     name: str
     ms: float
-    share: float  # of all pieces
+    share: float  # of the time of all rows
     calls: int
 
 
 class UpdateProfiler:
-    """The updates of a run that are looked into: those done when `window[0]` to `window[1]` are.
+    """Profiles the updates `window[0]` to `window[1]`, counted by updates done before.
 
-    In a team the first process `looks`, and the others go through those updates in the same way.
+    Rank 0 profiles. The other ranks call the same methods, and measure nothing.
     """
 
     def __init__(
-        self, window: tuple[int, int] | None, run_dir: Path, device: torch.device, looks: bool = True
+        self,
+        window: tuple[int, int] | None,
+        run_dir: Path,
+        device: torch.device,
+        is_profiling_rank: bool = True,
     ) -> None:
-        self._window, self._folder, self._device, self._is_profiling_rank = (
-            window,
-            run_dir / PROFILE_FOLDER,
-            device,
-            looks,
-        )
+        self._window, self._device, self._is_profiling_rank = window, device, is_profiling_rank
+        self._folder = run_dir / PROFILE_FOLDER
         self._profiler: profile | None = None
-        self._first = 0  # updates done when it began, which after a resume may be later than asked
+        self._first = 0  # updates done when profiling started; after a resume it may start inside the window
         self._failure: Exception | None = None
-        self._is_reported = False  # seen or failed: there is nothing more to tell
+        self._is_reported = False  # the profile or the failure
 
     def covers(self, done: int) -> bool:
-        """Whether the update after `done` is to be looked into."""
+        """Whether the update after `done` is to be profiled."""
         return self._window is not None and self._window[0] <= done < self._window[1]
 
     @contextlib.contextmanager
     def profile_update(self, done: int) -> Iterator[None]:
         if self._is_profiling_rank and self._profiler is None and self._failure is None:
-            self._begin(done)
+            self._start(done)
         with record_function(_UPDATE_SPAN_NAME):
             yield
 
-    def _begin(self, done: int) -> None:
-        on_gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # which else prints between our lines
-        profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+    def _start(self, done: int) -> None:
+        gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints between our lines
+        profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
         try:
             profiler.start()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run is worth more
+        except Exception as error:  # noqa: BLE001 - a failing profiler must not end the run
             self._failure = error
         else:
             self._profiler, self._first = profiler, done
 
     def record(self, done: int, at_the_end: bool = False) -> Record | None:
-        """What was seen, once the last update of the window is done, or the run is; writes the trace."""
+        """The profile, once the last update of the window or of the run is done. Writes the trace."""
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
             return _failure_finding(self._failure, done)
@@ -105,7 +103,7 @@ class UpdateProfiler:
             return _failure_finding(error, done)
 
     def close(self) -> None:
-        """For a run that ended in the middle: nobody waits for a trace then."""
+        """For a run that ended inside the window: no trace is written."""
         if self._profiler is not None:
             with contextlib.suppress(RuntimeError):
                 self._profiler.stop()
@@ -117,7 +115,7 @@ def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -
         event for event in events if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
     ]
     spans = sorted(_span(event) for event in updates)
-    # What only annotates a time line, as an optimizer's step does, is no work of its own.
+    # User annotations, such as an optimizer's step, are no work of their own.
     inside = [
         event
         for event in events
@@ -140,7 +138,7 @@ def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -
         "wall_ms": wall_us / 1000,
         "of": "kernels" if kernels else "operators",
         "busy": covered_time(map(_span, kernels or operators)) / wall_us,
-        "top": [asdict(piece) for piece in table[:TABLE_ROWS]],
+        "top": [asdict(row) for row in table[:TABLE_ROWS]],
     }
 
 
@@ -149,28 +147,28 @@ def _span(event: Any) -> tuple[float, float]:
 
 
 def is_in_any_span(spans: Sequence[tuple[float, float]], moment: float) -> bool:
-    """Whether it lies in one of them, which follow each other."""
-    before = bisect.bisect_right(spans, (moment, math.inf)) - 1
-    return before >= 0 and moment <= spans[before][1]
+    """Whether the moment lies in one of the spans, which are sorted and do not overlap."""
+    last_started = bisect.bisect_right(spans, (moment, math.inf)) - 1
+    return last_started >= 0 and moment <= spans[last_started][1]
 
 
 def build_table(times: Iterable[tuple[str, float]]) -> list[ProfileRow]:
-    """From names and microseconds; what took most comes first."""
-    total: dict[str, float] = {}
+    """From names and microseconds; the slowest first."""
+    us_by_name: dict[str, float] = {}
     calls: dict[str, int] = {}
     for name, us in times:
-        total[name] = total.get(name, 0.0) + us
+        us_by_name[name] = us_by_name.get(name, 0.0) + us
         calls[name] = calls.get(name, 0) + 1
-    everything = sum(total.values()) or 1.0
-    pieces = [
-        ProfileRow(name[:_MAX_NAME_LENGTH], us / 1000, us / everything, calls[name])
-        for name, us in total.items()
+    total_us = sum(us_by_name.values()) or 1.0
+    rows = [
+        ProfileRow(name[:_MAX_NAME_LENGTH], us / 1000, us / total_us, calls[name])
+        for name, us in us_by_name.items()
     ]
-    return sorted(pieces, key=lambda piece: -piece.ms)
+    return sorted(rows, key=lambda row: -row.ms)
 
 
 def covered_time(spans: Iterable[tuple[float, float]]) -> float:
-    """How much of the time lies in at least one of the spans: kernels may run side by side."""
+    """The time that lies in at least one of the spans: kernels may run in parallel."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -183,8 +181,8 @@ def _failure_finding(error: Exception, done: int) -> Record:
         done,
         "profile-failed",
         "warning",
-        "the profiler failed; the run goes on without it",
+        "the profiler failed; the run continues without it",
         evidence=error_type_and_message(error),
-        explanation="PyTorch's profiler could not look into the updates. Nothing of the run is lost.",
+        explanation="PyTorch's profiler could not profile the updates. Nothing of the run is lost.",
         advice="run without --profile",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from glassgpt.record.run_dir import LockedRunDir, RunDirInfo, make_run_dir
 from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.saver import NoSaver, Saver
+from glassgpt.training.compute_plan import ComputePlan, plan_compute
 from glassgpt.training.device import configure_model
 from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
-from glassgpt.training.forecast_check import ForecastCheck
+from glassgpt.training.forecast_check import ForecastCheck, expected_loss_curve, forecast_run
 from glassgpt.training.init_weights import check_compatible, check_updates_left, choose_init_state
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job, Sampling, TrainingProgress
@@ -41,103 +42,120 @@ from glassgpt.training.loader import BatchLoader
 from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
-from glassgpt.training.run_choices import ComputePlan, plan_compute
-from glassgpt.training.run_forecast import expected_loss_curve, forecast_run
-from glassgpt.training.task import RunRequest
+from glassgpt.training.run_request import RunRequest
 
 _MAX_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
 
 def set_up(
-    task: RunRequest,
+    request: RunRequest,
     listeners: Sequence[Listener],
     ledger: Ledger,
-    stop: StopSignals,
-    team: ProcessGroup | None = None,
+    signals: StopSignals,
+    group: ProcessGroup | None = None,
     trackers: Trackers | None = None,
 ) -> Job:
-    """Reads the data, decides what is open, builds the model; makes the run's folder if all is well."""
-    team = team or ProcessGroup()
-    config = task.config
+    """Opens the data, makes the open decisions, builds the model; then makes or locks the run's folder."""
+    group = group or ProcessGroup()
+    config = request.config
     requested_trackers = settings.requested_trackers(config)
     if requested_trackers and trackers is None:
         raise UserError(f"--track={config.track}: train() of glassgpt opens trackers, and not this function")
-    if trackers is not None and team.is_rank_zero:
+    if trackers is not None and group.is_rank_zero:
         trackers.check_installed(requested_trackers)
-    dataset, splits = _open_text(config)
-    takes_everything, takeover_choices = _check_and_choose_init_state(task, dataset)
-    equipment, its_choices = plan_compute(task, dataset, splits["train"].nbytes, team)
-    sampling, sample_choices = _sampling_from(team, config, dataset)
-    passages, passage_choices = _choose_document_windows(config, dataset, splits["train"])
-    placement, plan, device = equipment.execution, equipment.batch_plan, equipment.device
-    eval_tokens = tokens_to_evaluate(config, plan, len(splits["val"]))
+    dataset, splits = _open_splits(config)
+    train_bytes = splits["train"].nbytes
+    restores_training_state, init_choices = _check_and_choose_init_state(request, dataset)
+    compute, compute_choices = plan_compute(request, dataset, train_bytes, group)
+    sampling, sample_choices = _choose_sampling(config, dataset, group)
+    document_windows, document_choices = _choose_document_windows(config, dataset, splits["train"])
+    execution, batch_plan, device = compute.execution, compute.batch_plan, compute.device
+    eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
-    portions = TokenCounts(plan.tokens, eval_tokens, len(splits["val"]))
-    effort = forecast_run(config, equipment, splits["train"].nbytes, portions)
-    check_memory(config, equipment, splits["train"].nbytes, effort.memory)
+    token_counts = TokenCounts(batch_plan.tokens, eval_tokens, len(splits["val"]))
+    forecast = forecast_run(config, compute, train_bytes, token_counts)
+    check_memory(config, compute, train_bytes, forecast.memory)
 
-    held_before = probe.begin_memory_peak(str(device))
-    model = _build_model(task, equipment, team)
-    stream = BatchLoader(
-        splits["train"], config.block_size, plan, config.seed, device, placement.data_on_card, passages
+    memory_before_bytes = probe.reset_memory_peak(str(device))
+    model = _build_model(request, compute, group)
+    loader = BatchLoader(
+        splits["train"],
+        config.block_size,
+        batch_plan,
+        config.seed,
+        device,
+        execution.data_on_card,
+        document_windows,
     )
-    learner = Learner(model, config, placement, plan, stream, ledger, team)
-    course = expected_loss_curve(config, equipment, dataset, stream.target_share)
+    learner = Learner(model, config, execution, batch_plan, loader, ledger, group)
+    expected_curve = expected_loss_curve(config, compute, dataset, loader.target_share)
 
-    stop.is_graceful = True  # from here on there is something to save
+    choices = _collect_choices(
+        request,
+        init_choices + compute_choices,
+        sample_choices + document_choices,
+        eval_tokens,
+        len(splits["val"]),
+    )
+
+    signals.is_graceful = True  # from here on there is something to save
     with ExitStack() as undo:
-        place = _open_run_dir(task, team)
-        undo.callback(place.close)  # its lock, if one of the following fails
-        job = Job(
-            config=config,
-            choices=[
-                *task.notes,
-                *_without_work(config),
-                *takeover_choices,
-                *its_choices,
-                *_describe_learning(config),
-                *sample_choices,
-                *passage_choices,
-                _describe_evaluation(eval_tokens, len(splits["val"]), config.closing_eval),
-            ],
-            restores_training_state=takes_everything,
-            process_group=team,
-            stop=stop,
-            compute_plan=equipment,
-            dataset=dataset,
-            tokenizer_digest=dataset_tokenizer_digest(dataset),
-            splits=splits,
-            loader=stream,
-            model=model,
-            learner=learner,
-            eval_tokens=eval_tokens,
-            eval_windows=_windows(config, splits, eval_tokens, device, team),
-            sampling=sampling,
-            profiler=UpdateProfiler(
-                settings.profile_window(config), place.directory, device, team.is_rank_zero
-            ),
-            run_dir_handle=place,
-            sink=_make_sink(place, config, team, listeners, trackers),
-            saver=_make_saver(place.directory, config, team, placement.shard),
-            ledger=ledger,
-            interval=LogInterval(ledger),
-            forecast_check=ForecastCheck(effort, course, memory_before_bytes=held_before),
-            progress=TrainingProgress(),
-        )
+        run_dir = _open_run_dir(request, group)
+        undo.callback(run_dir.close)  # its lock, if one of the following fails
+        tokenizer_digest = dataset_tokenizer_digest(dataset)
+        eval_rows = eval_batch_rows(config, device.type)
+        eval_windows = {
+            split: EvalWindows(tokens, config.block_size, eval_tokens, eval_rows, device, group)
+            for split, tokens in splits.items()
+        }
+        profile_window = settings.profile_window(config)
+        profiler = UpdateProfiler(profile_window, run_dir.directory, device, group.is_rank_zero)
+        sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
+        forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
         undo.pop_all()
-        return job
+    return Job(
+        config=config,
+        choices=choices,
+        restores_training_state=restores_training_state,
+        process_group=group,
+        signals=signals,
+        compute_plan=compute,
+        dataset=dataset,
+        tokenizer_digest=tokenizer_digest,
+        splits=splits,
+        loader=loader,
+        model=model,
+        learner=learner,
+        eval_tokens=eval_tokens,
+        eval_windows=eval_windows,
+        sampling=sampling,
+        profiler=profiler,
+        run_dir_handle=run_dir,
+        sink=sink,
+        saver=saver,
+        ledger=ledger,
+        interval=LogInterval(ledger),
+        forecast_check=forecast_check,
+        progress=TrainingProgress(),
+    )
 
 
-# --- text ---
+# --- data ---
 
 
-def _open_text(config: TrainConfig) -> tuple[Dataset, dict[str, TokenArray]]:
+def _open_splits(config: TrainConfig) -> tuple[Dataset, dict[str, TokenArray]]:
     dataset = open_dataset(settings.data_dir(config))
-    # What nanoGPT's folders are said to hold was read from the files just now.
+    # Without a manifest file, as in nanoGPT's folders, the manifest was derived from the files just now.
     if dataset.has_manifest_file and sum(dataset.manifest.tokens.values()) < _MAX_VERIFIED_TOKENS:
         verify(dataset)
     splits: dict[str, TokenArray] = {split: dataset.tokens(split) for split in ("train", "val")}
-    _check_lengths(config, splits)
+    problems, val_tokens = too_few_tokens(config, len(splits["train"])), len(splits["val"])
+    if val_tokens < 2:
+        problems.append(
+            f"the validation split has {val_tokens} tokens, too few to evaluate; prepare more text"
+        )
+    if problems:
+        raise UserError(problems)
     return dataset, splits
 
 
@@ -148,29 +166,6 @@ def too_few_tokens(config: TrainConfig, train_tokens: int) -> list[str]:
         f"the training split has {train_tokens} tokens, fewer than --block_size={config.block_size} + 1; "
         "prepare more text or lower --block_size"
     ]
-
-
-def _check_lengths(config: TrainConfig, splits: Mapping[str, TokenArray]) -> None:
-    train, val = len(splits["train"]), len(splits["val"])
-    problems = too_few_tokens(config, train)
-    if val < 2:
-        problems.append(f"the validation split has {val} tokens, too few to evaluate; prepare more text")
-    if problems:
-        raise UserError(problems)
-
-
-def _windows(
-    config: TrainConfig,
-    splits: Mapping[str, TokenArray],
-    eval_tokens: int,
-    device: torch.device,
-    team: ProcessGroup,
-) -> dict[str, EvalWindows]:
-    rows = eval_batch_rows(config, device.type)
-    return {
-        split: EvalWindows(tokens, config.block_size, eval_tokens, rows, device, team)
-        for split, tokens in splits.items()
-    }
 
 
 def _choose_document_windows(
@@ -184,121 +179,122 @@ def _choose_document_windows(
             f"--documents=apart must see where documents end, and {dataset.manifest.tokenizer} has no token "
             "for that; prepare the dataset with --tokenizer=gpt2 or bpe:N, or leave it out"
         )
-    passages = DocumentWindows(tokens, separator, config.block_size)
-    share = (
-        f"{len(passages):,} sequences of one document each, {format_percent(passages.filled_fraction)} full"
-    )
-    return passages, [Choice("documents", "apart", share)]
+    windows = DocumentWindows(tokens, separator, config.block_size)
+    filled = format_percent(windows.filled_fraction)
+    reason = f"{len(windows):,} sequences of one document each, {filled} full"
+    return windows, [Choice("documents", "apart", reason)]
 
 
-def _sampling_from(
-    team: ProcessGroup, config: TrainConfig, dataset: Dataset
+def _choose_sampling(
+    config: TrainConfig, dataset: Dataset, group: ProcessGroup
 ) -> tuple[Sampling | None, list[Choice]]:
-    """The first process decides for all, and writes; another machine may not have the tokenizer's table."""
-    sampling, choices = _choose_sampling(config, dataset) if team.is_rank_zero else (None, [])
-    there_is_one = team.broadcast_from_rank_zero(lambda: sampling is not None)
-    return (sampling or Sampling(None, [])) if there_is_one else None, choices
+    """Whether there is a sample at the end, and its prompt. Rank 0 decides and samples: another machine may
+    not have the tokenizer's table. A preset's prompt may have characters that the dataset does not have."""
+    sampling: Sampling | None = None
+    choices: list[Choice] = []
+    if group.is_rank_zero and config.sample_tokens:
+        try:
+            tokenizer = dataset_tokenizer(dataset)
+            sampling = Sampling(tokenizer, [])
+            if config.sample_start:
+                start = tokenizer.encode(config.sample_start).tolist()
+                sampling = Sampling(tokenizer, start)
+                choices = [Choice("sample_start", config.sample_start, "as set")]
+        except UserError as error:
+            if sampling is None:  # nanoGPT's folders do not have GPT-2's table
+                choices = [Choice("sample_tokens", 0, f"no sample: {error}")]
+            else:
+                choices = [Choice("sample_start", "", f"not {config.sample_start!r}: {error}")]
+    if not group.broadcast_from_rank_zero(lambda: sampling is not None):
+        return None, choices
+    return sampling or Sampling(None, []), choices
 
 
-def _choose_sampling(config: TrainConfig, dataset: Dataset) -> tuple[Sampling | None, list[Choice]]:
-    """A preset's start may not be writable in the characters of your text; then a sample starts at will."""
-    if not config.sample_tokens:
-        return None, []
-    try:
-        tokenizer = dataset_tokenizer(dataset)
-    except UserError as error:  # nanoGPT's folders do not carry GPT-2's table
-        return None, [Choice("sample_tokens", 0, f"no sample: {error}")]
-    if not config.sample_start:
-        return Sampling(tokenizer, []), []
-    try:
-        start = tokenizer.encode(config.sample_start).tolist()
-    except UserError as error:
-        return Sampling(tokenizer, []), [Choice("sample_start", "", f"not {config.sample_start!r}: {error}")]
-    return Sampling(tokenizer, start), [Choice("sample_start", config.sample_start, "as set")]
+# --- model ---
 
 
-# --- the model ---
-
-
-def _build_model(task: RunRequest, equipment: ComputePlan, team: ProcessGroup) -> GPT:
-    """On the CPU first, so that every device starts from the same weights."""
-    placement = equipment.execution
-    torch.manual_seed(task.config.seed)
-    model = GPT(equipment.model_config, empty=task.init_checkpoint is not None)
-    configure_model(model, placement, task.config.activation_checkpointing)
-    if placement.shard:  # block by block: the whole of it need not fit
-        shard(model, placement.device, team.world_size)
-    return model.to(placement.device)
-
-
-def _check_and_choose_init_state(task: RunRequest, dataset: Dataset) -> tuple[bool, list[Choice]]:
-    """Complains before anything is made, if these weights cannot be begun with."""
-    config, origin = task.config, task.init_checkpoint
-    if origin is None:
+def _check_and_choose_init_state(request: RunRequest, dataset: Dataset) -> tuple[bool, list[Choice]]:
+    """Whether to restore the training state too, not only weights. Raises if the weights cannot be used."""
+    config, loaded = request.config, request.init_checkpoint
+    if loaded is None:
         return False, []
-    check_compatible(config, dataset, origin)
-    everything, choice = choose_init_state(config, dataset, origin, origin.folder == task.resume_dir)
-    if everything:
-        check_updates_left(config, origin.iter or 0)
-    return everything, [choice]
+    check_compatible(config, dataset, loaded)
+    is_same_run = loaded.folder == request.resume_dir
+    restores_training_state, choice = choose_init_state(config, dataset, loaded, is_same_run)
+    if restores_training_state:
+        check_updates_left(config, loaded.iter or 0)
+    return restores_training_state, [choice]
 
 
-def _describe_learning(config: TrainConfig) -> list[Choice]:
-    rates = [Choice("optimizer", "muon", describe_rates(config))] if config.optimizer == "muon" else []
-    shape = config.schedule if config.decay_lr else "constant"
-    return [*rates, Choice("schedule", shape, schedule.describe_schedule(config))]
+def _build_model(request: RunRequest, compute: ComputePlan, group: ProcessGroup) -> GPT:
+    """On the CPU first, so that every device starts from the same weights."""
+    execution = compute.execution
+    torch.manual_seed(request.config.seed)
+    model = GPT(compute.model_config, empty=request.init_checkpoint is not None)
+    configure_model(model, execution, request.config.activation_checkpointing)
+    if execution.shard:  # block by block: the whole model need not fit
+        shard(model, execution.device, group.world_size)
+    return model.to(execution.device)
 
 
-def _without_work(config: TrainConfig) -> list[Choice]:
-    """A setting that does nothing here says so."""
-    if config.embedding_lr is None or (config.optimizer == "muon" and not config.tie_embeddings):
-        return []
-    reason = "not used: only muon with tie_embeddings=False has a rate of its own for the embedding"
-    return [Choice("embedding_lr", config.embedding_lr, reason)]
-
-
-def _describe_evaluation(eval_tokens: int, val_tokens: int, closing: bool) -> Choice:
+def _collect_choices(
+    request: RunRequest,
+    init_and_compute: Sequence[Choice],
+    sample_and_documents: Sequence[Choice],
+    eval_tokens: int,
+    val_tokens: int,
+) -> list[Choice]:
+    """All decisions about the run, in the order in which the journal and the console list them."""
+    config, choices = request.config, list(request.notes)
+    if config.embedding_lr is not None and (config.optimizer != "muon" or config.tie_embeddings):
+        reason = "not used: only muon with tie_embeddings=False has its own rate for the embedding"
+        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
+    choices += init_and_compute
+    if config.optimizer == "muon":
+        choices.append(Choice("optimizer", "muon", describe_rates(config)))
+    curve = config.schedule if config.decay_lr else "constant"
+    choices.append(Choice("schedule", curve, schedule.describe_schedule(config)))
+    choices += sample_and_documents
     if eval_tokens >= val_tokens - 1:
-        return Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")
-    at_the_end = "; all at the end" if closing else ""
-    return Choice(
-        "eval_tokens", eval_tokens, f"of {val_tokens:,}, evenly spaced, always the same{at_the_end}"
-    )
+        return [*choices, Choice("eval_tokens", val_tokens - 1, "the whole validation split, every time")]
+    reason = f"of {val_tokens:,}, evenly spaced, always the same"
+    reason += "; all at the end" if config.closing_eval else ""
+    return [*choices, Choice("eval_tokens", eval_tokens, reason)]
 
 
-# --- where it is kept ---
+# --- output ---
 
 
-def _open_run_dir(task: RunRequest, team: ProcessGroup) -> LockedRunDir | RunDirInfo:
-    """The run's folder, which the first process of a team makes and holds."""
-    held: list[LockedRunDir] = []
+def _open_run_dir(request: RunRequest, group: ProcessGroup) -> LockedRunDir | RunDirInfo:
+    """The run's folder. Rank 0 makes and locks it; the other ranks get to know where it is."""
+    locked: list[LockedRunDir] = []
 
-    def take() -> list[Any]:
-        held.append(LockedRunDir(task.resume_dir or make_run_dir(task.config.out_dir, task.name)))
-        return [str(held[0].directory), held[0].process_number, held[0].start_id, held[0].was_finished]
+    def lock() -> list[Any]:
+        run_dir = LockedRunDir(request.resume_dir or make_run_dir(request.config.out_dir, request.name))
+        locked.append(run_dir)
+        return [str(run_dir.directory), run_dir.process_number, run_dir.start_id, run_dir.was_finished]
 
-    directory, process, start, was_finished = team.broadcast_from_rank_zero(take)
-    return held[0] if held else RunDirInfo(Path(directory), process, start, was_finished)
-
-
-def _make_saver(run_dir: Path, config: TrainConfig, team: ProcessGroup, spread: bool) -> Saver:
-    """With all weights everywhere the first process saves; else everybody saves a part."""
-    if spread:
-        if not run_dir.is_dir():
-            raise UserError(f"--shard needs a folder that every machine sees, and {run_dir} is not one")
-        return Saver(run_dir, config.keep_checkpoints, team)
-    return Saver(run_dir, config.keep_checkpoints) if team.is_rank_zero else NoSaver()
+    directory, process_number, start_id, was_finished = group.broadcast_from_rank_zero(lock)
+    return locked[0] if locked else RunDirInfo(Path(directory), process_number, start_id, was_finished)
 
 
-def _make_sink(
-    place: LockedRunDir | RunDirInfo,
+def _open_outputs(
+    run_dir: LockedRunDir | RunDirInfo,
     config: TrainConfig,
-    team: ProcessGroup,
+    group: ProcessGroup,
+    is_sharded: bool,
     listeners: Sequence[Listener],
     trackers: Trackers | None,
-) -> Sink:
-    """The first process of a team speaks for all."""
-    if not team.is_rank_zero:
-        return NullSink()
-    telling = trackers.make_feeds(config, place.directory) if trackers else {}
-    return Sink(place.directory / journal.FILE_NAME, place.process_number, listeners, telling, place.start_id)
+) -> tuple[Sink, Saver]:
+    """Rank 0 writes the journal and the checkpoints. Of a sharded model every rank saves its shard."""
+    directory, keep = run_dir.directory, config.keep_checkpoints
+    sink: Sink = NullSink()
+    if group.is_rank_zero:
+        feeds = trackers.make_feeds(config, directory) if trackers else {}
+        path = directory / journal.FILE_NAME
+        sink = Sink(path, run_dir.process_number, listeners, feeds, run_dir.start_id)
+    if is_sharded:
+        if not directory.is_dir():
+            raise UserError(f"--shard needs a folder that every machine sees, and {directory} is not one")
+        return sink, Saver(directory, keep, group)
+    return sink, Saver(directory, keep) if group.is_rank_zero else NoSaver()

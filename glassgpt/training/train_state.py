@@ -32,7 +32,7 @@ from glassgpt.training.evaluate import EvalResult
 from glassgpt.training.init_weights import check_compatible, check_updates_left
 from glassgpt.training.job import Job
 from glassgpt.training.optimizers import load_optimizer_state, optimizer_tensors
-from glassgpt.training.task import RunRequest
+from glassgpt.training.run_request import RunRequest
 from glassgpt.training.weight_source import LoadedCheckpoint, from_checkpoint
 
 

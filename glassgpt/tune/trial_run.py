@@ -20,8 +20,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
+from glassgpt.training.compute_plan import SpeedupInputs, choose_speedups
 from glassgpt.training.device import ExecutionConfig, configure_model
-from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.probe import memory_now

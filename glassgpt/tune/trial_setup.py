@@ -20,12 +20,13 @@ from glassgpt.model.gpt import GPTConfig, make_gpt_config
 from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average
 from glassgpt.training import device as devices
+from glassgpt.training.compute_plan import SpeedupInputs, choose_speedups
 from glassgpt.training.device import ExecutionConfig
-from glassgpt.training.kernel_choice import SpeedupInputs, choose_speedups
 from glassgpt.training.probe import find_peak, memory_now
+from glassgpt.training.run_request import request_from_config
 from glassgpt.training.setup import too_few_tokens
-from glassgpt.training.task import request_from_config
-from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings
+from glassgpt.tune.speed_settings import TuneContext
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, build_config, read_recipe
 from glassgpt.record import journal
 from glassgpt.record.journal import FILE_NAME, Journal
-from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir
+from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir, resume_command
 from glassgpt.runs.run_list import is_running
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
+from glassgpt.training.run_request import resolve_request
 from glassgpt.training.session import train
-from glassgpt.training.task import resolve_request
 
 
 def test_runs_are_numbered(here: Path, tiny: MakeConfig) -> None:
@@ -251,3 +251,8 @@ def test_starts_are_counted_whatever_the_journal_ends_with(tmp_path: Path) -> No
         place = LockedRunDir(tmp_path)
         assert (place.process_number, place.was_finished) == (starts, finished), content[:200]
         place.close()
+
+
+def test_the_resume_command_can_be_pasted() -> None:
+    assert resume_command(Path("runs/a")) == "glass train --init_from=resume --out_dir=runs/a"
+    assert resume_command(Path("my run"), "--threads=1").endswith(" --out_dir='my run' --threads=1")

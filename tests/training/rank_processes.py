@@ -164,7 +164,7 @@ def die_in_update_7() -> None:
 
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
         result = original(learner, *batch)
-        if learner._now[0] == 7:
+        if learner._dropout_key[0] == 7:
             _die()
         return result
 
@@ -215,7 +215,8 @@ def lose_a_gradient() -> None:
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
         result = original(learner, *batch)
         gradient = next(learner.model.parameters()).grad
-        if learner._now[0] == 3 and gradient is not None:  # sharded gradients are there at the last only
+        # Sharded gradients exist at the last micro-step only.
+        if learner._dropout_key[0] == 3 and gradient is not None:
             local_shard(gradient).fill_(math.nan)
         return result
 
@@ -261,12 +262,12 @@ def look_slowly() -> None:
     """The profiler takes long to begin, which is part of the first update that it watches."""
     from glassgpt.training.profiler import UpdateProfiler
 
-    def begin(original: Any, profiling: Any, done: int) -> None:
+    def start(original: Any, profiler: Any, done: int) -> None:
         time.sleep(1.0)
-        original(profiling, done)
+        original(profiler, done)
 
     be_slow()
-    _wrap_method(UpdateProfiler, "_begin", begin)
+    _wrap_method(UpdateProfiler, "_start", start)
 
 
 def trace_slowly() -> None:
@@ -352,10 +353,10 @@ def lack_the_table() -> None:
     from glassgpt.errors import UserError
     from glassgpt.training import setup
 
-    def tokenizer_of(original: Any, dataset: Any) -> Any:
+    def dataset_tokenizer(original: Any, dataset: Any) -> Any:
         raise UserError("no table here")
 
-    _wrap_method(setup, "tokenizer_of", tokenizer_of)
+    _wrap_method(setup, "dataset_tokenizer", dataset_tokenizer)
 
 
 def move_the_folder() -> None:

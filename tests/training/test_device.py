@@ -35,22 +35,22 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch, card: Any) ->
     card(8, 0)
     device, choice = choose_device("auto")
     assert device == CUDA
-    assert choice.reason == "a CUDA card is there: Card 8.0"
+    assert choice.reason == "a CUDA card is available: Card 8.0"
 
 
 def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for asked in ("cuda", "cuda:1", "mps"):
-        with pytest.raises(UserError, match=f"--device={asked} is not available here; try --device=auto"):
-            choose_device(asked)
+    for requested in ("cuda", "cuda:1", "mps"):
+        with pytest.raises(UserError, match=f"--device={requested} is not available here; try --device=auto"):
+            choose_device(requested)
     card(8, 0, count=2)
     assert choose_device("cuda:1")[0] == torch.device("cuda:1")
     with pytest.raises(UserError, match="--device=cuda:2 does not exist: cuda has 2 here"):
         choose_device("cuda:2")
-    for asked in ("cuda:-1", "cuda:x", "cpu:1"):
-        with pytest.raises(UserError, match=f"--device={asked}"):
-            choose_device(asked)
+    for requested in ("cuda:-1", "cuda:x", "cpu:1"):
+        with pytest.raises(UserError, match=f"--device={requested}"):
+            choose_device(requested)
 
 
 # --- dtype ---
@@ -83,13 +83,13 @@ def test_asking_for_emulated_bfloat16_is_allowed_and_warned_of(card: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype"),
+    ("requested", "dtype"),
     [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")],
 )
-def test_dtypes_on_a_cpu(asked: str, dtype: str) -> None:
-    choice = choose_dtype(asked, CPU)
+def test_dtypes_on_a_cpu(requested: str, dtype: str) -> None:
+    choice = choose_dtype(requested, CPU)
     assert choice.value == dtype
-    if asked == "float16":
+    if requested == "float16":
         assert "float16 was asked for, but CPUs have no fast float16" in choice.reason
 
 
@@ -131,16 +131,16 @@ def test_autocast_only_where_there_is_something_to_cast() -> None:
 
 
 def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(devices, "_tell_allocator", told.append)
+    applied: list[str] = []
+    monkeypatch.setattr(devices, "_set_allocator", applied.append)
     cuda = torch.device("cuda")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})
         assert (choice.value, choice.reason) == ("max_split_size_mb:64", f"as {name} says")
     monkeypatch.setattr("sys.platform", "win32")
     assert choose_allocator(cuda, {})[0].value == "usual"
-    assert told == []
+    assert applied == []
     monkeypatch.setattr("sys.platform", "linux")
     assert choose_allocator(cuda, {})[0].value == "expandable_segments:True"
-    assert told == ["expandable_segments:True"]
+    assert applied == ["expandable_segments:True"]
     assert choose_allocator(torch.device("cpu"), {}) == []

@@ -39,8 +39,8 @@ from glassgpt.training.distributed.join_group import join
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
 from glassgpt.training.interrupt import StopSignals
+from glassgpt.training.run_request import restarted_request
 from glassgpt.training.session import train
-from glassgpt.training.task import restarted_request
 
 # Twelve sequences an update, which one, two and four processes share in micro-batches of three.
 SHARED: dict[str, Any] = {"batch_size": 3, "gradient_accumulation_steps": 4, "max_iters": 12}

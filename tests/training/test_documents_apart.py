@@ -1,4 +1,4 @@
-"""Training with documents kept apart: the textbook's mean over targets, however an update is cut."""
+"""Training with --documents=apart: the textbook's mean over targets, however an update is cut."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def settings(shards: Path, **changes: Any) -> dict[str, Any]:
     return {"data_dir": str(shards), "documents": "apart", "max_iters": 4, "eval_interval": 4, **changes}
 
 
-def passages_of(folder: Path) -> DocumentWindows:
+def windows_of(folder: Path) -> DocumentWindows:
     dataset = open_dataset(folder)
     separator = end_of_text_id(dataset)
     assert separator is not None
@@ -59,7 +59,7 @@ def passages_of(folder: Path) -> DocumentWindows:
 def mean_loss(config: TrainConfig) -> float:
     """Of the first update before any learning: of all its targets alike, computed in one go."""
     tokens = np.asarray(open_dataset(data_dir(config)).tokens("train"))
-    starts, counts = passages_of(data_dir(config)).draw(config.seed, 0, 12)
+    starts, counts = windows_of(data_dir(config)).draw(config.seed, 0, 12)
     x, y = (
         torch.from_numpy(part) for part in document_window_batch(tokens, starts, counts, config.block_size)
     )
@@ -87,8 +87,8 @@ def test_it_says_how_full_its_sequences_are(tiny: MakeConfig, shards: Path) -> N
     train(config)
     value, reason = choices(config.out_dir)["documents"]
     assert value == "apart"
-    passages = passages_of(shards)
-    assert reason == f"{len(passages):,} sequences of one document each, {passages.filled_fraction:.0%} full"
+    windows = windows_of(shards)
+    assert reason == f"{len(windows):,} sequences of one document each, {windows.filled_fraction:.0%} full"
     joined = tiny("joined", **settings(shards, documents="joined"))
     train(joined)
     # Evaluation is the same for both: before the first update they are one model.
@@ -114,13 +114,13 @@ def test_characters_do_not_tell_where_documents_end(tiny: MakeConfig) -> None:
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_text_in_shards_on_the_card_gives_the_same_rows(shards: Path, apart: bool) -> None:
     tokens = open_dataset(shards).tokens("train")
-    passages = passages_of(shards) if apart else None
+    windows = windows_of(shards) if apart else None
     device = torch.device("cpu")
-    stream = BatchLoader(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, passages=passages)
+    loader = BatchLoader(tokens, 8, BatchPlan(64, 1, 64, 512), 5, device, document_windows=windows)
     resident = ResidentTokens(tokens, 8, device)
     for first in (0, 64, 6400):
-        on_host = stream.micro_batch(first, first + 1)
-        on_card = stream._resident_batch(resident, first)
+        on_host = loader.micro_batch(first, first + 1)
+        on_card = loader._resident_batch(resident, first)
         for one, other in zip(on_host, on_card, strict=True):
             assert torch.equal(one, other)
     assert (on_host[1] == IGNORED_TARGET).any().item() == apart

@@ -1,4 +1,4 @@
-"""Shards and documents kept apart, on a card: with the text there or not, recorded or not, as on a CPU."""
+"""Shards and --documents=apart on a card, with resident tokens or not, captured or not, as on a CPU."""
 
 from __future__ import annotations
 

@@ -233,11 +233,11 @@ def test_how_many_tokens() -> None:
     chosen = TrainConfig(block_size=8, eval_iters=10, batch_tokens=96)
     assert tokens_to_evaluate(chosen, plan, 5000) == 10 * 4 * 8
     # Processes that share a micro-batch of 12 evaluate as much as one process would.
-    for said in (
+    for config in (
         TrainConfig(block_size=8, eval_iters=10, batch_size=12),
         TrainConfig(block_size=8, eval_iters=10),
     ):
-        assert tokens_to_evaluate(said, plan, 5000) == 10 * 12 * 8
+        assert tokens_to_evaluate(config, plan, 5000) == 10 * 12 * 8
 
 
 @few

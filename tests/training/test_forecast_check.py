@@ -1,4 +1,4 @@
-"""Forecast and outcome side by side."""
+"""The forecast of a run, and how it compares with the run."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
 
 
-def an_outcome(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> ForecastCheck:
+def make_check(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> ForecastCheck:
     pace = ThroughputEstimate(800.0, 1000.0, 1200.0, (40.0, 50.0, 60.0), "two rows")
     forecast = RunForecast(
         MemoryEstimate("loss", {"all": 10 * GIB}, 0), True, pace, (50.0, 60.0, 75.0), 6.0, 3, 1.0, 5.0
     )
-    outcome = ForecastCheck(forecast)
-    outcome.add(int(tokens_per_s * seconds), seconds, waited_s, MEMORY)
-    return outcome
+    check = ForecastCheck(forecast)
+    check.add(int(tokens_per_s * seconds), seconds, waited_s, MEMORY)
+    return check
 
 
 def test_what_the_process_held_before_is_not_the_runs() -> None:
-    outcome = an_outcome(900.0)
-    outcome.memory_before_bytes = 4 * GIB
-    outcome.peak_memory_bytes = 0
-    outcome.add(1, 1.0, 0.0, MEMORY)
-    assert outcome.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
+    check = make_check(900.0)
+    check.memory_before_bytes = 4 * GIB
+    check.peak_memory_bytes = 0
+    check.add(1, 1.0, 0.0, MEMORY)
+    assert check.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
 
 
 def test_a_little_of_a_card_is_no_miss() -> None:
-    outcome = an_outcome(900.0)
+    check = make_check(900.0)
     for most, is_told in ((11.2 * GIB, True), (10.9 * GIB, False)):
-        outcome.peak_memory_bytes = int(most)
-        assert (forecast_miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
-    outcome.forecast = replace(outcome.forecast, memory=MemoryEstimate("loss", {"all": GIB // 8}, 0))
+        check.peak_memory_bytes = int(most)
+        assert (forecast_miss_finding(check, 9, 60.0, finished=False) is not None) == is_told
+    check.forecast = replace(check.forecast, memory=MemoryEstimate("loss", {"all": GIB // 8}, 0))
     for most, is_told in ((GIB // 2, True), (GIB // 4, False)):
-        outcome.peak_memory_bytes = most
-        assert (forecast_miss_finding(outcome, 9, 60.0, finished=False) is not None) == is_told
+        check.peak_memory_bytes = most
+        assert (forecast_miss_finding(check, 9, 60.0, finished=False) is not None) == is_told
 
 
-def finding(outcome: ForecastCheck) -> Any:
-    found = pace_finding(outcome, 7)
-    assert found is not None
-    return found
+def finding(check: ForecastCheck) -> Any:
+    record = pace_finding(check, 7)
+    assert record is not None
+    return record
 
 
 def test_a_normal_speed_is_called_normal_once() -> None:
-    outcome = an_outcome(900.0)
-    found = finding(outcome)
-    assert found["severity"] == "info"
-    assert "normal here: 900 tokens/s" in found["title"]
-    assert found["evidence"] == "expected 800 to 1.2k: two rows"  # beside the title, which has the speed
-    assert pace_finding(outcome, 8) is None
-    assert "faster than expected" in finding(an_outcome(1300.0))["title"]
+    check = make_check(900.0)
+    record = finding(check)
+    assert record["severity"] == "info"
+    assert "normal here: 900 tokens/s" in record["title"]
+    assert record["evidence"] == "expected 800 to 1.2k: two rows"  # beside the title, which has the speed
+    assert pace_finding(check, 8) is None
+    assert "faster than expected" in finding(make_check(1300.0))["title"]
 
 
 def test_it_takes_a_while_to_tell() -> None:
-    assert pace_finding(an_outcome(900.0, seconds=4.9), 7) is None
+    assert pace_finding(make_check(900.0, seconds=4.9), 7) is None
     unknown = ForecastCheck(RunForecast(MemoryEstimate("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
     unknown.add(100, 10.0, 0.0, MEMORY)
     assert pace_finding(unknown, 7) is None
@@ -81,12 +81,12 @@ def test_it_takes_a_while_to_tell() -> None:
 
 def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 0.0)
-    assert finding(an_outcome(100.0))["severity"] == "advice"
-    assert "glass doctor" in finding(an_outcome(100.0))["advice"]
-    assert "wait 50% of the time for data" in finding(an_outcome(100.0, waited_s=30.0))["explanation"]
+    assert finding(make_check(100.0))["severity"] == "advice"
+    assert "glass doctor" in finding(make_check(100.0))["advice"]
+    assert "wait 50% of the time for data" in finding(make_check(100.0, waited_s=30.0))["explanation"]
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
-    assert "load 99.0 on 2 cores" in finding(an_outcome(100.0))["explanation"]
+    assert "load 99.0 on 2 cores" in finding(make_check(100.0))["explanation"]
 
 
 def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
@@ -96,11 +96,11 @@ def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
     advice = "stop the other programs that keep this machine busy"
-    assert finding(an_outcome(100.0))["advice"] == advice
-    with_command = pace_finding(an_outcome(100.0), 7, "glass train --threads=1")
+    assert finding(make_check(100.0))["advice"] == advice
+    with_command = pace_finding(make_check(100.0), 7, "glass train --threads=1")
     assert with_command is not None
     assert "`glass train --threads=1`" in with_command["advice"]
-    waiting = finding(an_outcome(100.0, waited_s=30.0))["advice"]
+    waiting = finding(make_check(100.0, waited_s=30.0))["advice"]
     assert waiting == "updates wait for data: put it on a local disk, or in memory"
 
 
@@ -112,71 +112,71 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
         return CpuTimes(clock, others + own, own)
 
     def look(now: CpuTimes, threads: int = 2) -> Any:
-        return cpu_contention_finding(outcome, 9, threads, "glass train --threads=1", now)
+        return cpu_contention_finding(check, 9, threads, "glass train --threads=1", now)
 
-    outcome = ForecastCheck(an_outcome(1000.0).forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
-    outcome.add(1000, 1.0, 0.0, MEMORY)
+    check = ForecastCheck(make_check(1000.0).forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
+    check.add(1000, 1.0, 0.0, MEMORY)
     assert look(at(1.0, 0.0, 2.0)) is None  # too early to tell
-    outcome.add(9000, 9.0, 0.0, MEMORY)
+    check.add(9000, 9.0, 0.0, MEMORY)
     assert look(at(10.0, 0.0, 20.0)) is None
-    outcome.add(5000, 10.0, 0.0, MEMORY)
-    quiet = replace(outcome, cpu_contention=replace(outcome.cpu_contention))
+    check.add(5000, 10.0, 0.0, MEMORY)
+    quiet = replace(check, cpu_contention=replace(check.cpu_contention))
     assert (
         cpu_contention_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None
     )  # slower, but not by others
-    found = look(at(20.0, 10.0, 30.0))
-    assert found["id"] == "cores-taken"
-    assert "500 tokens/s, 1k at best" in found["title"]
-    assert "1.0 of 2 cores" in found["evidence"]
-    assert "2 threads got 1.0" in found["evidence"]
-    assert "`glass train --threads=1`" in found["advice"]
-    outcome.add(5000, 10.0, 0.0, MEMORY)
+    record = look(at(20.0, 10.0, 30.0))
+    assert record["id"] == "cores-taken"
+    assert "500 tokens/s, 1k at best" in record["title"]
+    assert "1.0 of 2 cores" in record["evidence"]
+    assert "2 threads got 1.0" in record["evidence"]
+    assert "`glass train --threads=1`" in record["advice"]
+    check.add(5000, 10.0, 0.0, MEMORY)
     assert look(at(30.0, 20.0, 40.0)) is None
     # Taken from the start, there is no speed to compare with, but the process hardly runs.
-    outcome = ForecastCheck(outcome.forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
-    outcome.add(1000, 10.0, 0.0, MEMORY)
+    check = ForecastCheck(check.forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
+    check.add(1000, 10.0, 0.0, MEMORY)
     assert look(at(10.0, 17.0, 3.0)) is not None
 
 
 def test_a_miss_of_more_than_a_tenth_is_told() -> None:
-    outcome = an_outcome(1000.0)  # in all 61 to 88 s were forecast
-    assert outcome.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))
-    assert forecast_miss_finding(outcome, 9, 95.0, finished=True) is None
-    late = forecast_miss_finding(outcome, 9, 98.0, finished=True)
+    check = make_check(1000.0)  # in all 61 to 88 s were forecast
+    assert check.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))
+    assert forecast_miss_finding(check, 9, 95.0, finished=True) is None
+    late = forecast_miss_finding(check, 9, 98.0, finished=True)
     assert late is not None
     assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s"
-    assert forecast_miss_finding(outcome, 9, 98.0, finished=False) is None  # stopped runs are shorter
-    outcome.peak_memory_bytes = int(11.5 * GIB)
-    large = forecast_miss_finding(outcome, 9, 72.0, finished=True)
+    assert forecast_miss_finding(check, 9, 98.0, finished=False) is None  # stopped runs are shorter
+    check.peak_memory_bytes = int(11.5 * GIB)
+    large = forecast_miss_finding(check, 9, 72.0, finished=True)
     assert large is not None
     assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
 
 
 def test_a_short_or_stopped_run_that_took_more_of_a_card_is_told_too() -> None:
-    outcome = an_outcome(1000.0)
-    outcome.peak_memory_bytes = int(11.5 * GIB)
+    check = make_check(1000.0)
+    check.peak_memory_bytes = int(11.5 * GIB)
     for wall_s, finished in ((20.0, True), (200.0, False)):
-        found = forecast_miss_finding(outcome, 9, wall_s, finished)
-        assert found is not None
-        assert found["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
-    outcome.peak_memory_bytes = int(8 * GIB)  # it may have been stopped before it needed all
-    assert forecast_miss_finding(outcome, 9, 200.0, finished=False) is None
+        record = forecast_miss_finding(check, 9, wall_s, finished)
+        assert record is not None
+        assert record["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+    check.peak_memory_bytes = int(8 * GIB)  # it may have been stopped before it needed all
+    assert forecast_miss_finding(check, 9, 200.0, finished=False) is None
 
 
 def test_tuning_is_no_part_of_what_was_forecast() -> None:
-    outcome = an_outcome(1000.0)
-    outcome.tuning_s = 90.0
-    assert forecast_miss_finding(outcome, 9, 95.0 + 90.0, finished=True) is None
-    late = forecast_miss_finding(outcome, 9, 98.0 + 90.0, finished=True)
+    check = make_check(1000.0)
+    check.tuning_s = 90.0
+    assert forecast_miss_finding(check, 9, 95.0 + 90.0, finished=True) is None
+    late = forecast_miss_finding(check, 9, 98.0 + 90.0, finished=True)
     assert late is not None
     assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s, the 1m 30s of --tune left out"
-    assert forecast_miss_finding(outcome, 9, 50.0 + 90.0, finished=True) is None  # a short run
-    total = outcome.as_dict(72.0 + 90.0, finished=True)["total_s"]
+    assert forecast_miss_finding(check, 9, 50.0 + 90.0, finished=True) is None  # a short run
+    total = check.as_dict(72.0 + 90.0, finished=True)["total_s"]
     assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)
-    assert forecast_vs_actual_line(outcome.as_dict(72.0 + 90.0, finished=True)).endswith(
+    assert forecast_vs_actual_line(check.as_dict(72.0 + 90.0, finished=True)).endswith(
         "1m 12s (1m 01s to 1m 28s), the 1m 30s of --tune left out"
     )
-    assert "--tune" not in forecast_vs_actual_line(an_outcome(1000.0).as_dict(72.0, finished=True))
+    assert "--tune" not in forecast_vs_actual_line(make_check(1000.0).as_dict(72.0, finished=True))
 
 
 def test_a_loss_is_held_against_its_course() -> None:
@@ -185,23 +185,23 @@ def test_a_loss_is_held_against_its_course() -> None:
         tokenizer="char", bytes_per_token=1.0, dataset="shakespeare_char", dropout=0.2, learning_rate=1e-3,
         warmup_iters=100,
     )  # fmt: skip
-    outcome = an_outcome(1000.0)
-    assert loss_curve_finding(outcome, 1750, 1.47) is None  # nothing is expected of it
-    outcome.expectation = predict_loss_curve(setup)
-    usual = loss_curve_finding(outcome, 1750, 1.47)
+    check = make_check(1000.0)
+    assert loss_curve_finding(check, 1750, 1.47) is None  # nothing is expected of it
+    check.expectation = predict_loss_curve(setup)
+    usual = loss_curve_finding(check, 1750, 1.47)
     assert usual is not None
     assert usual["severity"] == "info"
-    high = loss_curve_finding(outcome, 1750, 2.9)
+    high = loss_curve_finding(check, 1750, 2.9)
     assert high is not None
     assert high["severity"] == "advice"
     assert "above what is usual: 2.9000" in high["title"]
-    assert loss_curve_finding(outcome, 150, 2.9) is None
-    assert loss_curve_finding(outcome, 1750, None) is None
+    assert loss_curve_finding(check, 150, 2.9) is None
+    assert loss_curve_finding(check, 1750, None) is None
 
 
 def test_the_end_has_both_figures() -> None:
-    told = an_outcome(1000.0).as_dict(72.0, finished=True)
-    assert told["memory_bytes"] == {"expected": 10 * GIB, "measured": 10 * GIB}
-    assert told["tokens_per_s"] == {"expected": [800.0, 1000.0, 1200.0], "measured": 1000.0}
-    assert told["total_s"]["measured"] == 72.0
-    assert an_outcome(1000.0).as_dict(72.0, finished=False)["total_s"]["measured"] is None
+    fields = make_check(1000.0).as_dict(72.0, finished=True)
+    assert fields["memory_bytes"] == {"expected": 10 * GIB, "measured": 10 * GIB}
+    assert fields["tokens_per_s"] == {"expected": [800.0, 1000.0, 1200.0], "measured": 1000.0}
+    assert fields["total_s"]["measured"] == 72.0
+    assert make_check(1000.0).as_dict(72.0, finished=False)["total_s"]["measured"] is None

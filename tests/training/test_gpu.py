@@ -34,7 +34,7 @@ from glassgpt.model.gpt import attend
 from glassgpt.model.sampling import TokenSampler
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import load_sampler
-from glassgpt.training import kernel_choice
+from glassgpt.training import compute_plan
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
@@ -65,9 +65,9 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
         return attend(*arguments)
 
     config = TrainConfig(n_layer=1, n_head=12, n_embd=768, block_size=1024)
-    usual = kernel_choice._attention_times(config, torch.device("cuda"), torch.bfloat16)
-    monkeypatch.setattr(kernel_choice, "attend", slow)
-    late = kernel_choice._attention_times(config, torch.device("cuda"), torch.bfloat16)
+    usual = compute_plan._attention_times(config, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(compute_plan, "attend", slow)
+    late = compute_plan._attention_times(config, torch.device("cuda"), torch.bfloat16)
     assert usual.keys() == late.keys()
     # Counted, a millisecond a call would make each two or three times as long; the rest is for a busy card.
     assert late == pytest.approx(usual, rel=0.5)
@@ -84,9 +84,11 @@ def test_a_full_card_says_what_to_do(on_gpu: MakeConfig, monkeypatch: pytest.Mon
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
-    (said,) = raised.value.problems
-    assert said.startswith("out of memory at update 1 (CUDA out of memory.")
-    proposed = re.search(r"--batch_size=(\d+) --gradient_accumulation_steps=(\d+), which is the same", said)
+    (message,) = raised.value.problems
+    assert message.startswith("out of memory at update 1 (CUDA out of memory.")
+    proposed = re.search(
+        r"--batch_size=(\d+) --gradient_accumulation_steps=(\d+), which is the same", message
+    )
     assert proposed is not None
     assert int(proposed[1]) <= 2**15
     assert int(proposed[1]) * int(proposed[2]) == 2**16
@@ -143,11 +145,11 @@ def test_recorded_it_is_the_same_run(
         "gradient_accumulation_steps": 2,
         "activation_checkpointing": checkpointing,
     }
-    recorded, usual = (on_gpu(name, graph=name, **settings) for name in ("on", "off"))
-    train(recorded)
+    graphed, usual = (on_gpu(name, graph=name, **settings) for name in ("on", "off"))
+    train(graphed)
     train(usual)
-    assert records(recorded.out_dir, "finding") == []
-    assert run_losses(recorded.out_dir) == pytest.approx(run_losses(usual.out_dir), abs=2e-3)
+    assert records(graphed.out_dir, "finding") == []
+    assert run_losses(graphed.out_dir) == pytest.approx(run_losses(usual.out_dir), abs=2e-3)
 
 
 @pytest.mark.gpu(float8=True)
@@ -210,7 +212,7 @@ def test_memory_and_the_wait_for_data_come_from_the_card(on_gpu: MakeConfig) -> 
     train(config)
     for step in records(config.out_dir, "step"):
         assert step["memory"]["allocated_peak"] > 10**4
-        # Not while a recording is made, which begins with giving back what is not in use.
+        # Not during a capture, which begins by releasing unused memory.
         assert step["iter"] <= 10 or step["memory"]["reserved"] >= step["memory"]["allocated_peak"]
         # Two copies of a kilobyte an update: the card waits, but for well under the whole step.
         assert step["phases"]["data"] > 0
@@ -289,8 +291,8 @@ def test_a_save_does_not_hold_up_the_run_and_is_what_it_was(
     points = [read_checkpoint(path) for path in committed_paths(Path(config.out_dir))]
     assert [point.iter for point in points] == [3, 6]
     for point in points:
-        found = load_tensors(point)["model"]
-        assert all(torch.equal(found[name], tensor) for name, tensor in seen[point.iter].items())
+        tensors = load_tensors(point)["model"]
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in seen[point.iter].items())
 
 
 def test_without_room_on_the_card_the_copy_is_made_in_main_memory(

@@ -1,4 +1,4 @@
-"""Being asked to stop: the first signal sets a flag, the second one quits, and handlers go back."""
+"""Stop signals: the first signal sets a flag, the second one quits, and handlers go back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from glassgpt.training.session import Run, train
 def test_the_first_signal_is_a_request(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with StopSignals() as stop:
-        stop.is_graceful = True
-        assert not stop.requested
+    with StopSignals() as signals:
+        signals.is_graceful = True
+        assert not signals.requested
         os.kill(os.getpid(), number)
-        assert stop.requested
-        assert stop.exit_code == code
+        assert signals.requested
+        assert signals.exit_code == code
     assert "once more quits at once" in capfd.readouterr().err
 
 
 def test_the_second_signal_quits() -> None:
-    with StopSignals() as stop:
-        stop.is_graceful = True
+    with StopSignals() as signals:
+        signals.is_graceful = True
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -47,26 +47,26 @@ def test_while_there_is_nothing_to_save_the_first_one_quits(number: signal.Signa
 
 
 def test_a_hangup_stops_nothing() -> None:
-    with StopSignals() as stop:
+    with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.hung_up
-        assert not stop.requested
+        assert signals.hung_up
+        assert not signals.requested
 
 
 def test_a_request_to_save_stops_nothing() -> None:
     """Also one that came before, while the program was loading."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-    with StopSignals() as stop:
-        assert (stop.save_requested, stop.requested, stop.hung_up) == (True, False, False)
-        assert stop.take_local_requests() == (0, 0, 1, 0)
-        assert stop.take_local_requests() == (0, 0, 0, 0)
-    with StopSignals() as stop:
-        stop.is_distributed = True
+    with StopSignals() as signals:
+        assert (signals.save_requested, signals.requested, signals.hung_up) == (True, False, False)
+        assert signals.take_local_requests() == (0, 0, 1, 0)
+        assert signals.take_local_requests() == (0, 0, 0, 0)
+    with StopSignals() as signals:
+        signals.is_distributed = True
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert not stop.save_requested
-        stop.apply_requests(*stop.take_local_requests())
-        assert stop.save_requested
+        assert not signals.save_requested
+        signals.apply_requests(*signals.take_local_requests())
+        assert signals.save_requested
     # Blocked again, as before: one that comes in the last moments must not end a finished run.
     assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
@@ -74,9 +74,9 @@ def test_a_request_to_save_stops_nothing() -> None:
 def test_under_nohup_a_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopSignals() as stop:
+        with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.hung_up
+            assert not signals.hung_up
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

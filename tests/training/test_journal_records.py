@@ -20,8 +20,8 @@ from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.evaluate import EvalResult, evaluate
 from glassgpt.training.job import Job
+from glassgpt.training.run_request import RunRequest
 from glassgpt.training.session import train
-from glassgpt.training.task import RunRequest
 
 
 def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:
@@ -148,12 +148,12 @@ def test_every_record_has_kind_time_iter_and_process(tiny: MakeConfig) -> None:
     before = time.time()
     train(config)
     resume(config, max_iters=8)
-    found = records(config.out_dir)
+    journal = records(config.out_dir)
     # The finding: with more updates the learning rate jumps.
-    assert {r["kind"] for r in found} == {"run", "step", "eval", "checkpoint", "resume", "finding", "end"}
-    assert all(before <= record["time"] <= time.time() for record in found)
-    assert [record["process"] for record in found] == sorted(record["process"] for record in found)
-    assert all(isinstance(record["iter"], int) for record in found)
+    assert {r["kind"] for r in journal} == {"run", "step", "eval", "checkpoint", "resume", "finding", "end"}
+    assert all(before <= record["time"] <= time.time() for record in journal)
+    assert [record["process"] for record in journal] == sorted(record["process"] for record in journal)
+    assert all(isinstance(record["iter"], int) for record in journal)
 
 
 def test_evaluations_come_with_their_figures(tiny: MakeConfig, tiny_data: Path) -> None:

@@ -43,15 +43,15 @@ def test_nproc_trains_in_processes_and_passes_signals_and_codes_on(tiny: MakeCon
     forever = tiny("stopped", **SHARED | {"max_iters": 1_000_000})
     first = run([*GLASS, *rank_processes.train_command(config), "--nproc", "2"])
     second = run([*GLASS, *rank_processes.train_command(forever), "--nproc=2"])
-    said = first.communicate(timeout=120)[0]
-    assert first.returncode == 0, said
+    output = first.communicate(timeout=120)[0]
+    assert first.returncode == 0, output
     assert not (here / "was_run").exists()
-    assert said.count("end           finished after 10 updates") == 1
+    assert output.count("end           finished after 10 updates") == 1
     assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
     wait_for_losses(second, forever.out_dir)
     second.send_signal(signal.SIGINT)
-    said = second.communicate(timeout=120)[0]
-    assert second.returncode == 130, said
+    output = second.communicate(timeout=120)[0]
+    assert second.returncode == 130, output
     end = records(forever.out_dir)[-1]
     assert end["reason"] == "interrupted"
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
@@ -69,8 +69,8 @@ def test_a_terminal_that_closes_ends_nothing_and_the_code_is_the_runs(tiny: Make
     process.send_signal(signal.SIGUSR1)  # while its processes are loading
     wait_for_losses(process, config.out_dir)
     process.send_signal(signal.SIGHUP)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, said
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
     assert {"hangup", "save-requested"} <= {record["id"] for record in records(config.out_dir, "finding")}
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
@@ -131,9 +131,9 @@ def test_torchrun_restarts_a_run_where_it_was(tiny: MakeConfig, tmp_path: Path) 
     )
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     process = run([sys.executable, *torchrun, str(script), *rank_processes.train_command(config)])
-    said = process.communicate(timeout=180)[0]
-    assert process.returncode == 0, said
-    assert "rank 1 has died" in said
+    output = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, output
+    assert "rank 1 has died" in output
     train(tiny("one", **SHARED))
     assert run_losses(config.out_dir) == pytest.approx(run_losses(tiny("one").out_dir), abs=1e-5)
     runs = records(config.out_dir, "run")
@@ -169,14 +169,14 @@ def test_processes_are_asked_for_the_same_without_nproc() -> None:
 @pytest.mark.parametrize(("rank", "size"), [("5", "2"), ("2", "2"), ("one", "2"), ("0", "two")])
 def test_a_rank_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
     """It would wait for half an hour for nobody."""
-    said = {
+    environment = {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "1",
     }
-    for name, value in said.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={size}"):
         join()
@@ -187,13 +187,19 @@ def test_who_waits_for_the_others_can_be_stopped(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The wait is torch's, and Python hears of no signal in it."""
-    said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
-    for name, value in said.items():
+    environment = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "9",
+    }
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     waiting = (
-        "import sys; from glassgpt.training import ranks; opened = ranks.rendezvous\n"
+        "import sys; from glassgpt.training.distributed import torch_group; opened = torch_group.rendezvous\n"
         "def rendezvous(*args, **kwargs): print('waiting', flush=True); return opened(*args, **kwargs)\n"
-        "ranks.rendezvous = rendezvous\n"
+        "torch_group.rendezvous = rendezvous\n"
         "from glassgpt.cli import run; run()"
     )
     process = run([sys.executable, "-c", waiting, *rank_processes.train_command(tiny("alone"))])

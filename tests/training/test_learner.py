@@ -76,14 +76,14 @@ def test_a_run_is_the_textbook_loop(tiny: MakeConfig, arch: str, steps: int, gra
     )
     train(config)
     losses, norms, final = textbook(config)
-    found = records(config.out_dir, "step")
-    assert [record["iter"] for record in found] == list(range(1, 9))
+    updates = records(config.out_dir, "step")
+    assert [record["iter"] for record in updates] == list(range(1, 9))
     # The loss of a record is that of all micro-batches of its update, not of the last one.
-    assert [record["loss"] for record in found] == pytest.approx(losses, abs=1e-5)
-    assert [record["grad_norm"] for record in found] == pytest.approx(norms, abs=1e-4)
-    assert [record["clipped"] for record in found] == [float(norm > grad_clip > 0) for norm in norms]
-    assert [record["lr"] for record in found] == [learning_rate(config, update) for update in range(8)]
-    assert grad_clip != 0.3 or sum(record["clipped"] for record in found) > 4
+    assert [record["loss"] for record in updates] == pytest.approx(losses, abs=1e-5)
+    assert [record["grad_norm"] for record in updates] == pytest.approx(norms, abs=1e-4)
+    assert [record["clipped"] for record in updates] == [float(norm > grad_clip > 0) for norm in norms]
+    assert [record["lr"] for record in updates] == [learning_rate(config, update) for update in range(8)]
+    assert grad_clip != 0.3 or sum(record["clipped"] for record in updates) > 4
     assert_close_tensors(last_tensors(config.out_dir)["model"], final, 1e-4)
 
 
@@ -102,8 +102,8 @@ def test_accumulation_is_a_larger_batch(tiny: MakeConfig) -> None:
 
 def test_micro_batches_are_different_sequences(tiny: MakeConfig) -> None:
     config = tiny(gradient_accumulation_steps=4)
-    stream = make_learner(config)._loader
-    rows = torch.cat([stream.micro_batch(5 * 16 + first, 0)[0] for first in (0, 4, 8, 12)])
+    loader = make_learner(config)._loader
+    rows = torch.cat([loader.micro_batch(5 * 16 + first, 0)[0] for first in (0, 4, 8, 12)])
     assert rows.tolist() == whole_batch(config, 5)[0].tolist()
     assert len({tuple(row) for row in rows.tolist()}) == 16
 

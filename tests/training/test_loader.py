@@ -30,18 +30,18 @@ def test_a_resident_text_gives_the_same_rows(dtype: type, top: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_resident_text_gives_the_same_passages(dtype: type) -> None:
+def test_a_resident_text_gives_the_same_document_windows(dtype: type) -> None:
     """Of one token, of a whole window, and of the text's end, which a window reaches beyond."""
     tokens: np.ndarray = np.random.default_rng(0).integers(0, 250, 300).astype(dtype)
     tokens[[0, 5, 6, 40, 290, 299]] = 255
-    passages = DocumentWindows(tokens, 255, 16)
-    starts, counts = passages.draw(3, 0, 2 * len(passages))
+    windows = DocumentWindows(tokens, 255, 16)
+    starts, counts = windows.draw(3, 0, 2 * len(windows))
     assert set(counts.tolist()) >= {1, 9, 16}
-    found = ResidentTokens(tokens, 16, torch.device("cpu")).document_windows(
+    batch = ResidentTokens(tokens, 16, torch.device("cpu")).document_windows(
         *map(torch.from_numpy, (starts, counts))
     )
-    for mine, other in zip(found, document_window_batch(tokens, starts, counts, 16), strict=True):
-        assert mine.tolist() == other.tolist()
+    for resident, host in zip(batch, document_window_batch(tokens, starts, counts, 16), strict=True):
+        assert resident.tolist() == host.tolist()
 
 
 def made(first: int, calls: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,13 +56,13 @@ def test_what_is_made_ahead_is_what_is_asked_for() -> None:
     calls: list[int] = []
     ahead = BatchPrefetcher(lambda first: made(first, calls))
     for first in (0, 3, 6, 30, 33):
-        assert ahead.take(first, following=first + 3)[0] == first
+        assert ahead.take(first, next_first=first + 3)[0] == first
     assert sorted(calls)[:5] == [0, 3, 6, 9, 30]
     assert calls.count(3) == calls.count(6) == calls.count(33) == 1
 
 
 def test_what_goes_wrong_ahead_is_told_when_it_is_asked_for() -> None:
     ahead = BatchPrefetcher(lambda first: made(first, []))
-    ahead.take(6, following=9)
+    ahead.take(6, next_first=9)
     with pytest.raises(OSError, match="the disk is gone"):
-        ahead.take(9, following=12)
+        ahead.take(9, next_first=12)

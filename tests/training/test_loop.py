@@ -42,7 +42,7 @@ from glassgpt.training.evaluate import EvalResult
 from glassgpt.training.session import train
 
 
-def kept(run_dir: str) -> list[int]:
+def kept_iters(run_dir: str) -> list[int]:
     return [read_checkpoint(path).iter for path in committed_paths(Path(run_dir))]
 
 
@@ -61,9 +61,9 @@ def test_max_iters_is_the_number_of_updates(tiny: MakeConfig, max_iters: int, ev
     run = train(config)
     assert (run.reason, run.exit_code, run.iter) == ("finished", 0, max_iters)
     assert [record["iter"] for record in records(run.out_dir, "step")] == list(range(1, max_iters + 1))
-    found = records(run.out_dir, "eval")
-    assert [record["iter"] for record in found if record["split"] == "train"] == evaluations
-    assert [record["iter"] for record in found if record["split"] == "val"] == evaluations
+    evals = records(run.out_dir, "eval")
+    assert [record["iter"] for record in evals if record["split"] == "train"] == evaluations
+    assert [record["iter"] for record in evals if record["split"] == "val"] == evaluations
     end = records(run.out_dir, "end")[-1]
     assert (end["iter"], end["reason"]) == (max_iters, "finished")
     assert load_latest_intact(run.out_dir)[0].iter == max_iters
@@ -74,9 +74,9 @@ def test_a_log_line_every_interval_and_one_for_the_rest(tiny: MakeConfig) -> Non
     train(every)
     train(config)
     losses = run_losses(every.out_dir)
-    found = records(config.out_dir, "step")
-    assert [(record["iter"], record["updates"]) for record in found] == [(4, 4), (8, 4), (11, 3)]
-    for record in found:
+    steps = records(config.out_dir, "step")
+    assert [(record["iter"], record["updates"]) for record in steps] == [(4, 4), (8, 4), (11, 3)]
+    for record in steps:
         last, count = record["iter"], record["updates"]
         assert record["loss"] == losses[last]
         mean = sum(losses[last - i] for i in range(count)) / count
@@ -144,8 +144,8 @@ def test_sampled_evaluations_are_closed_by_the_whole_split(tiny: MakeConfig, tin
     whole = len(open_dataset(tiny_data).tokens("val")) - 1
     config = tiny(max_iters=12, eval_tokens=64)
     train(config)
-    found = [record for record in records(config.out_dir, "eval") if record["split"] == "val"]
-    assert [(r["iter"], r["tokens"], r["whole_split"]) for r in found] == [
+    evals = [record for record in records(config.out_dir, "eval") if record["split"] == "val"]
+    assert [(r["iter"], r["tokens"], r["whole_split"]) for r in evals] == [
         (0, 64, False),
         (10, 64, False),
         (12, 64, False),
@@ -154,7 +154,7 @@ def test_sampled_evaluations_are_closed_by_the_whole_split(tiny: MakeConfig, tin
     exact = tiny("exact", max_iters=12)
     train(exact)
     last = [record for record in records(exact.out_dir, "eval") if record["split"] == "val"][-1]
-    assert found[-1]["loss"] == last["loss"]
+    assert evals[-1]["loss"] == last["loss"]
     assert last["whole_split"]
     assert len(records(exact.out_dir, "eval")) == 6  # nothing is evaluated twice
     assert "evenly spaced" in choices(config.out_dir)["eval_tokens"][1]
@@ -174,7 +174,7 @@ Script = Callable[[Sequence[Sequence[float]]], None]
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """The next run's evaluations come out as told: one list of window losses each."""
+    """The next run's evaluations are scripted: one list of window losses each."""
 
     def install(script: Sequence[Sequence[float]]) -> None:
         answers = iter([losses for losses in script for _ in ("train", "val")])
@@ -199,7 +199,7 @@ def test_it_stops_when_nothing_gets_better(tiny: MakeConfig, scripted: Script) -
     assert (run.reason, run.exit_code, run.iter) == ("stopped early", 0, 40)
     assert run.best_val_loss == pytest.approx(2.0)
     assert run.best_iter == 10
-    assert kept(str(run.out_dir)) == [10, 40]
+    assert kept_iters(str(run.out_dir)) == [10, 40]
 
 
 def test_a_gain_starts_the_count_anew(tiny: MakeConfig, scripted: Script) -> None:
@@ -262,7 +262,7 @@ def test_a_checkpoint_at_every_evaluation_by_default(tiny: MakeConfig, scripted:
     config = tiny(max_iters=35)
     train(config)
     assert saved(config.out_dir) == [10, 20, 30, 35]
-    assert kept(config.out_dir) == [10, 35]
+    assert kept_iters(config.out_dir) == [10, 35]
 
 
 def test_checkpoints_have_an_interval_of_their_own(tiny: MakeConfig, scripted: Script) -> None:
@@ -270,7 +270,7 @@ def test_checkpoints_have_an_interval_of_their_own(tiny: MakeConfig, scripted: S
     config = tiny(max_iters=17, eval_interval=10, checkpoint_interval=4, keep_checkpoints=2)
     train(config)
     assert saved(config.out_dir) == [4, 8, 12, 16, 17]
-    assert kept(config.out_dir) == [16, 17]
+    assert kept_iters(config.out_dir) == [16, 17]
 
 
 def test_the_best_is_saved_whatever_the_interval(tiny: MakeConfig, scripted: Script) -> None:
@@ -278,7 +278,7 @@ def test_the_best_is_saved_whatever_the_interval(tiny: MakeConfig, scripted: Scr
     config = tiny(max_iters=17, eval_interval=10, checkpoint_interval=7)
     train(config)
     assert saved(config.out_dir) == [7, 10, 14, 17]
-    assert kept(config.out_dir) == [10, 17]
+    assert kept_iters(config.out_dir) == [10, 17]
     assert [record["best"] for record in records(config.out_dir, "checkpoint")] == [False, True, False, False]
 
 
@@ -297,7 +297,7 @@ def test_only_the_best_and_the_last_without_always_save(tiny: MakeConfig, script
     config = tiny(max_iters=50, always_save_checkpoint=False)
     train(config)
     assert saved(config.out_dir) == [10, 30, 50]
-    assert kept(config.out_dir) == [30, 50]
+    assert kept_iters(config.out_dir) == [30, 50]
 
 
 # --- not finite ---
@@ -321,7 +321,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_harm_is_done(
     assert sum(not math.isfinite(norm) for norm in norms) == 1
     assert_same_tensors({"model": weights(learners[0])}, {"model": before})
 
-    assert kept(config.out_dir)[-1] == 16
+    assert kept_iters(config.out_dir)[-1] == 16
     assert max(saved(config.out_dir)) == 16
     assert not any(tensor.isnan().any() for tensor in last_tensors(config.out_dir)["model"].values())
 
@@ -364,7 +364,7 @@ def test_bad_at_the_very_end_is_noticed_too(
     inject_non_finite(monkeypatch, 17, "loss")
     run = train(tiny(max_iters=max_iters, log_interval=100))
     assert (run.reason, run.exit_code, run.iter) == ("not finite", 3, 17)
-    assert kept(str(run.out_dir)) == [10]
+    assert kept_iters(str(run.out_dir)) == [10]
 
 
 # --- the sample at the end ---

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tiny import MakeConfig, assert_same_tensors, file_contents, last_tensors, records, resume, run_losses
 
+from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.record.journal import RunSuperseded
 from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.learner import Learner
-from glassgpt.training.session import train
 
 
 def before_update_13(patch: pytest.MonkeyPatch, run_dir: str, act: Callable[[], object]) -> None:
@@ -64,9 +64,9 @@ def test_a_folder_that_is_lost_is_noticed_and_the_run_rescued(tiny: MakeConfig, 
         done = resume(tiny(f"{name}-rescued", **SETTINGS))
         assert (done.exit_code, done.iter) == (0, 20)
         assert_same_tensors(last_tensors(run.out_dir), tensors)
-        told = run_losses(run.out_dir)
-        assert told == {at: losses[at] for at in told}
-        assert name == "emptied" or told == losses, name
+        logged = run_losses(run.out_dir)
+        assert logged == {at: losses[at] for at in logged}
+        assert name == "emptied" or logged == losses, name
     assert [path.name for path in committed_paths(tmp_path / "elsewhere")] == ["00000010"]
     assert sorted(path.name for path in (tmp_path / "without_journal").iterdir()) == [
         "checkpoints", "config.toml", "lock", "tokenizer",

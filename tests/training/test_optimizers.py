@@ -47,11 +47,11 @@ def test_matrices_are_decayed_and_vectors_are_not(arch: str) -> None:
 
 
 def test_updates_are_torchs_plain_adamw() -> None:
-    ours, theirs = make_model(), make_model()
-    (optimizer,) = make_optimizers(ours, CONFIG, torch.float32)
+    model, reference = make_model(), make_model()
+    (optimizer,) = make_optimizers(model, CONFIG, torch.float32)
     optimizer.set_learning_rate(CONFIG.learning_rate)
-    decayed = [p for p in theirs.parameters() if p.dim() >= 2]
-    others = [p for p in theirs.parameters() if p.dim() < 2]
+    decayed = [p for p in reference.parameters() if p.dim() >= 2]
+    others = [p for p in reference.parameters() if p.dim() < 2]
     plain = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}],
         lr=1e-2,
@@ -59,14 +59,14 @@ def test_updates_are_torchs_plain_adamw() -> None:
         fused=False,
         foreach=False,
     )
-    start = {name: parameter.clone() for name, parameter in ours.named_parameters()}
+    start = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for seed in range(3):
-        for model, its in ((ours, optimizer), (theirs, plain)):
-            give_gradients(model, seed)
+        for trained, its in ((model, optimizer), (reference, plain)):
+            give_gradients(trained, seed)
             its.step()
-        for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-7, rtol=1e-6)
-            assert (mine - start[name]).abs().max() > 1e-3
+        for (name, parameter), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected, atol=1e-7, rtol=1e-6)
+            assert (parameter - start[name]).abs().max() > 1e-3
 
 
 def test_state_is_named_after_parameters_and_comes_back_whole() -> None:
@@ -88,8 +88,8 @@ def test_state_is_named_after_parameters_and_comes_back_whole() -> None:
     for model_, its in ((model, optimizer), (twin, restored)):
         give_gradients(model_, 9)
         its.step()
-    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert tensor_bytes(mine) == tensor_bytes(other)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert tensor_bytes(one) == tensor_bytes(other)
 
 
 def test_state_without_a_home_is_an_error() -> None:
@@ -141,9 +141,11 @@ def muon_of(model: GPT, config: TrainConfig = MUON) -> Muon:
 def test_orthogonal_keeps_directions_and_evens_out_lengths(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = orthogonalize(matrix, 5, torch.float32)
-    assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.35
-    along = (found * (u @ v)).sum((-2, -1)) / (found.norm(dim=(-2, -1)) * (u @ v).norm(dim=(-2, -1)))
+    orthogonal = orthogonalize(matrix, 5, torch.float32)
+    assert (torch.linalg.svdvals(orthogonal) - 1).abs().max() < 0.35
+    along = (orthogonal * (u @ v)).sum((-2, -1)) / (
+        orthogonal.norm(dim=(-2, -1)) * (u @ v).norm(dim=(-2, -1))
+    )
     assert along.min() > 0.99
     assert orthogonalize(torch.zeros(1, 4, 4), 5, torch.float32).abs().max() == 0
 
@@ -248,12 +250,12 @@ def test_a_card_takes_the_steps_of_a_cpu(optimizer: Any) -> None:
 @pytest.mark.parametrize(("before", "now"), [("adamw", "muon"), ("muon", "adamw")])
 def test_another_optimizer_begins_without_the_memory_of_the_one_before(before: Any, now: Any) -> None:
     model = make_model("modern")
-    theirs = make_optimizers(model, replace(MUON, optimizer=before), torch.float32)
+    previous = make_optimizers(model, replace(MUON, optimizer=before), torch.float32)
     give_gradients(model, 0)
-    for one in theirs:
+    for one in previous:
         one.step()
-    ours = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
-    complaints = load_optimizer_state(model, ours, optimizer_tensors(model, theirs))
-    assert complaints == ["the optimizer is another now: it begins without a memory of 8 parameters"]
-    for one in ours:
+    current = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
+    complaints = load_optimizer_state(model, current, optimizer_tensors(model, previous))
+    assert complaints == ["the optimizer is another now: it starts without state for 8 parameters"]
+    for one in current:
         one.step()

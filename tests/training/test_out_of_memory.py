@@ -39,9 +39,9 @@ def test_what_ran_out_says_how_to_do_with_less(
     config = tiny(batch_size=6, batch_tokens=None, gradient_accumulation_steps=2)
     with pytest.raises(UserError) as raised:
         train(config)
-    (said,) = raised.value.problems
-    assert said.startswith("out of memory at update 1 (")
-    assert said.endswith("try --batch_size=3 --gradient_accumulation_steps=4, which is the same run")
+    (message,) = raised.value.problems
+    assert message.startswith("out of memory at update 1 (")
+    assert message.endswith("try --batch_size=3 --gradient_accumulation_steps=4, which is the same run")
     end = records(config.out_dir)[-1]
     assert (end["reason"], end["exit_code"]) == ("crashed", 2)
     assert end["error"].startswith(type(error).__name__)  # as it was: who explains the run knows these words
@@ -85,10 +85,10 @@ def test_what_will_not_fit_is_said_at_the_start(tiny: MakeConfig, monkeypatch: p
     monkeypatch.setattr(out_of_memory, "usable_memory", lambda: (200 * 2**20, False))
     config = tiny(max_iters=2, batch_size=4, batch_tokens=None)
     train(config)
-    (said,) = [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
-    assert said["severity"] == "warning"
-    assert said["title"].endswith(" of 200 MiB")
-    assert "--batch_size=1 --gradient_accumulation_steps=4" in said["advice"]
+    (finding,) = [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
+    assert finding["severity"] == "warning"
+    assert finding["title"].endswith(" of 200 MiB")
+    assert "--batch_size=1 --gradient_accumulation_steps=4" in finding["advice"]
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
 
@@ -147,7 +147,7 @@ def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "advice"),
     [
         ({"batch_size": 12}, "--batch_size=6 --gradient_accumulation_steps=2, which is the same run"),
         ({"batch_size": 5}, "--batch_size=1 --gradient_accumulation_steps=5, which is the same run"),
@@ -156,10 +156,10 @@ def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
         ({"batch_size": 1, "activation_checkpointing": True}, "a shorter --block_size, or a smaller model"),
     ],
 )
-def test_the_same_run_in_less(settings: dict[str, Any], said: str) -> None:
+def test_the_same_run_in_less(settings: dict[str, Any], advice: str) -> None:
     config = replace(TrainConfig(block_size=64), **settings)
     plan, _ = plan_batch(config, "cpu", None)
-    assert less_memory_advice(config, plan).startswith(said)
+    assert less_memory_advice(config, plan).startswith(advice)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -206,7 +206,7 @@ def test_a_thread_that_the_system_refuses_is_no_traceback(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (RuntimeError("can't start new thread"), "error: the system refused to start a thread: allow more"),
         (
@@ -216,14 +216,14 @@ def test_a_thread_that_the_system_refuses_is_no_traceback(
     ],
 )
 def test_a_program_that_may_not_even_load(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(words: list[str]) -> int:
         raise error
 
     monkeypatch.setattr(cli, "_dispatch", fail)
     assert cli.main(["train"]) == 2
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_other_imports_that_fail_are_not_called_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,8 @@ def test_one_slow_batch_does_not_change_the_rate() -> None:
 def test_waiting_for_the_device_is_shared_by_many_matmuls() -> None:
     machine = Machine(lambda size: 500e12, wait_s=20e-6)
     one_by_one = 2 * 2048**3 / (2 * 2048**3 / 500e12 + 20e-6)
-    found = measure_rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
-    assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < found <= 500e12
+    measured = measure_rate(machine.prepare(2048), 2 * 2048**3, 0.3, machine.clock)
+    assert one_by_one < 0.7 * 500e12 < 0.99 * 500e12 < measured <= 500e12
 
 
 def test_the_best_size_wins_and_growing_stops_past_it() -> None:
@@ -72,8 +72,8 @@ def test_the_best_size_wins_and_growing_stops_past_it() -> None:
 
 def test_a_fast_device_is_measured_at_every_size_within_the_time() -> None:
     machine = Machine(lambda size: 1e14 * size / 2048)
-    found = measure_peak("cuda", "bfloat16", 1.0, machine.clock, machine.prepare)
-    assert found == pytest.approx(4e14)
+    measured = measure_peak("cuda", "bfloat16", 1.0, machine.clock, machine.prepare)
+    assert measured == pytest.approx(4e14)
     assert machine.now - 100 < 1.1
 
 

@@ -73,7 +73,7 @@ def test_watched_updates_are_no_part_of_the_step_time(tiny: MakeConfig) -> None:
     assert first["step_ms"] is not None
     assert (watched["step_ms"], watched["tokens_per_s"], watched["mfu"]) == (None, None, None)
     assert watched["phases"]["log"] > 0
-    assert watched["updates"] == 3  # whose losses are told all the same
+    assert watched["updates"] == 3  # whose losses are logged all the same
     # Only the ninth update counts, so the step time is all of what train and data have.
     assert mixed["step_ms"] == pytest.approx(mixed["phases"]["train"] + mixed["phases"]["data"], rel=0.02)
     (end,) = records(run.out_dir, "end")
@@ -116,7 +116,7 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("window", "problem"),
     [
         ("abc", "is not of the form 10:20"),
         ("10", "is not of the form 10:20"),
@@ -129,14 +129,14 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
         ("90:101", "goes past --max_iters=100"),
     ],
 )
-def test_a_window_that_makes_no_sense(said: str, problem: str) -> None:
-    (found,) = find_config_problems(TrainConfig(max_iters=100, profile=said))
-    assert found.startswith(f"--profile={said} {problem}")
+def test_a_window_that_makes_no_sense(window: str, problem: str) -> None:
+    (message,) = find_config_problems(TrainConfig(max_iters=100, profile=window))
+    assert message.startswith(f"--profile={window} {problem}")
 
 
-@pytest.mark.parametrize("said", ["0:1", "0:40", "20:10", "5:5"])
-def test_what_is_proposed_instead_makes_sense(said: str) -> None:
-    (problem,) = find_config_problems(TrainConfig(max_iters=40, profile=said))
+@pytest.mark.parametrize("window", ["0:1", "0:40", "20:10", "5:5"])
+def test_what_is_proposed_instead_makes_sense(window: str) -> None:
+    (problem,) = find_config_problems(TrainConfig(max_iters=40, profile=window))
     assert (
         find_config_problems(TrainConfig(max_iters=40, profile=problem.partition("try --profile=")[2])) == []
     )
@@ -199,7 +199,7 @@ def test_a_profiler_that_fails_is_a_finding(
     monkeypatch.setattr(torch.profiler.profile, what, fail)
     run = train(tiny(max_iters=8, profile="2:5"))
     assert run.reason == "finished"
-    (finding,) = [found for found in records(run.out_dir, "finding") if found["id"] == "profile-failed"]
+    (finding,) = [record for record in records(run.out_dir, "finding") if record["id"] == "profile-failed"]
     assert finding["evidence"] == "RuntimeError: no CUPTI"
     assert records(run.out_dir, "profile") == []
     monkeypatch.setattr(torch.profiler.profile, what, original)

@@ -52,11 +52,11 @@ PATIENCE_S = 60  # how long a test waits for another process before it fails
 _TO_BE_KILLED = """
 import sys, time
 from pathlib import Path
-from glassgpt.recipe import combine, read_recipe
+from glassgpt.recipe import build_config, read_recipe
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
 
-config = combine(read_recipe(Path(sys.argv[1])), {})
+config = build_config(read_recipe(Path(sys.argv[1])), {})
 original = Learner.update
 
 def update(learner, number, first_sequence):
@@ -292,7 +292,7 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
 
     def stopping(job: Job, split: str, windows: EvalWindows, closing: bool = False) -> EvalResult | None:
         if closing:
-            job.stop.signal = signal.SIGINT
+            job.signals.signal = signal.SIGINT
         return original(job, split, windows, closing)
 
     monkeypatch.setattr(loop, "evaluate_split", stopping)
@@ -361,14 +361,14 @@ def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:
     config = tiny(max_iters=6, eval_interval=3, eval_tokens=32, keep_checkpoints=1)
     first = train(config)
     run = session.resume(config.out_dir, max_iters=8, eval_tokens=64, learning_rate=1e-6, min_lr=1e-7)
-    (said,) = records(config.out_dir, "resume")[-1]["complaints"]
-    assert "does not compare" in said
+    (complaint,) = records(config.out_dir, "resume")[-1]["complaints"]
+    assert "does not compare" in complaint
     assert run.best_iter is not None
     assert run.best_iter > 6
-    kept = {
+    kept_iters = {
         checkpoints.read_checkpoint(path).iter for path in checkpoints.committed_paths(Path(config.out_dir))
     }
-    assert kept == {first.best_iter, run.best_iter, 8}
+    assert kept_iters == {first.best_iter, run.best_iter, 8}
 
 
 def test_a_look_at_a_run_does_not_change_its_settings(tiny: MakeConfig) -> None:
@@ -456,11 +456,11 @@ def test_wrong_types_are_mistakes_like_any_other_and_all_are_said(tiny: MakeConf
     wrong = tiny(n_layer="4", max_iters=1.5, dropout=None, sample_start=3, bias="False", n_head=-1, seed=[1])
     with pytest.raises(UserError) as caught:
         train(wrong, 7, print, learning_rate="x", max_iter=1)  # type: ignore[arg-type]
-    said = " ".join(caught.value.problems)
+    problems = " ".join(caught.value.problems)
     names = ("n_layer", "max_iters", "dropout", "sample_start", "bias", "n_head", "seed", "learning_rate")
     assert len(caught.value.problems) == len(names) + 3
     for name in (*(f"--{name}" for name in names), "name=7", "listeners=", "--max_iter;"):
-        assert name in said
+        assert name in problems
     for config in (None, {"n_layer": 4}, 5, b"quickstart", TrainConfig, "quikstart"):
         with pytest.raises(UserError):
             train(config)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reading what tiny runs left behind, and ways to end them before their time."""
+"""Reading what tiny runs left behind, and ways to end them early."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
+from glassgpt.training.run_request import RunRequest
 from glassgpt.training.session import Run, start_run, train
-from glassgpt.training.task import RunRequest
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -36,8 +36,8 @@ CPU_CHOICES: dict[str, Any] = {"attention": "sdpa", "kernels": "plain", "graph":
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
     """The records that still count, of one kind."""
-    found = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
-    return [record for record in found if kind in (None, record["kind"])]
+    all_records = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
+    return [record for record in all_records if kind in (None, record["kind"])]
 
 
 def run_losses(run_dir: Path | str) -> dict[int, float]:
@@ -52,8 +52,8 @@ def run_evals(run_dir: Path | str) -> dict[tuple[int, str], float]:
 
 def choices(run_dir: Path | str) -> dict[str, tuple[Any, str]]:
     """What the last process decided: value and reason by name."""
-    found = records(run_dir, "run")[-1]["choices"]
-    return {choice["name"]: (choice["value"], choice["reason"]) for choice in found}
+    decided = records(run_dir, "run")[-1]["choices"]
+    return {choice["name"]: (choice["value"], choice["reason"]) for choice in decided}
 
 
 def last_tensors(run_dir: Path | str) -> TensorsByFile:
@@ -86,9 +86,9 @@ def assert_close_tensors(one: dict[str, Tensor], other: dict[str, Tensor], toler
         assert difference <= tolerance, f"{name} differs by {difference}"
 
 
-def run_task(task: RunRequest, process_age_s: float = 0.0) -> Run:
-    with StopSignals() as stop:
-        return start_run(task, [], stop, process_age_s)
+def run_task(request: RunRequest, process_age_s: float = 0.0) -> Run:
+    with StopSignals() as signals:
+        return start_run(request, [], signals, process_age_s)
 
 
 def resume(config: TrainConfig, **changes: Any) -> Run:
@@ -143,9 +143,9 @@ def make_learner(config: TrainConfig, dtype: str = "float32") -> Learner:
     """A learner on the CPU without a run around it."""
     dataset = open_dataset(data_dir(config))
     plan, _ = plan_batch(config, "cpu", None)
-    placement = ExecutionConfig(torch.device("cpu"), dtype, compile=False, attention="sdpa")
-    stream = BatchLoader(dataset.tokens("train"), config.block_size, plan, config.seed, placement.device)
-    return Learner(make_model(config), config, placement, plan, stream, Ledger())
+    execution = ExecutionConfig(torch.device("cpu"), dtype, compile=False, attention="sdpa")
+    loader = BatchLoader(dataset.tokens("train"), config.block_size, plan, config.seed, execution.device)
+    return Learner(make_model(config), config, execution, plan, loader, Ledger())
 
 
 def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
@@ -153,8 +153,8 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
     plan, _ = plan_batch(config, "cpu", None)
     uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
     tokens = open_dataset(data_dir(config)).tokens("train")
-    stream = BatchLoader(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
-    return stream.micro_batch(update * plan.sequences, (update + 1) * plan.sequences)
+    loader = BatchLoader(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
+    return loader.micro_batch(update * plan.sequences, (update + 1) * plan.sequences)
 
 
 def make_model(config: TrainConfig) -> GPT:

@@ -1,4 +1,4 @@
-"""From flags to a task: which settings hold, what is refused, and that a run goes on as what it was."""
+"""From flags to a request: which settings apply, what is refused, and that a run resumes as what it was."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from glassgpt.record import journal
 from glassgpt.record.run_dir import CONFIG_FILE
 from glassgpt.schedule import learning_rate
 from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
+from glassgpt.training.run_request import resolve_request
 from glassgpt.training.session import resume, train
-from glassgpt.training.task import resolve_request
 
 SETTINGS: dict[str, Any] = {"eval_interval": 4, "max_iters": 12, "keep_checkpoints": 9, "dropout": 0.1}
 
@@ -60,12 +60,12 @@ def refused(recipe: Recipe | None, **flags: Any) -> list[str]:
 
 
 def test_without_a_recipe_a_fork_has_the_settings_of_its_run(mine: TrainConfig) -> None:
-    task = resolve_request(None, {"init_from": "runs/mine@8", "max_iters": "16"})
-    asked = {"init_from": "runs/mine@8", "max_iters": 16, "out_dir": ""}
+    request = resolve_request(None, {"init_from": "runs/mine@8", "max_iters": "16"})
+    changed = {"init_from": "runs/mine@8", "max_iters": 16, "out_dir": ""}
     decided = {"activation": "gelu", **CPU_CHOICES}
-    assert asdict(task.config) == asdict(mine) | asked | decided
-    assert (task.resume_dir, task.name) == (None, "mine")
-    assert run_task(task).out_dir == Path("runs/mine-2")
+    assert asdict(request.config) == asdict(mine) | changed | decided
+    assert (request.resume_dir, request.name) == (None, "mine")
+    assert run_task(request).out_dir == Path("runs/mine-2")
     # And so it is from the fork, which is one of the same family.
     again = resolve_request(None, {"init_from": "mine-2"})
     assert (again.name, again.config.max_iters) == ("mine", 16)
@@ -76,13 +76,13 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
         TrainConfig(learning_rate=0.5, max_iters=9, data_dir=str(tiny_data), n_layer=7, seed=3)
     )
     Path("other.toml").write_text(settings)
-    task = resolve_request(find_recipe("other.toml"), {"init_from": "mine"})
-    config = task.config
+    request = resolve_request(find_recipe("other.toml"), {"init_from": "mine"})
+    config = request.config
     assert (config.learning_rate, config.max_iters, config.seed, config.dropout) == (0.5, 9, 3, 0.0)
-    assert task.name == "other"
+    assert request.name == "other"
     # But the weights decide what they are.
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size) == (2, 2, 16, 8)
-    notes = {note.name: (note.value, note.reason) for note in task.notes}
+    notes = {note.name: (note.value, note.reason) for note in request.notes}
     assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000012 has it, not 7")
     preset = resolve_request(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
     assert (preset.config.sample_tokens, preset.config.arch) == (400, "gpt2")
@@ -111,8 +111,8 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
 
 
 def test_the_name_of_a_dataset_goes_before_the_folder_that_the_run_had(mine: TrainConfig) -> None:
-    task = resolve_request(None, {"init_from": "mine", "dataset": "other"})
-    assert (task.config.dataset, task.config.data_dir) == ("other", "")
+    request = resolve_request(None, {"init_from": "mine", "dataset": "other"})
+    assert (request.config.dataset, request.config.data_dir) == ("other", "")
     resumed = resolve_request(None, {"init_from": "resume", "out_dir": "runs/mine", "dataset": "other"})
     assert (resumed.config.dataset, resumed.config.data_dir) == ("other", "")
     both = resolve_request(None, {"init_from": "mine", "dataset": "other", "data_dir": "elsewhere"})
@@ -122,9 +122,9 @@ def test_the_name_of_a_dataset_goes_before_the_folder_that_the_run_had(mine: Tra
 def test_a_folder_that_a_file_names_begins_a_row_and_one_from_a_flag_must_be_new(mine: TrainConfig) -> None:
     Path("mine.toml").write_text(to_toml(replace(mine, max_iters=1)))
     for number in (2, 3):
-        task = resolve_request(find_recipe("mine.toml"), {})
-        assert [note.value for note in task.notes] == [f"runs/mine-{number}"]
-        assert run_task(task).out_dir == Path(f"runs/mine-{number}")
+        request = resolve_request(find_recipe("mine.toml"), {})
+        assert [note.value for note in request.notes] == [f"runs/mine-{number}"]
+        assert run_task(request).out_dir == Path(f"runs/mine-{number}")
     (problem,) = refused(find_recipe("mine.toml"), out_dir="runs/mine")
     assert "--out_dir=runs/mine holds a run already" in problem
 
@@ -186,39 +186,39 @@ def test_where_a_named_file_differs_from_the_run_that_is_noted(mine: TrainConfig
     differs = {"learning_rate": 0.5, "n_layer": 3, "max_iters": 99, "beta1": mine.beta1}
     lines = [f"{name} = {value}" for name, value in differs.items()]
     Path("mine.toml").write_text("\n".join(['out_dir = "runs/mine"', *lines]))
-    task = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
-    assert (task.resume_dir, task.config.learning_rate, task.config.max_iters) == (
+    request = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
+    assert (request.resume_dir, request.config.learning_rate, request.config.max_iters) == (
         Path("runs/mine"),
         0.01,
         16,
     )
-    run_task(task)
-    said = choices("runs/mine")
+    run_task(request)
+    noted = choices("runs/mine")
     reason = "as the run has it, not 0.5 as mine says; --learning_rate=0.5 would change it"
-    assert said["learning_rate"] == (0.01, reason)
-    assert said["n_layer"] == (2, "as the run has it, not 3 as mine says")  # which no flag can change
-    assert not {"max_iters", "beta1", "out_dir"} & said.keys()
+    assert noted["learning_rate"] == (0.01, reason)
+    assert noted["n_layer"] == (2, "as the run has it, not 3 as mine says")  # which no flag can change
+    assert not {"max_iters", "beta1", "out_dir"} & noted.keys()
 
 
-@pytest.mark.parametrize("asked", [2, 5])
+@pytest.mark.parametrize("eval_iters", [2, 5])
 def test_eval_iters_of_a_named_file_are_held_against_the_tokens_that_the_run_has(
-    here: Path, tiny: MakeConfig, asked: int
+    here: Path, tiny: MakeConfig, eval_iters: int
 ) -> None:
     config = replace(tiny(**SETTINGS), out_dir="runs/mine", batch_size=4, eval_iters=2, eval_tokens=None)
     train(config)
-    Path("mine.toml").write_text(f'out_dir = "runs/mine"\neval_iters = {asked}')
-    task = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
-    told = [(note.name, note.value, note.reason) for note in task.notes]
+    Path("mine.toml").write_text(f'out_dir = "runs/mine"\neval_iters = {eval_iters}')
+    request = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
+    notes = [(note.name, note.value, note.reason) for note in request.notes]
     tokens = 2 * 4 * config.block_size
     reason = "as the run has it, not eval_iters=5 as mine says; --eval_iters=5 would change it"
-    assert told == ([] if asked == 2 else [("eval_tokens", tokens, reason)])
+    assert notes == ([] if eval_iters == 2 else [("eval_tokens", tokens, reason)])
 
 
 def test_a_file_that_agrees_needs_no_words(mine: TrainConfig) -> None:
-    task = resolve_request(
+    request = resolve_request(
         find_recipe("runs/mine/config.toml"), {"init_from": "resume", "out_dir": "runs/mine"}
     )
-    assert task.notes == ()
+    assert request.notes == ()
 
 
 def test_another_dtype_and_back_again(mine: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +231,13 @@ def test_another_dtype_and_back_again(mine: TrainConfig, monkeypatch: pytest.Mon
         assert choices("runs/mine")["dtype"] == (dtype, "asked for")
         assert learners[-1].execution.dtype == dtype
         assert read_recipe(Path("runs/mine", CONFIG_FILE)).settings["dtype"] == dtype
-    ours, theirs = run_losses("runs/mine"), run_losses("runs/plain")
-    assert list(ours) == list(range(1, 25))
+    changed, unchanged = run_losses("runs/mine"), run_losses("runs/plain")
+    assert list(changed) == list(range(1, 25))
     for at in range(1, 13):
-        assert ours[at] == theirs[at]
+        assert changed[at] == unchanged[at]
     for at in range(13, 25):
-        assert ours[at] != theirs[at]
-        assert ours[at] == pytest.approx(theirs[at], abs=0.05)
+        assert changed[at] != unchanged[at]
+        assert changed[at] == pytest.approx(unchanged[at], abs=0.05)
 
 
 def test_another_device_opens_what_was_decided_for_the_old_one(mine: TrainConfig) -> None:
@@ -367,8 +367,8 @@ def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
 
 
 def test_a_preset_that_stands_in_for_a_file_says_so(here: Path) -> None:
-    task = resolve_request(find_recipe("my/own/train_shakespeare_char.py"), {})
-    (note,) = task.notes
+    request = resolve_request(find_recipe("my/own/train_shakespeare_char.py"), {})
+    (note,) = request.notes
     assert (note.name, note.value) == ("preset", "shakespeare_char")
     assert note.reason == "my/own/train_shakespeare_char.py is not on disk"
 

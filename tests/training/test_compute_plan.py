@@ -1,23 +1,31 @@
-"""What only the device can answer about what makes a run fast; the rules are in estimate/decide.py."""
+"""The compute plan: what only the device can answer. The rules are in estimate/decide.py."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny import MakeConfig, choices, records, resume
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.decide import choose_compile, choose_kernels
 from glassgpt.model import float8
+from glassgpt.training.compute_plan import (
+    SpeedupInputs,
+    check_float8,
+    choose_attention,
+    choose_speedups,
+    mark_kernels_built,
+)
 from glassgpt.training.device import ExecutionConfig, device_traits
-from glassgpt.training.kernel_choice import SpeedupInputs, check_float8, choose_attention, choose_speedups
-from glassgpt.training.loop import mark_kernels_built
+from glassgpt.training.session import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -54,15 +62,15 @@ def test_attention_is_tried_where_it_is_asked_for() -> None:
 def test_one_slow_round_does_not_decide_about_attention(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
     """In ms. `efficient` is out of the question here."""
     rounds = {"flash": [2.0, 2.0, 2.0], "cudnn": [3.0, 1.5, 1.5]}
-    left = {how: list(times) for how, times in rounds.items()}
+    left = {kernel: list(times) for kernel, times in rounds.items()}
 
-    def timed(qkv: torch.Tensor, dropout: float, how: str) -> float:
-        if how not in left:
+    def timed(qkv: torch.Tensor, dropout: float, kernel: str) -> float:
+        if kernel not in left:
             raise RuntimeError("no kernel for this shape")
-        return left[how].pop(0) / 1000
+        return left[kernel].pop(0) / 1000
 
     card(9, 0)
-    monkeypatch.setattr("glassgpt.training.kernel_choice._attention_time", timed)
+    monkeypatch.setattr("glassgpt.training.compute_plan._attention_time", timed)
     monkeypatch.setattr(torch, "randn", lambda shape, **settings: torch.empty(0))
     choice = choose_attention(TrainConfig(), CUDA, "bfloat16", 1e6)
     assert choice.value == "cudnn"
@@ -91,22 +99,22 @@ def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: True)
 
     def reason(vocab_size: int) -> str:
-        load = SpeedupInputs(BatchPlan(4, 1, 4, 4096), vocab_size, flops_per_token=10**6, data_bytes=10**6)
+        inputs = SpeedupInputs(BatchPlan(4, 1, 4, 4096), vocab_size, flops_per_token=10**6, data_bytes=10**6)
         config = TrainConfig(fp8=True, max_iters=10)
-        _, choices = choose_speedups(config, CUDA, "bfloat16", load)
-        return next(choice.reason for choice in choices if choice.name == "fp8")
+        _, decisions = choose_speedups(config, CUDA, "bfloat16", inputs)
+        return next(choice.reason for choice in decisions if choice.name == "fp8")
 
     assert reason(50304) == "asked for; evaluation stays exact"
     assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are no multiple of 16")
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:
-    load = SpeedupInputs(
+    inputs = SpeedupInputs(
         BatchPlan(4, 1, 4, 4096), 65, flops_per_token=10**6, data_bytes=10**6, peak_flops_per_s=1e11
     )
-    placement, choices = choose_speedups(TrainConfig(max_iters=10), CPU, "float32", load)
-    assert [choice.name for choice in choices] == ["compile", "attention"]
-    decided = (placement.kernels, placement.graph, placement.data_on_card, placement.compile)
+    execution, decisions = choose_speedups(TrainConfig(max_iters=10), CPU, "float32", inputs)
+    assert [choice.name for choice in decisions] == ["compile", "attention"]
+    decided = (execution.kernels, execution.graph, execution.data_on_card, execution.compile)
     assert decided == (False, False, False, False)
 
 
@@ -116,18 +124,53 @@ def test_kernels_that_were_built_before_are_taken_for_shorter_runs(
     card(9, 0)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config, plan = TrainConfig(max_iters=50, graph="off"), BatchPlan(12, 1, 12, 12 * 1024)
-    load = SpeedupInputs(plan, 50304, flops_per_token=10**9, data_bytes=10**6)
-    assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
-    job = SimpleNamespace(
-        config=config,
-        placement=ExecutionConfig(CUDA, "bfloat16", kernels=True),
-        plan=plan,
-        learner=SimpleNamespace(setbacks={"kernels": "no compiler"}),
-        equipment=SimpleNamespace(shape=SimpleNamespace(vocab_size=50304)),
+    inputs = SpeedupInputs(plan, 50304, flops_per_token=10**9, data_bytes=10**6)
+    assert not choose_speedups(config, CUDA, "bfloat16", inputs)[0].kernels
+    compute = SimpleNamespace(
+        execution=ExecutionConfig(CUDA, "bfloat16", kernels=True),
+        batch_plan=plan,
+        model_config=SimpleNamespace(vocab_size=50304),
     )
-    mark_kernels_built(job)  # type: ignore[arg-type]
-    assert not choose_speedups(config, CUDA, "bfloat16", load)[0].kernels  # building them failed
-    job.learner.setbacks.clear()
-    mark_kernels_built(job)  # type: ignore[arg-type]
-    assert choose_speedups(config, CUDA, "bfloat16", load)[0].kernels
-    assert not choose_speedups(config, CUDA, "float16", load)[0].kernels
+    mark_kernels_built(config, compute, {"kernels": "no compiler"})  # type: ignore[arg-type]
+    assert not choose_speedups(config, CUDA, "bfloat16", inputs)[0].kernels  # building them failed
+    mark_kernels_built(config, compute, {})  # type: ignore[arg-type]
+    assert choose_speedups(config, CUDA, "bfloat16", inputs)[0].kernels
+    assert not choose_speedups(config, CUDA, "float16", inputs)[0].kernels
+
+
+# --- threads ---
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As PyTorch decides by itself on two cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_a_busy_core_takes_a_thread_and_a_resume_keeps_the_count(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, two_threads: None
+) -> None:
+    def threads_of(name: str) -> int:
+        return int(records(tiny(name).out_dir, "run")[-1]["machine"]["cpu"]["torch_threads"])
+
+    for name, busy, threads in (("quiet", 0.2, 2), ("busy", 1.2, 1), ("full", 20.0, 1)):
+        monkeypatch.setattr("glassgpt.training.compute_plan.measure_busy_cores", lambda busy=busy: busy)
+        train(tiny(name, max_iters=1))
+        assert threads_of(name) == threads
+        assert ("threads" in choices(tiny(name).out_dir)) == (threads == 1)
+        assert torch.get_num_threads() == 2  # it was for that run
+
+    resume(tiny("quiet", max_iters=2))  # while 20 cores' worth of work is waiting
+    assert threads_of("quiet") == 2
+    value, reason = choices(tiny("quiet").out_dir)["threads"]
+    assert value == 2
+    assert "--threads=1" in reason
+    resume(tiny("quiet", max_iters=3, threads=1))
+    assert threads_of("quiet") == 1
+
+    monkeypatch.setattr("glassgpt.training.compute_plan.measure_busy_cores", lambda: 0.0)
+    resume(tiny("busy", max_iters=2))
+    assert threads_of("busy") == 1

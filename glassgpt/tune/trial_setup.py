@@ -25,8 +25,7 @@ from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.probe import find_peak, memory_now
 from glassgpt.training.run_request import request_from_config
 from glassgpt.training.setup import too_few_tokens
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.speed_settings import TuneContext
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ def test_only_a_report_is_ever_replaced(tmp_path: Path, capsys: Capture) -> None
     Path("folder.html").mkdir()
     for place in ("pipe.html", "link.html", "nowhere.html", "folder.html"):
         assert main(["report", "n.log", f"--out={place}"]) == 2
-        assert "is there and is no report" in capsys.readouterr().err
+        assert "exists and is not a report" in capsys.readouterr().err
     assert stat.S_ISFIFO(Path("pipe.html").stat().st_mode)
     assert Path("link.html").is_symlink()
     assert main(["report", "n.log", "--out=new.html"]) == 0

@@ -51,7 +51,7 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
         r"sample        ",
         r"wall time +\d+\.\d\d  100.0%",
         r"end           finished after 6 updates",
-        r"next          let it write:      glass sample runs/quickstart$",
+        r"next          sample from it:    glass sample runs/quickstart$",
         r"              train it longer:   glass train --init_from=resume --out_dir=runs/quickstart --max",
     ):
         assert re.search(f"^{line}", said.out, re.MULTILINE), line

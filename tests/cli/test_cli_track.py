@@ -76,7 +76,7 @@ def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
     write_run(here / "runs/mine", [*finished_run()[:-1], *resumed])
     done = glass("track", "runs/mine", "--to=csv")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == b"csv           11 records told\n"
+    assert done.stdout == b"csv           11 records sent\n"
     with (here / "runs/mine/steps.csv").open(newline="") as file:
         rows = [(row["iter"], float(row["loss"])) for row in csv.DictReader(file)]
     assert [at for at, _ in rows] == ["10", "20", "30", "40", "50", "60", "70"]
@@ -119,7 +119,7 @@ def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: P
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        ((), [b"say which run to tell about", b"say whom to tell: --to=csv,tensorboard,trackio,wandb"]),
+        ((), [b"say which run to send", b"say which trackers to send it to: --to=csv,tensorboard,trackio,wandb"]),
         (("runs/mine", "--to=csv,mlflow"), [b"--to=mlflow is not one of csv, tensorboard, trackio, wandb"]),
         (("runs/other", "--to=csv"), [b"runs/other holds no run"]),
         (("runs/empty", "--to=csv"), [b"does not say what run it is of"]),

@@ -134,8 +134,8 @@ def test_a_narrow_terminal_gets_whole_words() -> None:
     )
     page = DoctorReport((CheckResult(check, (line,)),), (), 1.5)
     shown = DoctorConsole(console)
-    shown.print_answer(page.results[0])
-    shown.print_answer(CheckResult(check, ()))  # nothing to say
+    shown.print_result(page.results[0])
+    shown.print_result(CheckResult(check, ()))  # nothing to say
     shown.print_summary(page)
     assert out.getvalue().splitlines() == [
         "speed",

@@ -111,7 +111,7 @@ def test_the_table_the_chart_the_sentence_and_the_file(
     assert "crashed: no [bold]compiler[/bold]" in rows["micro-batch 4, compiled"]
     assert "\x1b" not in said
     assert (
-        "1 and the optimizer's step are timed, and the others added as computed: 5 where there are 6." in said
+        "1 and the optimizer step are timed, and the others added as computed: 5 where there are 6." in said
     )
     chart = said.partition("tokens/s by micro-batch\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in chart] == ["2", "4", "12"]

@@ -27,8 +27,8 @@ from run_records import (
 from glassgpt.errors import UserError
 from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import FILE_NAME, Journal, Record, encode_line
-from glassgpt.show.terminal.replay import replay, replay_svg
 from glassgpt.show.terminal.run_console import RunConsole
+from glassgpt.show.terminal.runs_view import replay, replay_svg
 
 LABEL = 14  # characters in front of a line's text
 
@@ -66,7 +66,7 @@ def test_the_start_says_what_why_and_what_100_percent_is() -> None:
     assert shown(run_record()) == [
         "run           runs/mine   (glassgpt 0.1.0, torch 2.13.0)",
         "model         gpt2: 6 layers, 6 heads, 384 wide, context 256: 10.7M parameters",
-        "data          mine: 1M tokens to learn from, 112k held out, char; 100 updates are 1.6 epochs",
+        "data          mine: 1M training tokens, 112k validation tokens, char; 100 updates are 1.6 epochs",
         "device        cpu   (no GPU was found)",
         "MFU           70.96 MFLOP per token, 100% is 96.0 GFLOP/s   (measured: float32 matmuls for 1 s)",
         "",
@@ -82,7 +82,7 @@ def test_both_peaks_are_said_where_both_are_known() -> None:
 def test_an_unknown_peak_is_said() -> None:
     peak = run_record()["peak"] | {"measured": None, "value": None, "source": "unknown: not measured"}
     (line,) = [line for line in shown(run_record(peak=peak)) if line.startswith("MFU")]
-    assert line.endswith("no peak to compare with   (unknown: not measured)")
+    assert line.endswith("peak unknown   (unknown: not measured)")
 
 
 def test_a_resume_says_from_where_and_what_was_damaged() -> None:
@@ -187,7 +187,7 @@ def test_the_end_says_how_it_went_and_what_next() -> None:
     lines = shown(run_record(), *evals, end_record(100))
     assert "end           finished after 100 updates in 1m 40s" in lines
     assert "best          validation loss 2.2500 at iter 50   █▄▁" in lines
-    assert lines[lines.index("next          let it write:      glass sample runs/mine") + 1].endswith(
+    assert lines[lines.index("next          sample from it:    glass sample runs/mine") + 1].endswith(
         "glass train --init_from=resume --out_dir=runs/mine --max_iters=200"
     )
 
@@ -215,7 +215,7 @@ def test_who_has_trained_on_a_text_of_theirs_is_not_told_how_to(name: str, own: 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     lines = shown(run_record(), end_record(7, "interrupted", best_iter=None, best_val_loss=math.inf))
-    assert lines[-1] == "next          go on with  glass train --init_from=resume --out_dir=runs/mine"
+    assert lines[-1] == "next          resume with  glass train --init_from=resume --out_dir=runs/mine"
     assert not any(line.startswith("best") for line in lines)
 
 
@@ -229,7 +229,7 @@ def test_a_run_that_was_not_finite_says_where_and_what_to_try() -> None:
     norms = {"recent_grad_norms": [9.0, 0.5, 1.0, 20.0, 400.0, math.inf]}
     lines = shown(run_record(), end_record(30, "not finite", **details, **norms))
     assert "end           not finite after 30 updates in 1m 40s" in lines
-    assert any("the loss or gradient of iter 31 was not finite; it was not applied" in line for line in lines)
+    assert any("the loss or gradient of iter 31 was not finite; update skipped" in line for line in lines)
     assert "norms         the last gradient norms: 0.5, 1, 20, 400, inf" in lines
     assert any("the last good checkpoint is runs/mine/checkpoints/00000020" in line for line in lines)
     assert any("--learning_rate" in line for line in lines)

@@ -270,8 +270,8 @@ def test_findings_complaints_and_ends_go_to_stderr(tiny: MakeConfig) -> None:
     lines = output.err.splitlines()
     assert lines[0] == "advice: title (evidence). do this."
     assert lines[1] == "advice: title (evidence)."
-    assert lines[2].startswith("next: go on with  glass train --init_from=resume --out_dir=")
-    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; it was not applied"
+    assert lines[2].startswith("next: resume with  glass train --init_from=resume --out_dir=")
+    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; update skipped"
     output.console(record("resume", 1, {"from_iter": 1, "complaints": ["it is damaged"]}, {}))
     assert output.err.splitlines()[-1] == "warning: it is damaged"
 

@@ -14,8 +14,8 @@ from glassgpt.explain.explanation import explain
 from glassgpt.record.journal import Record
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.show.report.page import report_html
-from glassgpt.show.terminal.profile_view import short_kernel_name
 from glassgpt.show.terminal.run_console import RunConsole
+from glassgpt.show.terminal.run_lines import short_kernel_name
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
 

@@ -27,8 +27,8 @@ from glassgpt.explain.rule import Finding
 from glassgpt.i18n import use_language
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
+from glassgpt.show.report.drawing import smooth_series, thinned_indices
 from glassgpt.show.report.page import report_html, write_report
-from glassgpt.show.report.thinning import smooth_series, thinned_indices
 from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()

@@ -14,9 +14,9 @@ from commands import environment, finished_run, glass, record, run_record, step_
 
 TRAIN = """\
 import sys, time
-from glassgpt.account import sink
+from glassgpt.record import sink
 from glassgpt.track import trackers
-sink.TRACKERS_PATIENCE_S = 0.5
+sink.TRACKER_TIMEOUT_S = 0.5
 
 class Hanging:
     def begin(self, run):
@@ -24,7 +24,7 @@ class Hanging:
         atexit.register(time.sleep, 60)  # as trackers do, to send what is left
         time.sleep(60)
 
-trackers.MAKERS = {"wandb": Hanging}
+trackers.TRACKER_CLASSES = {"wandb": Hanging}
 trackers.find_spec = lambda name: object()
 from glassgpt.cli import run
 run()
@@ -96,7 +96,7 @@ class Refusing:
     def begin(self, run):
         raise UserError("wandb has no key here")
 
-trackers.MAKERS = {**trackers.MAKERS, "trackio": Failing, "wandb": Refusing}
+trackers.TRACKER_CLASSES = {**trackers.TRACKER_CLASSES, "trackio": Failing, "wandb": Refusing}
 trackers.find_spec = lambda name: object()
 from glassgpt.cli import run
 run()

@@ -67,7 +67,7 @@ def test_a_tracker_that_is_not_installed(here: Path, tiny_data: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
+def test_a_finished_run_is_sent_to_csv_files(here: Path) -> None:
     resumed = [
         {**run_record(), "process": 1},
         {**record("resume", 60, from_iter=60, complaints=[]), "process": 1},
@@ -103,7 +103,7 @@ run()
 """
 
 
-def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: Path) -> None:
+def test_a_failing_tracker_is_named_and_the_others_get_the_run(here: Path) -> None:
     write_run(here / "runs/mine", finished_run())
     words = ["track", "runs/mine", "--to=trackio,wandb,csv"]
     done = subprocess.run(
@@ -119,14 +119,20 @@ def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: P
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        ((), [b"say which run to send", b"say which trackers to send it to: --to=csv,tensorboard,trackio,wandb"]),
+        (
+            (),
+            [
+                b"say which run to send",
+                b"say which trackers to send it to: --to=csv,tensorboard,trackio,wandb",
+            ],
+        ),
         (("runs/mine", "--to=csv,mlflow"), [b"--to=mlflow is not one of csv, tensorboard, trackio, wandb"]),
         (("runs/other", "--to=csv"), [b"runs/other holds no run"]),
         (("runs/empty", "--to=csv"), [b"does not say what run it is of"]),
         (("runs/mine", "--two=csv"), [b"unknown setting --two; did you mean --to?"]),
     ],
 )
-def test_what_cannot_be_told(here: Path, words: tuple[str, ...], problems: list[bytes]) -> None:
+def test_track_errors(here: Path, words: tuple[str, ...], problems: list[bytes]) -> None:
     write_run(here / "runs/mine", finished_run())
     write_run(here / "runs/empty", [])
     done = glass("track", *words)

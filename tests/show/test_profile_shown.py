@@ -43,14 +43,14 @@ def shown(*records: Record) -> list[str]:
 
 
 def page(*records: Record) -> str:
-    told = explain(run_log_from_records([*whole_run(), *records], "run"))
-    return report_html(told.log, told.facts, told.findings, "run")
+    explanation = explain(run_log_from_records([*whole_run(), *records], "run"))
+    return report_html(explanation.log, explanation.facts, explanation.findings, "run")
 
 
 def section(html: str) -> str:
-    found = re.search(r'<section id="profile">.*?</section>', html, re.S)
-    assert found is not None
-    return found[0]
+    match = re.search(r'<section id="profile">.*?</section>', html, re.S)
+    assert match is not None
+    return match[0]
 
 
 def test_the_console_has_a_line_and_the_table() -> None:

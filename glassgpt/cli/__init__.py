@@ -81,7 +81,7 @@ glass: train a small GPT, and see through the run.
 
 
 def run() -> None:
-    """Run the command as a process of its own, and exit.
+    """Run the command of sys.argv and exit the process.
 
     After a stop signal, do not wait for threads that still write: files are committed by rename, so an
     abandoned one leaves nothing. Never wait for a tracker that hangs.
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the terminal may be gone
             if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
                 return int(getattr(error, "exit_code", 130))
-            notes = ["what was saved before is whole"] if words[:1] == ["train"] else []
+            notes = ["saved checkpoints are intact"] if words[:1] == ["train"] else []
             notes += getattr(error, "__notes__", [])  # how to resume, from whatever was stopped
             print("\n" + "; ".join(["stopped at once", *notes]), file=sys.stderr)
         return int(getattr(error, "exit_code", 130))

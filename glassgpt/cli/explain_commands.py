@@ -119,10 +119,8 @@ def _parse_command_line(
         problems.append(missing)
     if names.count("-") > 1:
         problems.append("the standard input (-) can be read only once")
-    for name in names:
-        # os.path.lexists raises ValueError if there is a NUL in the name.
-        if name != "-" and ("\0" in name or not os.path.lexists(name)):
-            problems.append(f"there is no file or folder {name}")
+    missing_names = [name for name in names if name != "-" and not os.path.lexists(name)]
+    problems += [f"there is no file or folder {name}" for name in missing_names]
     card = parse_card(options.gpu, problems)
     check_language(options.lang, problems)
     overrides: list[RunOverrides] = []

@@ -53,6 +53,6 @@ def _journal_problems(run_dir: Path, trackers: tuple[str, ...]) -> list[str]:
         return [f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"]
     runs = [record for record in journal.read(run_dir / journal.FILE_NAME) if record["kind"] == "run"]
     if not runs:
-        return [f"{run_dir / journal.FILE_NAME} does not say what run it is of"]
+        return [f"{run_dir / journal.FILE_NAME} has no run record"]
     in_use = tracker_names(runs[-1].get("config", {})) if is_running(run_dir) else ()
     return [f"the run is still going, and sends to {name} itself" for name in trackers if name in in_use]

@@ -128,7 +128,7 @@ def test_a_failing_tracker_is_named_and_the_others_get_the_run(here: Path) -> No
         ),
         (("runs/mine", "--to=csv,mlflow"), [b"--to=mlflow is not one of csv, tensorboard, trackio, wandb"]),
         (("runs/other", "--to=csv"), [b"runs/other holds no run"]),
-        (("runs/empty", "--to=csv"), [b"does not say what run it is of"]),
+        (("runs/empty", "--to=csv"), [b"has no run record"]),
         (("runs/mine", "--two=csv"), [b"unknown setting --two; did you mean --to?"]),
     ],
 )

@@ -45,7 +45,7 @@ def print_export(result: ExportResult, to: str, out: Console) -> None:
         _print_line(out, "", f"glass sample --init_from={folder}")
     elif to == "glass":
         _print_line(out, "next", f"glass sample --init_from={folder}")
-        _print_line(out, "", "a loader of a few lines is in README.md there")
+        _print_line(out, "", "README.md in that folder has a loader of a few lines")
     else:
         absolute = shlex.quote(str(result.out_dir.absolute()))
         _print_line(out, "next", "in nanoGPT's folder:")

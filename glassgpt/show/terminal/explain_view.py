@@ -92,7 +92,7 @@ def _print_indented(text: str, style: str, out: Console) -> None:
 
 
 def _terminal_text(text: str) -> str:
-    """A sentence without control characters; every sentence goes through here.
+    """A sentence without control characters; every printed sentence passes this function.
 
     In a right-to-left language it begins with a mark, because a terminal takes the direction of a line from
     its first letter, which may be Latin.

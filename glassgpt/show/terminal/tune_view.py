@@ -1,4 +1,4 @@
-"""`glass tune` in the terminal: what is measured on, a progress bar, the table, a chart, the summary."""
+"""`glass tune` in the terminal: the machine, a progress bar, the table, a chart, the summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUSY_CORES_WARNING_SHARE = 0.5  # of the usable cores: if other programs take m
 
 
 class TuneConsole:
-    """Prints what is measured on; on a terminal, a bar of the budget and the setting under trial."""
+    """Prints the machine and the model; on a terminal, a bar of the budget and the setting under trial."""
 
     def __init__(self, out: Console, name: str, budget_s: float, quiet: bool = False) -> None:
         self._out, self._name, self._budget_s, self._quiet = out, name, budget_s, quiet
@@ -77,7 +77,7 @@ def print_tune_context(context: TuneContext, name: str, out: Console) -> None:
     if context.device_type == "cpu" and context.busy_cores > busy_limit:
         lines["warning"] = (
             f"other programs keep {context.busy_cores:.1f} of {context.usable_cores:g} cores busy: "
-            "they slow down what is measured here"
+            "they slow down the trials"
         )
     for label, text in lines.items():
         _print_line(label, text, out)

@@ -17,8 +17,8 @@
     glass verify RUN|EXPORT|DATASET [--json]
     glass completion bash|zsh|fish
 
-Exit codes: 0 done, 1 a crash, 2 a mistake to fix (said in one line each), 3 the loss was not finite,
-130 and 143 stopped by Ctrl-C or SIGTERM. Of `doctor` and `verify`, 1 is a problem that they found. Only
+Exit codes: 0 done, 1 a crash, 2 a user error (one line each, with the fix), 3 the loss was not finite,
+130 and 143 stopped by Ctrl-C or SIGTERM. `doctor` and `verify` exit with 1 if they found a problem. Only
 `train`, `sample`, `tune`, `doctor`, `export` and `import` import torch.
 """
 
@@ -59,30 +59,33 @@ HELP = """\
 glass: train a small GPT, and see through the run.
 
   glass train [PRESET|FILE] [--key=value ...]        train; without a preset: quickstart
-  glass sample [RUN] [--start=TEXT]                  write text with a trained model
-  glass prepare DATASET|FILE|FOLDER|'PATTERN'        turn text, or OWNER/NAME on Hugging Face, into tokens
+  glass sample [RUN] [--start=TEXT]                  generate text with a trained model
+  glass prepare DATASET|FILE|FOLDER|'PATTERN'        tokenize text files, or OWNER/NAME on Hugging Face
   glass plan [PRESET|FILE] [--gpu=NAME]              will it fit, how long will it take, what loss to expect
-  glass tune [PRESET|FILE]                           measure here which settings are fastest
-  glass doctor                                       what this machine can do, and what is wrong with it
+  glass tune [PRESET|FILE]                           measure which settings train fastest on this machine
+  glass doctor                                       check this machine: GPU, torch, compile, disk, speed
   glass runs [FOLDER]                                list runs: state, loss, speed, size
-  glass show RUN [--svg=FILE]                        print a run's output again, or as a picture
+  glass show RUN [--svg=FILE]                        print a run's output again, or write it as an SVG
   glass explain RUN|LOG|-                            what happened, what it cost, what to change
   glass compare A B                                  what differs, which is faster, which is better, why
   glass report RUN|LOG                               one HTML page about a run
-  glass export RUN [--to=hf|nanogpt|glass]           take a model to transformers, nanoGPT or elsewhere
-  glass import nanogpt OUT_DIR [--log=FILE]          turn a run of nanoGPT's into one of ours
-  glass track RUN --to=csv,tensorboard               tell trackers about a run
-  glass verify RUN|EXPORT|DATASET                    compare every file with its recorded digest
-  glass completion bash|zsh|fish                     a script, so that TAB completes all this
+  glass export RUN [--to=hf|nanogpt|glass]           export to Hugging Face, nanoGPT or plain safetensors
+  glass import nanogpt OUT_DIR [--log=FILE]          import a run of nanoGPT
+  glass track RUN --to=csv,tensorboard               send a finished run to experiment trackers
+  glass verify RUN|EXPORT|DATASET                    compare every file with its recorded SHA-256
+  glass completion bash|zsh|fish                     print the TAB completion script of a shell
 
-  glass COMMAND --help   explains a command and its settings
+  glass COMMAND --help   options of a command
   glass --version
 """
 
 
 def run() -> None:
-    """The command's process. One that was told to stop leaves without waiting for threads that still write:
-    what they write is committed by its last step, or not at all. None waits for a tracker that hangs."""
+    """Run the command of sys.argv and exit the process.
+
+    After a stop signal, do not wait for threads that still write: files are committed by rename, so an
+    abandoned one leaves nothing. Never wait for a tracker that hangs.
+    """
     code = main()
     if code < 128 and not has_running_tracker():
         sys.exit(code)
@@ -95,10 +98,10 @@ def run() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdout is None or sys.stderr is None:  # started with closed streams, as some schedulers do
-        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        devnull = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or devnull, sys.stderr or devnull
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A bar that a terminal cannot draw must not end a run.
+        # A character that the terminal cannot encode must not crash a run.
         codecs.register_error("in_ascii", ascii_fallback)
         sys.stdout.reconfigure(errors="in_ascii")
     try:
@@ -109,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            if os.environ.get("RANK", "0") != "0":  # of several processes, one says it
+            if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
                 return int(getattr(error, "exit_code", 130))
-            notes = ["what was saved before is whole"] if words[:1] == ["train"] else []
-            notes += getattr(error, "__notes__", [])  # whoever was stopped may know how to go on
+            notes = ["saved checkpoints are intact"] if words[:1] == ["train"] else []
+            notes += getattr(error, "__notes__", [])  # how to resume, from whatever was stopped
             print("\n" + "; ".join(["stopped at once", *notes]), file=sys.stderr)
         return int(getattr(error, "exit_code", 130))
     except BrokenPipeError:  # `glass runs | head`
@@ -129,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"error: out of memory ({sanitize_text(first_message_line(error))}): try {fix}", file=sys.stderr
         )
         return 2
-    except OSError as error:  # of a path, a disk or the system, not of the program
+    except OSError as error:  # a path, a disk or the system, not a bug
         print(f"error: {sanitize_text(describe_os_error(error))}", file=sys.stderr)
         return 2
 
@@ -141,12 +144,12 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"glassgpt {VERSION}")
         return 0
-    there_are = commands()
-    if words[0] not in there_are:
-        near = difflib.get_close_matches(words[0], there_are, n=1)
-        hint = f"did you mean glass {near[0]}?" if near else f"there are {', '.join(there_are)}"
+    functions = commands()
+    if words[0] not in functions:
+        similar = difflib.get_close_matches(words[0], functions, n=1)
+        hint = f"did you mean glass {similar[0]}?" if similar else f"there are {', '.join(functions)}"
         raise UserError(f"there is no command {words[0]!r}; {hint}")
-    return there_are[words[0]](words[1:])
+    return functions[words[0]](words[1:])
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:

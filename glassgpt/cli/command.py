@@ -1,4 +1,4 @@
-"""What every subcommand does: help, words and flags, a console."""
+"""What all commands share: parsing words and flags, --help, a console."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ Options = TypeVar("Options")
 
 
 def parse_options(words: Sequence[str], options: type[Options]) -> tuple[list[str], Options, list[str]]:
-    """Names, options and problems; where there are problems, the options are not to be used."""
+    """Names, options and problems; if there are problems, the options must not be used."""
     names, flags, problems = parse_flags(words, options)
-    settings, more = check_settings(flags, options)
-    more += [f"unknown flag {name}" for name in names if name.startswith("-") and name != "-"]
-    return names, options(**settings), problems + more
+    settings, setting_problems = check_settings(flags, options)
+    problems += setting_problems
+    problems += [f"unknown flag {name}" for name in names if name.startswith("-") and name != "-"]
+    return names, options(**settings), problems
 
 
 def recipe_from_names(names: Sequence[str], problems: list[str], default: str = "") -> Recipe | None:
-    """The preset or file of a command line that takes one; None if there is none, or something is wrong."""
+    """The preset or config file of a command line that takes one; None if there is none, or a problem."""
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
     name = names[0] if names else default
@@ -46,36 +47,36 @@ def wants_help(words: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class CommandHelp:
-    """What a command says about itself."""
+    """What `glass COMMAND --help` prints."""
 
     options: type
     usage: str
     text: str
 
 
-_captured_help: ContextVar[list[CommandHelp] | None] = ContextVar("noted", default=None)
+_captured_help: ContextVar[list[CommandHelp] | None] = ContextVar("captured_help", default=None)
 
 
 def capture_help(command: Callable[[list[str]], int]) -> CommandHelp:
-    """What `--help` would print, not printed: shell completion is made of it, and so cannot go stale."""
-    noted: list[CommandHelp] = []
-    token = _captured_help.set(noted)
+    """The help of a command, without printing it. Shell completion uses it, so it cannot go stale."""
+    captured: list[CommandHelp] = []
+    token = _captured_help.set(captured)
     try:
         command(["--help"])
     finally:
         _captured_help.reset(token)
-    return noted[0]
+    return captured[0]
 
 
 def print_help(options: type, usage: str, text: str = "") -> int:
     """Help from the comments of the options' fields."""
-    noted = _captured_help.get()
-    if noted is not None:
-        noted.append(CommandHelp(options, usage, text))
+    captured = _captured_help.get()
+    if captured is not None:
+        captured.append(CommandHelp(options, usage, text))
         return 0
     import tyro
 
-    with contextlib.suppress(SystemExit):  # tyro leaves the process after printing; we return
+    with contextlib.suppress(SystemExit):  # tyro exits the process after printing; we return
         tyro.cli(
             options,
             prog=usage,
@@ -92,9 +93,9 @@ def make_console(stderr: bool = False) -> Console:
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            # rich would exit with an error; `glass runs | head` is none
-            raise BrokenPipeError(errno.EPIPE, "nobody reads")
+            # rich would exit with an error, but `glass runs | head` is not one
+            raise BrokenPipeError(errno.EPIPE, "the reader closed the pipe")
 
-    # A pipe or a file has no width; 80 columns would cut tables for nobody's good.
+    # A pipe or a file has no width: rich's default of 80 columns would cut tables for no reason.
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
     return PipeConsole(width=width, highlight=False, emoji=False, stderr=stderr)

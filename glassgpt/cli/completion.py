@@ -1,9 +1,9 @@
-"""glass completion: what TAB offers, from the same tables as the commands themselves. Does not import torch.
+"""glass completion: TAB completion for bash, zsh and fish. Does not import torch.
 
     source <(glass completion bash)
 
-The script of a shell only hands over what was typed; the answers come from the program that is installed, so
-they fit it. What a command takes is read from its own help (command.help_of).
+The script of a shell only passes on what was typed; the candidates come from the installed program. The flags
+of a command are read from its help (command.capture_help), so they are never out of date.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompletionOptions:
     fish: glass completion fish > ~/.config/fish/completions/glass.fish
     """
 
-    # What was typed up to the cursor: print what could stand there, a line each. The scripts ask this.
+    # The line up to the cursor: print candidates for its last word, one per line. The scripts call this.
     line: str | None = None
 
 
@@ -52,38 +52,40 @@ def completion(words: list[str]) -> int:
     if options.line is not None:
         print("\n".join(complete_line(options.line)))
     else:
-        print(
-            (resources.files("glassgpt.cli") / f"completion.{names[0]}").read_text(encoding="utf-8"), end=""
-        )
+        script = resources.files("glassgpt.cli") / f"completion.{names[0]}"
+        print(script.read_text(encoding="utf-8"), end="")
     return 0
 
 
 def complete_line(line: str) -> list[str]:
-    """What the word at the end of the line could be. Nothing: the shell offers files."""
-    words = line.split(" ")
-    typed, before = words[-1], [word for word in words[1:-1] if word]
+    """Candidates for the word at the end of the line. If there are none, the shell offers files."""
     from glassgpt.cli import commands
 
+    words = line.split(" ")
+    typed, before = words[-1], [word for word in words[1:-1] if word]
     if not before:
         return _starting_with(typed, [*commands(), "--help", "--version"])
     if before[0] not in commands():
         return []
-    about = capture_help(commands()[before[0]])
-    flags = _flag_types(about)
+    command_help = capture_help(commands()[before[0]])
+    flags = _flag_types(command_help)
     name, equals, value = typed.partition("=")
     if equals and name.startswith("--"):
-        return [
-            f"{name}={offer}"
-            for offer in _value_completions(_flag_name(name), flags.get(_flag_name(name)), value)
-        ]
+        values = _value_completions(_flag_name(name), flags.get(_flag_name(name)), value)
+        return [f"{name}={candidate}" for candidate in values]
     if typed.startswith("-"):
         given = {_flag_name(word.partition("=")[0]) for word in before}
-        left = [_flag_as_typed(name, kind, about) for name, kind in flags.items() if name not in given]
-        return _starting_with(typed, [*left, "--help"])
+        candidates = []
+        for name, value_type in flags.items():
+            only_in_text = False if value_type is bool else None
+            default = getattr(command_help.options, name, getattr(TrainConfig, name, only_in_text))
+            if name not in given:  # a flag that is False switches on without a value
+                candidates.append(f"--{name}" if default is False else f"--{name}=")
+        return _starting_with(typed, [*candidates, "--help"])
     last = _flag_name(before[-1])
     if before[-1].startswith("--") and "=" not in before[-1] and flags.get(last, bool) is not bool:
         return _value_completions(last, flags[last], typed)
-    return _starting_with(typed, _positional_completions(about.usage))
+    return _starting_with(typed, _positional_completions(command_help.usage))
 
 
 def _flag_name(flag: str) -> str:
@@ -94,73 +96,66 @@ def _starting_with(typed: str, words: Iterable[str]) -> list[str]:
     return [word for word in words if word.startswith(typed)]
 
 
-def _flag_types(about: CommandHelp) -> dict[str, object]:
-    """By name, with the type of their values."""
-    flags: dict[str, object] = dict(field_types(about.options))
-    if "--key=value" in about.usage:  # any setting of a run
+def _flag_types(command_help: CommandHelp) -> dict[str, object]:
+    """The type of each flag's value, by the flag's name."""
+    flags: dict[str, object] = dict(field_types(command_help.options))
+    if "--key=value" in command_help.usage:  # any setting of a run
         flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
-    # And what the help has in its text only: --tune, --nproc=N, --a.config=FILE.
-    text = (about.text or about.options.__doc__ or "").replace("--key=value", "")
+    # Flags that are only in the text of the help: --tune, --nproc=N, --a.config=FILE.
+    text = (command_help.text or command_help.options.__doc__ or "").replace("--key=value", "")
     for name, equals in re.findall(r"(?<!\S)--(\w[\w.]*\w)(=?)", text):
         flags.setdefault(name, str if equals else bool)
     return flags
 
 
-def _flag_as_typed(name: str, kind: object, about: CommandHelp) -> str:
-    """Bare, where that switches something on."""
-    only_in_text = False if kind is bool else None
-    default = getattr(about.options, name, getattr(TrainConfig, name, only_in_text))
-    return f"--{name}" if default is False else f"--{name}="
-
-
-def _value_completions(name: str, kind: object, typed: str) -> list[str]:
-    if typing.get_origin(kind) is Literal:
-        return _starting_with(typed, typing.get_args(kind))
+def _value_completions(name: str, value_type: object, typed: str) -> list[str]:
+    if typing.get_origin(value_type) is Literal:
+        return _starting_with(typed, typing.get_args(value_type))
     if name in ("track", "to"):  # trackers, several of them; an export's `to` is a Literal
-        done, _, rest = typed.rpartition(",")
-        left = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
-        return [f"{done},{offer}" if done else offer for offer in _starting_with(rest, left)]
-    known: dict[str, Sequence[str]] = {
+        done, _, last = typed.rpartition(",")
+        trackers = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
+        return [f"{done},{tracker}" if done else tracker for tracker in _starting_with(last, trackers)]
+    values: dict[str, Sequence[str]] = {
         "lang": tuple(LANGUAGES),
         "device": ("auto", *DEVICE_TYPES),
         "dataset": _folders_containing("data", "manifest.json", whole=False),
         "init_from": ("scratch", "resume", *_folders_containing("runs", journal.FILE_NAME)),
     }
-    if name in known:
-        return _starting_with(typed, known[name])
-    return _starting_with(typed, ("True", "False") if kind is bool else ())
+    if name in values:
+        return _starting_with(typed, values[name])
+    return _starting_with(typed, ("True", "False") if value_type is bool else ())
 
 
 def _positional_completions(usage: str) -> list[str]:
-    """What may stand where the usage has PRESET, RUN, DATASET, or words of its own. Files are the shell's."""
-    found: list[str] = []
+    """Candidates for PRESET, RUN, DATASET and lower-case words of a usage line. The shell offers files."""
+    candidates: list[str] = []
     for word in re.findall(r"(?<![\w-])[A-Za-z]+(?![\w=])", usage.partition(" ")[2].partition(" ")[2]):
         if word == "PRESET":
-            found += preset_names()
+            candidates += preset_names()
         elif word in ("RUN", "A"):
-            found += _folders_containing("runs", journal.FILE_NAME)
+            candidates += _folders_containing("runs", journal.FILE_NAME)
         elif word == "EXPORT":
-            found += _folders_containing("exports", EXPORT_RECORD_FILE)
-        elif word == "DATASET" and "EXPORT" in usage:  # one that is prepared
-            found += _folders_containing("data", "manifest.json")
+            candidates += _folders_containing("exports", EXPORT_RECORD_FILE)
+        elif word == "DATASET" and "EXPORT" in usage:  # prepared datasets
+            candidates += _folders_containing("data", "manifest.json")
         elif word == "DATASET":
             from glassgpt.data.dataset import BUILT_IN
 
-            found += BUILT_IN
+            candidates += BUILT_IN
         elif word.islower():
-            found.append(word)
-    return found
+            candidates.append(word)
+    return candidates
 
 
-def _folders_containing(where: str, holding: str, whole: bool = True) -> list[str]:
-    """The folders in `where` that hold such a file, in the order that people read.
+def _folders_containing(parent: str, file_name: str, whole: bool = True) -> list[str]:
+    """Sorted folders in `parent` that contain the file; `whole`: as paths, else by their names.
 
-    Shells put an offer on the line as it is, and would run a folder called $(rm -r .): names that would have
-    to be quoted are theirs to offer, with other files.
+    A shell puts a candidate on the line unquoted, and would run a folder called $(rm -r .). So names that
+    need quotes are left out: the shell offers them itself, with other files.
     """
-    found = sorted(path.parent for path in Path(where).glob(f"*/{holding}"))
-    return [str(path) if whole else path.name for path in found if _is_plain_word(path.name)]
-
-
-def _is_plain_word(name: str) -> bool:
-    return sanitize_text(name) == name and re.search(r"[\x00-\x7f]", re.sub(r"[\w.,:@%+-]", "", name)) is None
+    folders = []
+    for path in sorted(path.parent for path in Path(parent).glob(f"*/{file_name}")):
+        unsafe = re.search(r"[\x00-\x7f]", re.sub(r"[\w.,:@%+-]", "", path.name))
+        if unsafe is None and sanitize_text(path.name) == path.name:
+            folders.append(str(path) if whole else path.name)
+    return folders

@@ -1,4 +1,4 @@
-"""glass doctor"""
+"""glass doctor: check GPU, torch, compile, disk and speed of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def doctor(words: list[str]) -> int:
-    """0: no problem was found. 1: there is one."""
+    """Exit code 0: no problem was found. 1: there is one."""
     if wants_help(words):
         return print_help(DoctorOptions, "glass doctor")
     names, options, problems = parse_options(words, DoctorOptions)
@@ -36,22 +36,22 @@ def doctor(words: list[str]) -> int:
     out = make_console()
     with _progress(out) as begin:
         if options.json:
-            page = run_checks(CHECKS, runs_dir(options), options.quick, begin)
+            report = run_checks(CHECKS, runs_dir(options), options.quick, begin)
         else:
-            shown = DoctorConsole(out)
-            page = run_checks(CHECKS, runs_dir(options), options.quick, begin, shown.print_answer)
-            shown.print_summary(page)
+            console = DoctorConsole(out)
+            report = run_checks(CHECKS, runs_dir(options), options.quick, begin, console.print_result)
+            console.print_summary(report)
     if options.json:
-        print(json.dumps(journal.nonfinite_to_words(page.as_dict()), indent=1, allow_nan=False))
-    return page.exit_code
+        print(json.dumps(journal.nonfinite_to_words(report.as_dict()), indent=1, allow_nan=False))
+    return report.exit_code
 
 
 @contextmanager
 def _progress(out: Console) -> Iterator[Callable[[Check], None]]:
-    """Says what is under way, on whichever of the two outputs is a terminal."""
-    place = out if out.is_terminal else make_console(stderr=True)
-    if not place.is_terminal or sys.stdout is None:
+    """A status line with the check that runs, on stdout or stderr, whichever is a terminal."""
+    terminal = out if out.is_terminal else make_console(stderr=True)
+    if not terminal.is_terminal or sys.stdout is None:
         yield lambda check: None
         return
-    with place.status("") as status:
+    with terminal.status("") as status:
         yield lambda check: status.update(check.progress_text)

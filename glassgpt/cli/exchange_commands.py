@@ -1,4 +1,4 @@
-"""glass export, glass import"""
+"""glass export RUN --to=hf, glass import nanogpt OUT_DIR"""
 
 from __future__ import annotations
 

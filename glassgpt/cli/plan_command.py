@@ -1,4 +1,7 @@
-"""glass plan: does not import torch."""
+"""glass plan: memory, time and loss of a run before it starts. Does not import torch.
+
+glass plan gpt2_124m --gpu=rtx4070 --block_size=512
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from glassgpt.cli.command import make_console, print_help, recipe_from_names, wa
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
+from glassgpt.paths import expand_user_path
 from glassgpt.plan.plan_options import PlanOptions, check_plan_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 
@@ -20,90 +24,15 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-
-@dataclass(frozen=True)
-class _PlanFlags(PlanOptions, TrainConfig):
-    """Everything that may be said after `glass plan`."""
-
-
-def plan(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(PlanOptions, "glass plan [PRESET|FILE] [--key=value ...]", _HELP_TEXT)
-    typed = _parse_words(words)
-    if typed.options.cards:
-        _check_cards_flag_alone(typed)
-        return _recommend(typed.options.json)
-    asked = _resolve_request(typed)
-    from glassgpt.plan.dataset_info import find_dataset_info
-    from glassgpt.plan.planning import make_plan
-    from glassgpt.show.terminal.plan_view import print_plan
-
-    config, target, options = asked.config, asked.target, asked.options
-    if options.hours is not None:
-        return _propose(asked, options.hours)
-    made = make_plan(config, target, find_dataset_info(config), options.price)
-    if options.json:
-        print(json.dumps(made.as_dict()))
-    else:
-        print_plan(made, asked.name, make_console())
-    return 0
-
-
-def _recommend(as_json: bool) -> int:
-    from rich.progress import track
-
-    from glassgpt.plan.propose import COMMON_CARDS, recommend_for_cards
-    from glassgpt.show.terminal.plan_view import print_recommendations
-
-    err = make_console(stderr=True)
-    rows = recommend_for_cards(
-        track(COMMON_CARDS, "planning", console=err, transient=True, disable=not err.is_terminal)
-    )
-    if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
-    else:
-        print_recommendations(rows, make_console())
-    return 0
-
-
-def _propose(asked: _PlanRequest, hours: float) -> int:
-    from glassgpt.plan.dataset_info import find_dataset_info
-    from glassgpt.plan.propose import propose
-    from glassgpt.show.terminal.plan_view import print_proposal
-
-    options = asked.options
-    text = find_dataset_info(asked.config)
-    proposal = propose(asked.config, asked.target, text, hours, options.price, asked.has_block_size_flag)
-    if options.out:
-        _write(options.out, proposal.as_toml())
-    if options.json:
-        print(json.dumps(proposal.as_dict()))
-    else:
-        print_proposal(proposal, make_console(), options.out)
-    return 0
-
-
-_HELP_TEXT = """Any setting of `glass train` may be given too: glass plan gpt2_124m --gpu=rtx4070 --block_size=512
+_HELP_TEXT = """\
+Any setting of `glass train` may be given too: glass plan gpt2_124m --gpu=rtx4070 --block_size=512
 
 Nothing is trained, and no GPU is needed."""
 
 
 @dataclass(frozen=True)
-class _PlanWords:
-    """The words, taken apart."""
-
-    names: list[str]
-    settings: dict[str, str]
-    options: PlanOptions
-    problems: list[str]
-
-
-def _parse_words(words: list[str]) -> _PlanWords:
-    names, flags, problems = parse_flags(words, _PlanFlags)
-    own_names = {field.name for field in fields(PlanOptions)}
-    own, more = check_settings({name: flags.pop(name) for name in own_names & flags.keys()}, PlanOptions)
-    options = PlanOptions(**own)  # type: ignore[arg-type]
-    return _PlanWords(names, flags, options, problems + more + check_plan_options(options))
+class _PlanFlags(PlanOptions, TrainConfig):
+    """All flags of `glass plan`: its options and the settings of a run."""
 
 
 @dataclass(frozen=True)
@@ -112,63 +41,79 @@ class _PlanRequest:
     config: TrainConfig
     target: PlanTarget
     options: PlanOptions
-    has_block_size_flag: bool  # by a flag
+    has_block_size_flag: bool
 
 
-def _resolve_request(typed: _PlanWords) -> _PlanRequest:
-    """What to plan, for what; all problems at once."""
+def plan(words: list[str]) -> int:
+    if wants_help(words):
+        return print_help(PlanOptions, "glass plan [PRESET|FILE] [--key=value ...]", _HELP_TEXT)
+    names, flags, problems = parse_flags(words, _PlanFlags)
+    option_names = {field.name for field in fields(PlanOptions)}
+    values, option_problems = check_settings(
+        {name: flags.pop(name) for name in option_names & flags.keys()}, PlanOptions
+    )
+    options = PlanOptions(**values)  # type: ignore[arg-type]
+    problems += option_problems + check_plan_options(options)
+    if options.cards:
+        others = [*names, *(f"--{name}" for name in flags)]
+        if options != PlanOptions(cards=True, json=options.json):
+            others += ["other options"]
+        if others:
+            problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
+        if problems:
+            raise UserError(problems)
+        return _print_recommendations(options.json)
+    request = _resolve_request(names, flags, options, problems)
+    if options.hours is not None:
+        return _propose(request, options.hours)
+    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.planning import make_plan
+    from glassgpt.show.terminal.plan_view import print_plan
+
+    made = make_plan(request.config, request.target, find_dataset_info(request.config), options.price)
+    if options.json:
+        print(json.dumps(made.as_dict()))
+    else:
+        print_plan(made, request.name, make_console())
+    return 0
+
+
+def _resolve_request(
+    names: list[str], flags: dict[str, str], options: PlanOptions, problems: list[str]
+) -> _PlanRequest:
+    """Which config to plan, on which cards; all problems at once."""
+    from glassgpt.plan.propose import PROPOSED_SETTINGS
     from glassgpt.plan.target import find_target, with_cluster
 
-    options, problems = typed.options, list(typed.problems)
-    recipe = recipe_from_names(typed.names, problems, DEFAULT_PRESET)
-    device = _device_said(recipe, typed)
+    recipe = recipe_from_names(names, problems, DEFAULT_PRESET)
+    device = "auto" if recipe is None else str({**recipe.settings, **flags}.get("device", "auto"))
+    if not DEVICE_PATTERN.fullmatch(device):
+        device = "auto"  # build_config reports it
     target = _collect_problems(
         problems,
         lambda: with_cluster(find_target(options.gpu, device), options.gpus, options.nodes, options.network),
     )
-    kind = None if target is None else target.device_type
+    device_type = None if target is None else target.device_type
     config = _collect_problems(
-        problems, lambda: build_config(recipe or Recipe("", "", {}), typed.settings, kind)
+        problems, lambda: build_config(recipe or Recipe("", "", {}), flags, device_type)
     )
     if config is not None and options.hours is not None:
-        problems += _conflicts_with_hours(config, typed)
+        if config.init_from != "scratch":
+            problems.append(
+                f"--hours proposes a model to begin with, and --init_from={config.init_from} has one"
+            )
+        if config.eval_only:
+            problems.append(
+                "--hours proposes a run that trains, and --eval_only=True does not: leave one out"
+            )
+        proposed = [f"--{name}" for name in flags if name in PROPOSED_SETTINGS]
+        if proposed:
+            problems.append(
+                f"--hours proposes {', '.join(proposed)} itself: leave out these flags, or --hours"
+            )
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
-    return _PlanRequest(recipe.name, config, target, options, "block_size" in typed.settings)
-
-
-def _conflicts_with_hours(config: TrainConfig, typed: _PlanWords) -> list[str]:
-    """What --hours cannot heed."""
-    from glassgpt.plan.propose import PROPOSED_SETTINGS
-
-    problems = []
-    if config.init_from != "scratch":
-        problems.append(f"--hours proposes a model to begin with, and --init_from={config.init_from} has one")
-    if config.eval_only:
-        problems.append("--hours proposes a run that trains, and --eval_only=True does not: leave one out")
-    ours = [f"--{name}" for name in typed.settings if name in PROPOSED_SETTINGS]
-    if ours:
-        problems.append(f"--hours proposes {', '.join(ours)} itself: leave out what you say, or --hours")
-    return problems
-
-
-def _device_said(recipe: Recipe | None, typed: _PlanWords) -> str:
-    """By the preset, file or flags; what is no device is a problem that combine() tells."""
-    settings = {} if recipe is None else {**recipe.settings, **typed.settings}
-    device = str(settings.get("device", "auto"))
-    return device if DEVICE_PATTERN.fullmatch(device) else "auto"
-
-
-def _check_cards_flag_alone(typed: _PlanWords) -> None:
-    """The table of cards is of a run of its own: nothing else has a say in it."""
-    others = [*typed.names, *(f"--{name}" for name in typed.settings)]
-    if typed.options != PlanOptions(cards=True, json=typed.options.json):
-        others += ["other options"]
-    problems = list(typed.problems)
-    if others:
-        problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
-    if problems:
-        raise UserError(problems)
+    return _PlanRequest(recipe.name, config, target, options, "block_size" in flags)
 
 
 def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result | None:
@@ -179,13 +124,42 @@ def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result
         return None
 
 
-def _write(out: str, text: str) -> None:
-    from glassgpt.paths import expand_user_path
+def _propose(request: _PlanRequest, hours: float) -> int:
+    """--hours=H: the best model that trains in H hours, printed or written to --out."""
+    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.propose import propose
+    from glassgpt.show.terminal.plan_view import print_proposal
 
-    path = expand_user_path(out)
-    if os.path.lexists(path):
-        raise UserError(f"--out={out} is there already; name another file")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out={out} cannot be written: {error.strerror}") from None
+    options, config = request.options, request.config
+    dataset = find_dataset_info(config)
+    proposal = propose(config, request.target, dataset, hours, options.price, request.has_block_size_flag)
+    if options.out:
+        path = expand_user_path(options.out)
+        if os.path.lexists(path):
+            raise UserError(f"--out={options.out} exists already; name another file")
+        try:
+            path.write_text(proposal.as_toml(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out={options.out} cannot be written: {error.strerror}") from None
+    if options.json:
+        print(json.dumps(proposal.as_dict()))
+    else:
+        print_proposal(proposal, make_console(), options.out)
+    return 0
+
+
+def _print_recommendations(as_json: bool) -> int:
+    """--cards: what common cards can train."""
+    from rich.progress import track
+
+    from glassgpt.plan.recommended import COMMON_CARDS, recommend_for_cards
+    from glassgpt.show.terminal.plan_view import print_recommendations
+
+    err = make_console(stderr=True)
+    cards = track(COMMON_CARDS, "planning", console=err, transient=True, disable=not err.is_terminal)
+    rows = recommend_for_cards(cards)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print_recommendations(rows, make_console())
+    return 0

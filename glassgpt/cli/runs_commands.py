@@ -1,4 +1,4 @@
-"""glass runs, glass show"""
+"""glass runs, glass show RUN"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunsOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Print what a run printed, from its journal."""
+    """Print a run's output again, from its journal."""
 
     # Write it as an SVG picture to this file instead.
     svg: str = ""
@@ -46,7 +46,7 @@ def runs(words: list[str]) -> int:
 def show(words: list[str]) -> int:
     if wants_help(words):
         return print_help(ShowOptions, "glass show RUN")
-    from glassgpt.show.terminal.replay import replay, replay_svg
+    from glassgpt.show.terminal.runs_view import replay, replay_svg
 
     names, options, problems = parse_options(words, ShowOptions)
     if len(names) != 1:

@@ -1,4 +1,4 @@
-"""glass sample"""
+"""glass sample [RUN]: generate text with a trained model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def sample(words: list[str]) -> int:
         raise UserError(problems)
     text = prompt_text(options.start)
     from glassgpt.sample.sampler import find_model_source, load_sampler
-    from glassgpt.show.terminal import sample_view as show
+    from glassgpt.show.terminal import sample_view
 
     sources = [find_model_source(names[0] if names else None, options)]
     sources += [options.compare] if options.compare else []
-    writers = [load_sampler(source, options) for source in sources]
-    prompts = [writer.encode(text) for writer in writers]
+    samplers = [load_sampler(source, options) for source in sources]
+    prompts = [sampler.encode(text) for sampler in samplers]
     err = make_console(stderr=True)
-    for writer, prompt in zip(writers, prompts, strict=True):
-        show.print_model_info(writer, err)
-        show.print_prompt_truncation(writer, prompt, err)
-    if len(writers) == 1:
-        show.stream_samples(writers[0], text, prompts[0], options, err)
+    for sampler, prompt in zip(samplers, prompts, strict=True):
+        sample_view.print_model_info(sampler, err)
+        sample_view.print_prompt_truncation(sampler, prompt, err)
+    if len(samplers) == 1:
+        sample_view.stream_samples(samplers[0], text, prompts[0], options, err)
     else:
-        show.print_side_by_side(writers, text, prompts, options, make_console())
+        sample_view.print_side_by_side(samplers, text, prompts, options, make_console())
     return 0

@@ -1,4 +1,4 @@
-"""glass track: a run's journal, told to trackers afterwards."""
+"""glass track RUN --to=csv,tensorboard: send the journal of a run to trackers afterwards."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ def track(words: list[str]) -> int:
     from glassgpt.track.trackers import check_installed, make_feed
 
     names, options, problems = parse_options(words, TrackOptions)
-    asked = tracker_names({"track": options.to})
+    trackers = tracker_names({"track": options.to})
     if len(names) != 1:
-        problems.append("say which run to tell about; `glass runs` lists them")
-    if not asked:
-        problems.append(f"say whom to tell: --to={','.join(TRACKERS)}")
-    problems += [f"--to={name} is not one of {', '.join(TRACKERS)}" for name in asked if name not in TRACKERS]
+        problems.append("say which run to send; `glass runs` lists them")
+    if not trackers:
+        problems.append(f"say which trackers to send it to: --to={','.join(TRACKERS)}")
+    unknown = [name for name in trackers if name not in TRACKERS]
+    problems += [f"--to={name} is not one of {', '.join(TRACKERS)}" for name in unknown]
     if not problems:
-        problems += _unfit(Path(names[0]), asked)
+        problems += _journal_problems(Path(names[0]), trackers)
     if problems:
         raise UserError(problems)
-    check_installed(asked)
+    check_installed(trackers)
     out = make_console()
-    for name in asked:
+    for name in trackers:
         try:
-            told = make_feed(name, Path(names[0])).replay()
+            count = make_feed(name, Path(names[0])).replay()
         except UserError as error:
             problems += error.problems
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others are told
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others get the run
             problems.append(f"{name} failed: {error_type_and_message(error)}")
         else:
-            out.print(f"{name:<13} {format.pluralize(told, 'record')} told", soft_wrap=True, markup=False)
+            out.print(f"{name:<13} {format.pluralize(count, 'record')} sent", soft_wrap=True, markup=False)
     if problems:
         raise UserError(problems)
     return 0
 
 
-def _unfit(run_dir: Path, asked: tuple[str, ...]) -> list[str]:
-    """Two must not write the same files at once."""
+def _journal_problems(run_dir: Path, trackers: tuple[str, ...]) -> list[str]:
+    """No run in the folder; or one that still goes and sends to the same trackers, hence the same files."""
     from glassgpt.runs.run_list import is_running
 
     if not (run_dir / journal.FILE_NAME).is_file():
         return [f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"]
     runs = [record for record in journal.read(run_dir / journal.FILE_NAME) if record["kind"] == "run"]
     if not runs:
-        return [f"{run_dir / journal.FILE_NAME} does not say what run it is of"]
-    told = tracker_names(runs[-1].get("config", {})) if is_running(run_dir) else ()
-    return [f"{name} is being told by the run itself, which is still going" for name in asked if name in told]
+        return [f"{run_dir / journal.FILE_NAME} has no run record"]
+    in_use = tracker_names(runs[-1].get("config", {})) if is_running(run_dir) else ()
+    return [f"the run is still going, and sends to {name} itself" for name in trackers if name in in_use]

@@ -1,74 +1,90 @@
-"""glass tune: measures in a process of its own; this one never imports torch."""
+"""glass tune: measure which settings train fastest on this machine.
+
+    glass tune gpt2_124m --budget=2m
+
+The trials run in a separate process; this one never imports torch.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
-from glassgpt.tune.tuning import TuneOptions, budget_seconds, check_tune_options
-
-if TYPE_CHECKING:
-    from glassgpt.tune.tuning import Tuning
-    from glassgpt.tune.worker_process import TrialRunner
+from glassgpt.record import journal
+from glassgpt.tune.tune_options import TuneOptions, budget_seconds, check_tune_options
 
 
 class _TuneFlags(TuneOptions, TrainConfig):
-    """Whatever may be said: our own options and the settings of a run."""
+    """All flags of `glass tune`: its options and the settings of a run."""
 
 
 def tune(words: list[str]) -> int:
     if wants_help(words):
         return print_help(TuneOptions, "glass tune [PRESET|FILE] [--key=value …]")
-    began = time.monotonic()
+    started = time.monotonic()
     recipe, options, flags = _parse_command_line(words)
     from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning
     from glassgpt.tune import tuning
-    from glassgpt.tune.speed_settings import tuned_config_fields
+    from glassgpt.tune.setting import tuned_config_fields
     from glassgpt.tune.worker_process import TrialRunner
 
     budget_s = budget_seconds(options.budget) or 0.0
     out = make_console(stderr=options.json)
-    with TrialRunner() as workshop, TuneConsole(out, recipe.name, budget_s, quiet=options.json) as told:
-        config = build_config(recipe, flags, _device_type(recipe, flags, workshop, budget_s))
-        found = tuning.tune(
+    with TrialRunner() as runner, TuneConsole(out, recipe.name, budget_s, quiet=options.json) as console:
+        device_type = None
+        if recipe.by_device:
+            device = str({**recipe.settings, **flags}.get("device", "auto"))
+            device_type = runner.device_type(device, budget_s)
+        config = build_config(recipe, flags, device_type)
+        result = tuning.tune(
             config,
             budget_s,
-            workshop,
+            runner,
             fixed=flags,
             vocab_size=options.vocab_size,
-            on_event=told,
-            started_at=began,
+            on_event=console,
+            started_at=started,
         )
-    settled = tuned_config_fields(found.context.device_type)
-    text = tuning.tuned_file_text(found.tuned, config, recipe.name, settled, tuning.tuned_file_notes(found))
+    tuned_fields = tuned_config_fields(result.context.device_type)
+    notes = tuning.tuned_file_notes(result)
+    text = tuning.tuned_file_text(result.tuned, config, recipe.name, tuned_fields, notes)
     if not options.json:
-        print_tuning(found, out)
+        print_tuning(result, out)
     path = tuning.write_tuned_file(text, options.out, options.force)
     if options.json:
-        _print_json(found, str(path))
+        document: dict[str, Any] = {"file": str(path), **result.as_dict()}
+        print(json.dumps(journal.nonfinite_to_words(document), indent=1, allow_nan=False))
     else:
-        print_tuned_file(found, path, out)
+        print_tuned_file(result, path, out)
     return 0
 
 
 def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str, str]]:
-    """What to tune, how, and what shall stay; all problems at once."""
+    """What to tune, the options, and the flags of settings, which stay as given; all problems at once."""
     from glassgpt.tune import tuning
 
     names, flags, problems = parse_flags(words, _TuneFlags)
-    own = {name: flags.pop(name) for name in list(flags) if _is_own(name)}
-    known, more = check_settings(own, TuneOptions)
-    problems += more
-    options = TuneOptions(**known)  # type: ignore[arg-type]
+    option_fields, config_fields = field_types(TuneOptions), field_types(TrainConfig)
+    option_flags = {}
+    for name in list(flags):
+        is_option = name in option_fields
+        if not is_option and name not in config_fields:  # misspelt: which of the two is it like?
+            is_option = "did you mean" in did_you_mean(name, option_fields)
+            is_option &= "did you mean" not in did_you_mean(name, config_fields)
+        if is_option:
+            option_flags[name] = flags.pop(name)
+    values, option_problems = check_settings(option_flags, TuneOptions)
+    problems += option_problems
+    options = TuneOptions(**values)  # type: ignore[arg-type]
     problems += check_tune_options(options) + tuning.check_output_path(options.out, options.force)
     recipe = recipe_from_names(names, problems, DEFAULT_PRESET)
-    if recipe is None or recipe.by_device:  # which of its tables holds is not known yet
+    if recipe is None or recipe.by_device:  # which of its tables applies is not known yet
         problems += check_settings(flags, TrainConfig)[1]
     else:
         try:
@@ -78,24 +94,3 @@ def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str
     if problems or recipe is None:
         raise UserError(problems)
     return recipe, options, flags
-
-
-def _is_own(name: str) -> bool:
-    """One of our options, or misspelt so that it looks like one of ours alone."""
-    ours, theirs = field_types(TuneOptions), field_types(TrainConfig)
-    if name in ours or name in theirs:
-        return name in ours
-    return "did you mean" in did_you_mean(name, ours) and "did you mean" not in did_you_mean(name, theirs)
-
-
-def _device_type(recipe: Recipe, flags: dict[str, str], workshop: TrialRunner, budget_s: float) -> str | None:
-    if not recipe.by_device:
-        return None
-    return workshop.device_type(str({**recipe.settings, **flags}.get("device", "auto")), budget_s)
-
-
-def _print_json(found: Tuning, path: str) -> None:
-    from glassgpt.record import journal
-
-    document: dict[str, Any] = {"file": path, **found.as_dict()}
-    print(json.dumps(journal.nonfinite_to_words(document), indent=1, allow_nan=False))

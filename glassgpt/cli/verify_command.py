@@ -1,4 +1,4 @@
-"""glass verify"""
+"""glass verify RUN|EXPORT|DATASET: compare every file with its recorded SHA-256."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glassgpt.errors import UserError
 class VerifyOptions:
     """Compare every file of a run, an export or a dataset with its recorded SHA-256.
 
-    Says what is damaged, what is still good, and how to continue.
+    Lists what is damaged, what is still good, and what to do next.
     Exit code 0: nothing is damaged. 1: something is.
     """
 
@@ -29,30 +29,30 @@ def verify(words: list[str]) -> int:
     from glassgpt.doctor.verify_files import find_target
     from glassgpt.doctor.verify_files import verify as verify_folder
     from glassgpt.runs.run_list import size_on_disk
-    from glassgpt.show.terminal.verify_view import print_verification
+    from glassgpt.show.terminal.doctor_view import print_verification
 
     names, options, problems = parse_options(words, VerifyOptions)
-    found = []
+    targets = []
     for name in names:
         try:
-            found.append(find_target(name))
+            targets.append(find_target(name))
         except UserError as error:
             problems += error.problems
     if not names:
         problems.append("say what to verify: glass verify RUN, an export or a dataset")
     if problems:
         raise UserError(problems)
-    results = []
-    for kind, folder in found:
+    reports = []
+    for kind, folder in targets:
         size = size_on_disk(folder)
         with show_byte_progress(
             f"verifying {folder}", size, lambda line: print(line, file=sys.stderr), True
         ) as advance:
-            results.append(verify_folder(kind, folder, advance))
+            reports.append(verify_folder(kind, folder, advance))
         if not options.json:
-            print_verification(results[-1], make_console(), first=len(results) == 1)
-    good = not any(result.with_verdict("damaged") for result in results)
+            print_verification(reports[-1], make_console(), first=len(reports) == 1)
+    good = not any(report.with_verdict("damaged") for report in reports)
     if options.json:
-        document = {"good": good, "verified": [result.as_dict() for result in results]}
+        document = {"good": good, "verified": [report.as_dict() for report in reports]}
         print(json.dumps(document, indent=1))
     return 0 if good else 1

@@ -1,4 +1,4 @@
-"""Facts in words and units, for every place that shows them."""
+"""The facts of a run as rows of (name, value), with units, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -23,130 +23,108 @@ class TableRow:
 
 
 def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
-    """What the log supports, in words; a fact it cannot support has no row."""
-    groups = [
-        (say("The run"), _run_rows(facts)),
-        (say("Its time"), _time_rows(facts)),
-        (say("Its losses"), _result_rows(facts)),
-    ]
-    return [(title, [row for row in rows if row.value]) for title, rows in groups]
+    """Titled groups of rows; a fact that the log does not support has no row."""
 
+    def row(name: str, format_value: Callable[[T], str], value: T | None) -> TableRow:
+        return TableRow(name, _format_or_empty(format_value, value))
 
-def _run_rows(facts: Facts) -> list[TableRow]:
-    return [
+    run = [
         TableRow(say("how it ended"), exit_status_label(facts)),
-        TableRow(say("logged iterations"), f"{facts.iterations_logged:,}"),
-        TableRow(say("first iteration"), _format_or_empty(_format_int, facts.first_iteration)),
-        TableRow(say("last iteration"), _format_or_empty(_format_int, facts.last_iteration)),
-        TableRow(say("iterations from line to line"), _format_or_empty(_format_int, facts.log_interval)),
-        TableRow(say("processes (a resume adds one)"), f"{facts.segments:,}"),
-        TableRow(say("parameters"), _format_or_empty(format.format_parameters, facts.parameters)),
-        TableRow(say("tokens per iteration"), _format_or_empty(_format_int, facts.tokens_per_iteration)),
-        TableRow(say("FLOPs per token"), _format_or_empty(format.format_count, facts.flops_per_token)),
+        row(say("logged iterations"), _format_int, facts.iterations_logged),
+        row(say("first iteration"), _format_int, facts.first_iteration),
+        row(say("last iteration"), _format_int, facts.last_iteration),
+        row(say("log interval, in iterations"), _format_int, facts.log_interval),
+        row(say("processes (a resume adds one)"), _format_int, facts.segments),
+        row(say("parameters"), format.format_parameters, facts.parameters),
+        row(say("tokens per iteration"), _format_int, facts.tokens_per_iteration),
+        row(say("FLOPs per token"), format.format_count, facts.flops_per_token),
     ]
-
-
-def _time_rows(facts: Facts) -> list[TableRow]:
-    return [
-        TableRow(say("steady iteration, median"), _format_or_empty(format.format_ms, facts.steady_ms)),
-        TableRow(
-            say("steady iteration, 95th percentile"), _format_or_empty(format.format_ms, facts.steady_p95_ms)
-        ),
-        TableRow(say("first iteration, time"), _format_or_empty(format.format_ms, facts.first_iteration_ms)),
-        TableRow(say("start-up in it"), _format_or_empty(format.format_ms, facts.startup_ms)),
-        TableRow(say("an evaluation adds"), _format_or_empty(format.format_ms, facts.eval_overhead_ms)),
-        TableRow(say("evaluations"), _format_or_empty(_count_and_interval, facts.eval_steps)),
-        TableRow(say("checkpoints"), _format_or_empty(_count_and_interval, facts.checkpoint_steps)),
-        TableRow(
-            say("estimated total time"), _format_or_empty(format.format_duration, facts.estimated_total_s)
-        ),
-        TableRow(
-            say("evaluation, checkpoints and start-up"),
-            _format_or_empty("{:.1%}".format, facts.overhead_share),
-        ),
-        TableRow(say("tokens per second"), _format_or_empty(format.format_count, facts.tokens_per_s)),
-        TableRow(
-            say("MFU as reported, median"), _format_or_empty("{:.2f}%".format, facts.mfu_reported_steady)
-        ),
-        TableRow(
+    times = [
+        row(say("steady iteration, median"), format.format_ms, facts.steady_ms),
+        row(say("steady iteration, 95th percentile"), format.format_ms, facts.steady_p95_ms),
+        row(say("first iteration, time"), format.format_ms, facts.first_iteration_ms),
+        row(say("start-up in it"), format.format_ms, facts.startup_ms),
+        row(say("an evaluation adds"), format.format_ms, facts.eval_overhead_ms),
+        row(say("evaluations"), _count_and_interval, facts.eval_steps),
+        row(say("checkpoints"), _count_and_interval, facts.checkpoint_steps),
+        row(say("estimated total time"), format.format_duration, facts.estimated_total_s),
+        row(say("evaluation, checkpoints and start-up"), "{:.1%}".format, facts.overhead_share),
+        row(say("tokens per second"), format.format_count, facts.tokens_per_s),
+        row(say("MFU as reported, median"), "{:.2f}%".format, facts.mfu_reported_steady),
+        row(
             say("achieved"),
-            _format_or_empty(lambda rate: format.format_flops_per_s(rate * 1e12), facts.achieved_tflops),
+            lambda tflops: format.format_flops_per_s(tflops * 1e12),
+            facts.achieved_tflops,
         ),
     ]
-
-
-def _result_rows(facts: Facts) -> list[TableRow]:
     in_bits = facts.val_metric == "bits_per_byte"
     best = say("best validation, bits per byte") if in_bits else say("best validation loss")
     last = say("last validation, bits per byte") if in_bits else say("last validation loss")
-    return [
-        TableRow(best, _format_or_empty(format.format_loss, facts.best_val_loss)),
-        TableRow(say("at iteration"), _format_or_empty(_format_int, facts.best_val_step)),
-        TableRow(last, _format_or_empty(format.format_loss, facts.final_val_loss)),
-        TableRow(
-            say("training loss at the last evaluation"),
-            _format_or_empty(format.format_loss, facts.final_train_loss),
-        ),
-        TableRow(say("training loss, first line"), _format_or_empty(format.format_loss, facts.loss_first)),
-        TableRow(say("training loss, last line"), _format_or_empty(format.format_loss, facts.loss_last)),
-        TableRow(
-            say("first loss that is not a number, at iteration"),
-            _format_or_empty(_format_int, facts.nan_step),
-        ),
+    losses = [
+        row(best, format.format_loss, facts.best_val_loss),
+        row(say("at iteration"), _format_int, facts.best_val_step),
+        row(last, format.format_loss, facts.final_val_loss),
+        row(say("training loss at the last evaluation"), format.format_loss, facts.final_train_loss),
+        row(say("training loss, first line"), format.format_loss, facts.loss_first),
+        row(say("training loss, last line"), format.format_loss, facts.loss_last),
+        row(say("first loss that is not a number, at iteration"), _format_int, facts.nan_step),
     ]
-
-
-def _not_training(facts: Facts, ledger: Mapping[str, float] | None) -> float | None:
-    """Waiting for data is a part of an update; logging, and updates under the profiler, are not."""
-    total = sum(ledger.values()) if ledger else 0.0
-    if not ledger or total <= 0:
-        return facts.overhead_share
-    return 1 - (ledger.get("train", 0.0) + ledger.get("data", 0.0)) / total
+    groups = [(say("The run"), run), (say("Its time"), times), (say("Its losses"), losses)]
+    return [(title, [row for row in rows if row.value]) for title, rows in groups]
 
 
 def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[TableRow]:
-    """The few numbers that a reader looks for first; the reason is what stands below one."""
-    best_at = _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.best_val_step)
-    share = _format_or_empty("{:.1%}".format, _not_training(facts, ledger))
-    spent = say("{share} of it not training", share=share) if share else ""
-    in_bits = facts.val_metric == "bits_per_byte"
-    shown = [
-        TableRow(say("best bits per byte") if in_bits else say("best validation loss"),
-            _format_or_empty(format.format_loss, facts.best_val_loss), best_at),
+    """The few numbers that a reader looks for first; `reason` is the small print below a number."""
+
+    def at_iteration(iteration: int | None) -> str:
+        return _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), iteration)
+
+    # Waiting for data is part of an update; logging, and updates under the profiler, are not.
+    overhead = facts.overhead_share
+    if ledger and (total_s := sum(ledger.values())) > 0:
+        overhead = 1 - (ledger.get("train", 0.0) + ledger.get("data", 0.0)) / total_s
+    overhead_note = ""
+    if overhead is not None:
+        overhead_note = say("{share} of it not training", share=f"{overhead:.1%}")
+    best = say("best bits per byte") if facts.val_metric == "bits_per_byte" else say("best validation loss")
+    best_val = _format_or_empty(format.format_loss, facts.best_val_loss)
+    total = _format_or_empty(format.format_duration, facts.estimated_total_s)
+    rows = [
+        TableRow(best, best_val, at_iteration(facts.best_val_step)),
         TableRow(say("steady iteration"), _format_or_empty(format.format_ms, facts.steady_ms)),
         TableRow(say("tokens per second"), _format_or_empty(format.format_count, facts.tokens_per_s)),
-        TableRow(say("total time"), _format_or_empty(format.format_duration, facts.estimated_total_s), spent),
-        TableRow(say("how it ended"), exit_status_label(facts),
-            _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), facts.last_iteration)),
-    ]  # fmt: skip
-    return [row for row in shown if row.value]
+        TableRow(say("total time"), total, overhead_note),
+        TableRow(say("how it ended"), exit_status_label(facts), at_iteration(facts.last_iteration)),
+    ]
+    return [row for row in rows if row.value]
 
 
 def exit_status_label(facts: Facts) -> str:
-    words = {
+    labels = {
         "finished": say("finished"),
         "interrupted": say("interrupted"),
         "crashed": say("crashed"),
         "oom": say("out of memory"),
         "cut": say("log cut off"),
     }
-    return words.get(facts.ended or "", "")
+    return labels.get(facts.ended or "", "")
 
 
 def severity_label(severity: Severity) -> str:
-    words = {
+    labels = {
         "problem": say("problem"),
         "warning": say("warning"),
         "advice": say("advice"),
         "info": say("info"),
     }
-    return words[severity]
+    return labels[severity]
 
 
 def phase_labels() -> dict[str, str]:
+    """Names of the ledger's phases, and of `pauses`: evaluation and checkpoints together."""
     return {
         "startup": say("start-up"),
-        "compile": say("compiling and warming up"),
+        "compile": say("compile and warm-up"),
         "data": say("waiting for data"),
         "train": say("training"),
         "eval": say("evaluation"),
@@ -157,8 +135,8 @@ def phase_labels() -> dict[str, str]:
     }
 
 
-def _format_or_empty(write: Callable[[T], str], value: T | None) -> str:
-    return "" if value is None else write(value)
+def _format_or_empty(format_value: Callable[[T], str], value: T | None) -> str:
+    return "" if value is None else format_value(value)
 
 
 def _format_int(value: int) -> str:
@@ -166,8 +144,9 @@ def _format_int(value: int) -> str:
 
 
 def _count_and_interval(iterations: Sequence[int]) -> str:
-    number = f"{len(iterations):,}"
-    distances = {later - earlier for earlier, later in pairwise(iterations)}
-    if len(distances) != 1 or min(distances) <= 0:
-        return number
-    return say("{number}, every {distance}", number=number, distance=f"{distances.pop():,}")
+    """How many, and at which interval if it is always the same."""
+    count = f"{len(iterations):,}"
+    intervals = {later - earlier for earlier, later in pairwise(iterations)}
+    if len(intervals) != 1 or min(intervals) <= 0:
+        return count
+    return say("{number}, every {distance}", number=count, distance=f"{intervals.pop():,}")

@@ -105,7 +105,7 @@ def hostile_run() -> list[Record]:
     }
     config = {**run_record()["config"], "dataset": HOSTILE_TEXT, HOSTILE_TEXT: HOSTILE_TEXT}
     choices = [{"name": HOSTILE_TEXT, "value": HOSTILE_TEXT, "reason": HOSTILE_TEXT}]
-    told = dict.fromkeys(("id", "title", "evidence", "explanation", "advice"), HOSTILE_TEXT)
+    texts = dict.fromkeys(("id", "title", "evidence", "explanation", "advice"), HOSTILE_TEXT)
     records = finished_run()
     records[0] = run_record(
         machine=machine,
@@ -113,7 +113,7 @@ def hostile_run() -> list[Record]:
         choices=choices,
         data={"name": HOSTILE_TEXT, "tokenizer": HOSTILE_TEXT},
     )
-    records.insert(4, record("finding", 10, severity="warning", **told))
+    records.insert(4, record("finding", 10, severity="warning", **texts))
     records.insert(5, record("finding", 10, severity=HOSTILE_TEXT))
     records[-1] |= {
         "reason": "crashed",
@@ -133,8 +133,8 @@ def control_characters(text: str, allowed: str = "\n") -> set[str]:
 
 def environment(**changes: str) -> dict[str, str]:
     """Ours, in no particular language."""
-    kept = {name: value for name, value in os.environ.items() if name not in LOCALE}
-    return {**kept, "PYTHONUTF8": "0", "LANG": "C.UTF-8", **changes}
+    inherited = {name: value for name, value in os.environ.items() if name not in LOCALE}
+    return {**inherited, "PYTHONUTF8": "0", "LANG": "C.UTF-8", **changes}
 
 
 def glass(
@@ -163,12 +163,12 @@ def chdir_with_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def error_lines(capsys: Capture, *arguments: str) -> list[str]:
-    """The problems said, and nothing else."""
+    """The problems printed, and nothing else."""
     capsys.readouterr()
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert said.out == ""
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
     assert lines
     assert all(line.startswith("error: ") for line in lines)
     return [line.removeprefix("error: ") for line in lines]
@@ -177,9 +177,9 @@ def error_lines(capsys: Capture, *arguments: str) -> list[str]:
 def stdout_of(capsys: Capture, *arguments: str) -> str:
     capsys.readouterr()
     assert main(arguments) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
 def parse_strict_json(text: str) -> dict[str, Any]:

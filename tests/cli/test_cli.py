@@ -96,9 +96,9 @@ def test_what_needs_no_torch_does_not_import_it(here: Path, arguments: list[str]
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_help_names_every_command(capsys: Capture, arguments: list[str]) -> None:
     assert main(arguments) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for command in commands():
-        assert f"glass {command} " in said
+        assert f"glass {command} " in output
 
 
 def test_help_says_what_can_be_prepared(capsys: Capture) -> None:
@@ -109,14 +109,14 @@ def test_help_says_what_can_be_prepared(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "said"),
+    ("shards", "expected"),
     [
         (2, "\nstopped at once; the same command goes on after the last full shard\n"),
-        (0, "\nstopped at once\n"),  # there is nothing to go on from
+        (0, "\nstopped at once\n"),  # nothing to resume from
     ],
 )
 def test_ctrl_c_while_much_is_prepared(
-    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, shards: int, said: str
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, shards: int, expected: str
 ) -> None:
     lines = [json.dumps({"text": f"{at} {WORDS * 60}"}) for at in range(1600)]  # 4 MB, four parcels
     Path("many.jsonl").write_text("\n".join(lines) + "\n")
@@ -134,7 +134,7 @@ def test_ctrl_c_while_much_is_prepared(
     with monkeypatch.context() as patch:
         patch.setattr(prepare_bulk, "_save", save)
         assert main(words) == 130
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == expected
     assert main(words) == 0
     assert ("going on where it was stopped" in capsys.readouterr().out) == (shards > 0)
 
@@ -156,15 +156,15 @@ def test_the_version(capsys: Capture) -> None:
 )
 def test_every_command_has_help(here: Path, capsys: Capture, command: str, expected: str) -> None:
     assert main([command, "--help"]) == 0
-    said = capsys.readouterr().out
-    assert expected in said
+    output = capsys.readouterr().out
+    assert expected in output
     assert folder_contents(here) == {}
 
 
 def test_help_of_train_lists_the_presets(capsys: Capture) -> None:
     assert main(["train", "quickstart", "-h"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"shakespeare_char_cpu\s+nanoGPT's README run", said)
+    output = capsys.readouterr().out
+    assert re.search(r"shakespeare_char_cpu\s+nanoGPT's README run", output)
 
 
 def test_a_pipe_that_closes_early_is_no_error(here: Path) -> None:
@@ -182,8 +182,8 @@ def test_train_takes_a_text_and_prepares_it_once(here: Path, capsys: Capture) ->
     Path("my.txt").write_text(WORDS * 60)
     short = [*TINY_FLAGS, "--block_size=16", "--max_iters=1", "--sample_tokens=0"]
     assert main(["train", "my.txt", *short]) == 0
-    said = capsys.readouterr().out
-    assert "data/my: " in said
+    output = capsys.readouterr().out
+    assert "data/my: " in output
     (run,) = [record for record in records("runs/my") if record["kind"] == "run"]
     assert (run["config"]["dataset"], run["config"]["arch"]) == ("my", "modern")
     manifest = Path("data/my/manifest.json").read_bytes()

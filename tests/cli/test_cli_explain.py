@@ -116,7 +116,7 @@ def test_all_problems_at_once(capsys: Capture) -> None:
         assert part in text
 
 
-def test_what_is_said_about_another_run(capsys: Capture) -> None:
+def test_overrides_of_a_run_that_is_not_given(capsys: Capture) -> None:
     (problem,) = error_lines(capsys, "explain", "n.log", "--b.n_layer=3")
     assert "--b.n_layer" in problem
 
@@ -128,7 +128,7 @@ def test_watching_checks_first_too(capsys: Capture) -> None:
     assert error_lines(capsys, "explain", "n.log", "--watch", "--a.nonsense=1")
 
 
-# --- what is told ---
+# --- output ---
 
 
 def test_verdict_findings_facts_charts_in_this_order(capsys: Capture) -> None:
@@ -174,7 +174,7 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
     assert all(isinstance(sentence, str) for sentence in document["verdict"])
 
 
-def test_json_writes_what_is_no_number_as_a_word(capsys: Capture) -> None:
+def test_json_writes_nan_as_a_word(capsys: Capture) -> None:
     log = (
         nanogpt_log()
         + "step 750: train loss inf, val loss nan\niter 750: loss nan, time 168.00ms, mfu 2.20%\n"

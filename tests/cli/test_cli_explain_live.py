@@ -54,22 +54,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def in_terminal(columns: int, *arguments: str, **changes: str) -> str:
     """What a terminal of that width gets."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    terminal, process_side = pty.openpty()
+    fcntl.ioctl(process_side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = environment(TERM="xterm", **changes)
     env.pop("COLUMNS", None)
-    process = subprocess.Popen([*GLASS, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
+    process = subprocess.Popen(
+        [*GLASS, *arguments], stdin=process_side, stdout=process_side, stderr=process_side, env=env
+    )
+    os.close(process_side)
     received = b""
     while True:
         try:
-            chunk = os.read(ours, 1 << 16)
+            chunk = os.read(terminal, 1 << 16)
         except OSError:  # EIO: the other side is closed
             break
         if not chunk:
             break
         received += chunk
-    os.close(ours)
+    os.close(terminal)
     assert process.wait(30) == 0
     return received.decode().replace("\r\n", "\n")
 
@@ -209,7 +211,7 @@ def test_watching_for_a_program() -> None:
     assert parse_strict_json(done.stdout.decode())["facts"]["last_iteration"] == 600
 
 
-def test_watching_uses_what_is_said_about_the_run() -> None:
+def test_watching_uses_overrides() -> None:
     arguments = ("explain", "-", "--watch", "--json", "--a.tokens_per_iteration=32768")
     done = glass(*arguments, stdin=nanogpt_log().encode())
     assert (

@@ -197,10 +197,10 @@ def test_a_hostile_journal_cannot_harm_a_terminal(flags: list[str], capsys: Capt
 def test_a_hostile_journal_in_arabic(capsys: Capture) -> None:
     folder = write_run(Path("runs/evil"), hostile_run())
     text = stdout_of(capsys, "explain", str(folder), "--lang=ar")
-    ours = (
+    isolation_marks = (
         "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"
     )
-    assert not control_characters(text, "\n" + ours)
+    assert not control_characters(text, "\n" + isolation_marks)
     assert "\N{FIRST STRONG ISOLATE}" in text
 
 

@@ -120,9 +120,9 @@ def mine(here: Path, capsys: Capture) -> Path:
 def test_a_mistake_is_named_with_the_fix_and_nothing_is_made(
     here: Path, capsys: Capture, arguments: list[str], expected: list[str]
 ) -> None:
-    found = error_lines(capsys, *arguments)
-    assert len(found) == len(expected)
-    for problem, pattern in zip(found, expected, strict=True):
+    problems = error_lines(capsys, *arguments)
+    assert len(problems) == len(expected)
+    for problem, pattern in zip(problems, expected, strict=True):
         assert re.search(pattern, problem), problem
     assert folder_contents(here) == {}
 
@@ -232,11 +232,11 @@ def test_nothing_is_prepared_for_a_run_that_cannot_start(
 ) -> None:
     from glassgpt.data import prepare
 
-    asked = []
-    monkeypatch.setattr(prepare, "prepare", lambda *args, **options: asked.append(args))
+    prepared = []
+    monkeypatch.setattr(prepare, "prepare", lambda *args, **options: prepared.append(args))
     Path("file").write_text("mine")
     main(["train", "--out_dir=file"])
-    assert asked == []
+    assert prepared == []
 
 
 def test_a_text_that_cannot_be_prepared_leaves_no_empty_folder(here: Path, capsys: Capture) -> None:

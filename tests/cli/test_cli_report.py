@@ -50,14 +50,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: Capture, *arguments: str) -> list[str]:
-    """The problems said; nothing written, not even half."""
+    """The problems printed; nothing written, not even half."""
     before = contents()
     capsys.readouterr()
     assert main(["report", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
     assert contents() == before
-    return [line.removeprefix("error: ") for line in said.err.splitlines()]
+    return [line.removeprefix("error: ") for line in captured.err.splitlines()]
 
 
 def contents() -> dict[str, bytes | None]:
@@ -65,12 +65,12 @@ def contents() -> dict[str, bytes | None]:
 
 
 def reported(capsys: Capture, *arguments: str) -> Path:
-    """Where the page is, which is all that is said."""
+    """Where the page is, which is all that is printed."""
     capsys.readouterr()
     assert main(["report", *arguments]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return Path(said.out.rstrip("\n"))
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return Path(captured.out.rstrip("\n"))
 
 
 def page(path: Path) -> str:
@@ -232,8 +232,8 @@ def test_a_hostile_name(capsys: Capture) -> None:
     Path("n.log").rename(f"{name}.log")
     capsys.readouterr()
     assert main(["report", f"{name}.log"]) == 0
-    said = capsys.readouterr()
-    assert not control_characters(said.out + said.err)
+    captured = capsys.readouterr()
+    assert not control_characters(captured.out + captured.err)
     text = page(Path(f"{name}.html"))
     assert "<img" not in text
     assert not control_characters(text)
@@ -243,17 +243,17 @@ def test_a_hostile_name(capsys: Capture) -> None:
 
 
 def trained(capsys: Capture, data: Path, *more: str, updates: int = 4) -> str:
-    """What a run said; its reports are what we look at."""
+    """The output of a run; its reports are what we look at."""
     capsys.readouterr()
     assert main(["train", f"--data_dir={data}", "--out_dir=run", *TINY, f"--max_iters={updates}", *more]) == 0
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err
-    return said.out + said.err
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out + captured.err
 
 
 def test_every_run_ends_with_its_report(tiny_data: Path, capsys: Capture) -> None:
-    said = trained(capsys, tiny_data)
-    assert re.search(r"^report +run/report\.html$", said, re.MULTILINE)
+    output = trained(capsys, tiny_data)
+    assert re.search(r"^report +run/report\.html$", output, re.MULTILINE)
     at_end = page(Path("run/report.html"))
     assert reported(capsys, "run") == Path("run/report.html")
     assert at_end == page(Path("run/report.html"))
@@ -263,8 +263,8 @@ def test_a_report_that_fails_does_not_fail_the_run(tiny_data: Path, capsys: Capt
     trained(capsys, tiny_data, "--console=nanogpt")
     Path("run/report.html").unlink()
     Path("run/report.html").mkdir()
-    said = trained(capsys, tiny_data, "--init_from=resume", updates=6)
-    assert re.search(r"^report +none: ", said, re.MULTILINE)
+    output = trained(capsys, tiny_data, "--init_from=resume", updates=6)
+    assert re.search(r"^report +none: ", output, re.MULTILINE)
     assert not list(Path("run").glob("*.tmp"))
     assert not list(Path("run").glob(".*.tmp"))
 
@@ -273,8 +273,8 @@ def test_a_run_where_plotly_is_not_installed(
     tiny_data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
-    said = trained(capsys, tiny_data)
-    assert "plotly is not installed" in said
+    output = trained(capsys, tiny_data)
+    assert "plotly is not installed" in output
     assert not Path("run/report.html").exists()
 
 
@@ -286,7 +286,7 @@ def test_only_a_report_is_ever_replaced(tmp_path: Path, capsys: Capture) -> None
     Path("folder.html").mkdir()
     for place in ("pipe.html", "link.html", "nowhere.html", "folder.html"):
         assert main(["report", "n.log", f"--out={place}"]) == 2
-        assert "is there and is no report" in capsys.readouterr().err
+        assert "exists and is not a report" in capsys.readouterr().err
     assert stat.S_ISFIFO(Path("pipe.html").stat().st_mode)
     assert Path("link.html").is_symlink()
     assert main(["report", "n.log", "--out=new.html"]) == 0

@@ -34,10 +34,10 @@ def mine(here: Path, capsys: Capture) -> Path:
 
 def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: Capture) -> None:
     assert train(max_iters=6, sample_tokens=8) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "\x1b" not in said.out
-    assert "\r" not in said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "\x1b" not in captured.out
+    assert "\r" not in captured.out
     for line in (
         r"run           runs/quickstart   \(glassgpt",
         r"model         modern: 1 layer, 2 heads, 32 wide, context 16: [\d.]+k parameters",
@@ -51,10 +51,10 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
         r"sample        ",
         r"wall time +\d+\.\d\d  100.0%",
         r"end           finished after 6 updates",
-        r"next          let it write:      glass sample runs/quickstart$",
+        r"next          sample from it:    glass sample runs/quickstart$",
         r"              train it longer:   glass train --init_from=resume --out_dir=runs/quickstart --max",
     ):
-        assert re.search(f"^{line}", said.out, re.MULTILINE), line
+        assert re.search(f"^{line}", captured.out, re.MULTILINE), line
     made = {path.name for path in Path("runs/quickstart").iterdir()}
     assert {"config.toml", journal.FILE_NAME, "checkpoints", "tokenizer"} <= made
     assert [path.name for path in Path("runs/quickstart/checkpoints").iterdir()] == ["00000006"]
@@ -69,9 +69,9 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
     capsys.readouterr()
     resume = ["train", "--init_from=resume", "--out_dir=runs/quickstart", "--max_iters=9"]
     assert main(resume) == 0
-    said = capsys.readouterr()
-    assert "resume        after 6 updates" in said.out
-    assert "end           finished after 9 updates" in said.out
+    captured = capsys.readouterr()
+    assert "resume        after 6 updates" in captured.out
+    assert "end           finished after 9 updates" in captured.out
     raw = Path("runs/quickstart", journal.FILE_NAME).read_bytes()
     before = first[journal.FILE_NAME]
     assert before is not None
@@ -130,12 +130,12 @@ def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -
     before = folder_contents(Path("runs/quickstart"))
     capsys.readouterr()
     assert main(["train", "--init_from=quickstart@3", "--max_iters=7"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     where = "runs/quickstart/checkpoints/00000003"
     assert re.search(
-        rf"^init_from +{where}   \(goes on at update 3 with its optimizer\)$", said, re.MULTILINE
+        rf"^init_from +{where}   \(goes on at update 3 with its optimizer\)$", output, re.MULTILINE
     )
-    assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", said, re.MULTILINE)
+    assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", output, re.MULTILINE)
     assert [record["iter"] for record in records("runs/quickstart-2") if record["kind"] == "step"][-1] == 7
     assert folder_contents(Path("runs/quickstart")) == before
     assert main(["sample", "--num_samples=1", "--max_new_tokens=15", "--start=the "]) == 0

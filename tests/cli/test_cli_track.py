@@ -14,9 +14,9 @@ from commands import environment, finished_run, glass, record, run_record, step_
 
 TRAIN = """\
 import sys, time
-from glassgpt.account import sink
+from glassgpt.record import sink
 from glassgpt.track import trackers
-sink.TRACKERS_PATIENCE_S = 0.5
+sink.TRACKER_TIMEOUT_S = 0.5
 
 class Hanging:
     def begin(self, run):
@@ -24,7 +24,7 @@ class Hanging:
         atexit.register(time.sleep, 60)  # as trackers do, to send what is left
         time.sleep(60)
 
-trackers.MAKERS = {"wandb": Hanging}
+trackers.TRACKER_CLASSES = {"wandb": Hanging}
 trackers.find_spec = lambda name: object()
 from glassgpt.cli import run
 run()
@@ -67,7 +67,7 @@ def test_a_tracker_that_is_not_installed(here: Path, tiny_data: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
+def test_a_finished_run_is_sent_to_csv_files(here: Path) -> None:
     resumed = [
         {**run_record(), "process": 1},
         {**record("resume", 60, from_iter=60, complaints=[]), "process": 1},
@@ -76,7 +76,7 @@ def test_a_run_is_told_to_csv_files_afterwards(here: Path) -> None:
     write_run(here / "runs/mine", [*finished_run()[:-1], *resumed])
     done = glass("track", "runs/mine", "--to=csv")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == b"csv           11 records told\n"
+    assert done.stdout == b"csv           11 records sent\n"
     with (here / "runs/mine/steps.csv").open(newline="") as file:
         rows = [(row["iter"], float(row["loss"])) for row in csv.DictReader(file)]
     assert [at for at, _ in rows] == ["10", "20", "30", "40", "50", "60", "70"]
@@ -96,14 +96,14 @@ class Refusing:
     def begin(self, run):
         raise UserError("wandb has no key here")
 
-trackers.MAKERS = {**trackers.MAKERS, "trackio": Failing, "wandb": Refusing}
+trackers.TRACKER_CLASSES = {**trackers.TRACKER_CLASSES, "trackio": Failing, "wandb": Refusing}
 trackers.find_spec = lambda name: object()
 from glassgpt.cli import run
 run()
 """
 
 
-def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: Path) -> None:
+def test_a_failing_tracker_is_named_and_the_others_get_the_run(here: Path) -> None:
     write_run(here / "runs/mine", finished_run())
     words = ["track", "runs/mine", "--to=trackio,wandb,csv"]
     done = subprocess.run(
@@ -119,14 +119,20 @@ def test_a_tracker_that_fails_is_named_in_a_line_and_the_others_are_told(here: P
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        ((), [b"say which run to tell about", b"say whom to tell: --to=csv,tensorboard,trackio,wandb"]),
+        (
+            (),
+            [
+                b"say which run to send",
+                b"say which trackers to send it to: --to=csv,tensorboard,trackio,wandb",
+            ],
+        ),
         (("runs/mine", "--to=csv,mlflow"), [b"--to=mlflow is not one of csv, tensorboard, trackio, wandb"]),
         (("runs/other", "--to=csv"), [b"runs/other holds no run"]),
-        (("runs/empty", "--to=csv"), [b"does not say what run it is of"]),
+        (("runs/empty", "--to=csv"), [b"has no run record"]),
         (("runs/mine", "--two=csv"), [b"unknown setting --two; did you mean --to?"]),
     ],
 )
-def test_what_cannot_be_told(here: Path, words: tuple[str, ...], problems: list[bytes]) -> None:
+def test_track_errors(here: Path, words: tuple[str, ...], problems: list[bytes]) -> None:
     write_run(here / "runs/mine", finished_run())
     write_run(here / "runs/empty", [])
     done = glass("track", *words)

@@ -1,4 +1,4 @@
-"""What TAB offers, asked of the program and of real shells."""
+"""What TAB offers, by the program itself and in real shells."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_it_does_not_import_torch() -> None:
 # --- in shells ---
 
 
-def asked(shell: str, script: str) -> list[str]:
+def completions(shell: str, script: str) -> list[str]:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
     start = {"bash": ["bash", "--norc"], "zsh": ["zsh", "-f"], "fish": ["fish", "--no-config"]}[shell]
@@ -213,7 +213,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ],
 )
 def test_bash(place: Path, line: str, words: str, expected: list[str]) -> None:
-    assert asked("bash", BASH.format(line=f"'{line}'", words=words)) == expected
+    assert completions("bash", BASH.format(line=f"'{line}'", words=words)) == expected
 
 
 # How each is set up by whoever uses it.
@@ -279,7 +279,7 @@ _glass
 )
 def test_zsh(place: Path, words: str, expected: list[str]) -> None:
     """What the script hands to zsh, whose own functions need a terminal."""
-    assert [line for line in asked("zsh", ZSH.format(words=words)) if line] == expected
+    assert [line for line in completions("zsh", ZSH.format(words=words)) if line] == expected
 
 
 @pytest.mark.parametrize(
@@ -292,4 +292,4 @@ def test_zsh(place: Path, words: str, expected: list[str]) -> None:
     ],
 )
 def test_fish(place: Path, line: str, expected: list[str]) -> None:
-    assert sorted(asked("fish", f"glass completion fish | source; complete -C '{line}'")) == expected
+    assert sorted(completions("fish", f"glass completion fish | source; complete -C '{line}'")) == expected

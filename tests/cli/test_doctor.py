@@ -29,7 +29,7 @@ DOCTOR = (
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[DiagnosticLine]:
+def doctor_lines(monkeypatch: pytest.MonkeyPatch) -> list[DiagnosticLine]:
     """What the only check will find; the rest is not looked at."""
     lines: list[DiagnosticLine] = []
 
@@ -41,8 +41,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[DiagnosticLine]:
     return lines
 
 
-def test_the_page_ends_in_a_verdict(found: list[DiagnosticLine], capsys: Capture) -> None:
-    found.append(DiagnosticLine("gpu", "none found", "note"))
+def test_the_page_ends_in_a_verdict(doctor_lines: list[DiagnosticLine], capsys: Capture) -> None:
+    doctor_lines.append(DiagnosticLine("gpu", "none found", "note"))
     assert doctor(["--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
@@ -54,10 +54,10 @@ def test_the_page_ends_in_a_verdict(found: list[DiagnosticLine], capsys: Capture
     assert lines[-1].strip() == "left out by --quick: slow one"
 
 
-def test_a_problem_is_told_with_its_fix_and_by_the_exit_code(
-    found: list[DiagnosticLine], capsys: Capture
+def test_a_problem_is_printed_with_its_fix_and_sets_the_exit_code(
+    doctor_lines: list[DiagnosticLine], capsys: Capture
 ) -> None:
-    found.append(DiagnosticLine("threads", "too many", "problem", "export OMP_NUM_THREADS=2"))
+    doctor_lines.append(DiagnosticLine("threads", "too many", "problem", "export OMP_NUM_THREADS=2"))
     assert doctor(["--quick"]) == 1
     out = capsys.readouterr().out
     assert "problem  threads        too many\n" in out
@@ -66,14 +66,14 @@ def test_a_problem_is_told_with_its_fix_and_by_the_exit_code(
     assert "         threads: export OMP_NUM_THREADS=2" in out
 
 
-def test_json_is_one_document(found: list[DiagnosticLine], capsys: Capture) -> None:
-    found.append(
+def test_json_is_one_document(doctor_lines: list[DiagnosticLine], capsys: Capture) -> None:
+    doctor_lines.append(
         DiagnosticLine("disk", "slow", "problem", "another disk", {"speed": float("nan"), "free": 3})
     )
     assert doctor(["--json", "--out_dir=elsewhere/runs"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["problems"], told["left_out"]) == ("problem", 2, [])
-    assert told["lines"][0] == {
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["problems"], document["left_out"]) == ("problem", 2, [])
+    assert document["lines"][0] == {
         "section": "machine",
         "check": "all",
         "name": "disk",
@@ -83,12 +83,14 @@ def test_json_is_one_document(found: list[DiagnosticLine], capsys: Capture) -> N
         "numbers": {"speed": "nan", "free": 3},
         "error": "",
     }
-    assert told["lines"][1]["says"] == "elsewhere/runs"
+    assert document["lines"][1]["says"] == "elsewhere/runs"
     assert not Path("elsewhere").exists()
 
 
-def test_nothing_harms_a_terminal(found: list[DiagnosticLine], capsys: Capture) -> None:
-    found.append(DiagnosticLine(HOSTILE_TEXT, HOSTILE_TEXT, "problem", HOSTILE_TEXT, {"name": HOSTILE_TEXT}))
+def test_nothing_harms_a_terminal(doctor_lines: list[DiagnosticLine], capsys: Capture) -> None:
+    doctor_lines.append(
+        DiagnosticLine(HOSTILE_TEXT, HOSTILE_TEXT, "problem", HOSTILE_TEXT, {"name": HOSTILE_TEXT})
+    )
     doctor([])
     assert control_characters(capsys.readouterr().out) == set()
     doctor(["--json"])
@@ -96,7 +98,7 @@ def test_nothing_harms_a_terminal(found: list[DiagnosticLine], capsys: Capture) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["--quik"], "did you mean --quick"),
         (["cuda"], "takes no name: cuda"),
@@ -108,12 +110,12 @@ def test_nothing_harms_a_terminal(found: list[DiagnosticLine], capsys: Capture) 
         (["--out_dir=\udcff"], "no name that a folder can have"),
     ],
 )
-def test_mistakes_are_told(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_errors(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text("x")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=problem):
         doctor(words)
 
 
@@ -134,8 +136,8 @@ def test_a_narrow_terminal_gets_whole_words() -> None:
     )
     page = DoctorReport((CheckResult(check, (line,)),), (), 1.5)
     shown = DoctorConsole(console)
-    shown.print_answer(page.results[0])
-    shown.print_answer(CheckResult(check, ()))  # nothing to say
+    shown.print_result(page.results[0])
+    shown.print_result(CheckResult(check, ()))  # nothing to say
     shown.print_summary(page)
     assert out.getvalue().splitlines() == [
         "speed",
@@ -185,9 +187,9 @@ def test_this_machine_quickly(tmp_path: Path) -> None:
     )
     assert done.returncode in (0, 1), done.stderr
     assert done.stderr == ""
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert [line["error"] for line in told["lines"] if line["error"]] == []
-    assert told["left_out"] == [
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert [line["error"] for line in document["lines"] if line["error"]] == []
+    assert document["left_out"] == [
         "matmul",
         "compile",
         "kernels",
@@ -197,7 +199,7 @@ def test_this_machine_quickly(tmp_path: Path) -> None:
         "fast paths",
     ]
     assert {"system", "processor", "memory", "torch", "threads", "disk"} <= {
-        line["check"] for line in told["lines"]
+        line["check"] for line in document["lines"]
     }
     assert str(tmp_path) not in done.stdout
     assert str(Path.home()) not in done.stdout or len(str(Path.home())) < 3

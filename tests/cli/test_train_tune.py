@@ -32,24 +32,24 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_trains_with_what_was_found(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Collection[str]] = []
+    fixed_names: list[Collection[str]] = []
 
-    def found(
+    def tuned_config(
         config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
     ) -> TrainConfig:
-        asked.append(fixed)
+        fixed_names.append(fixed)
         say("micro-batch 4 is the fastest")
         return replace(config, batch_size=4)
 
-    monkeypatch.setattr(tuning, "tuned_config", found)
+    monkeypatch.setattr(tuning, "tuned_config", tuned_config)
     assert main(["train", "--dataset=my", "--out_dir=run", "--tune", *SMALL]) == 0
     assert "tune          micro-batch 4 is the fastest" in capsys.readouterr().out
     assert read_recipe(text / "run/config.toml").settings["batch_size"] == 4
-    assert "block_size" in asked[0]
-    assert "tune" not in asked[0]
+    assert "block_size" in fixed_names[0]
+    assert "tune" not in fixed_names[0]
 
 
-def test_its_seconds_are_told_apart(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_time_is_recorded_separately(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(
         config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
     ) -> TrainConfig:
@@ -69,7 +69,7 @@ def test_without_it_nothing_is_tried(text: Path, monkeypatch: pytest.MonkeyPatch
     assert main(["train", "--dataset=my", "--out_dir=run", "--tune=False", *SMALL]) == 0
 
 
-def test_a_wrong_value_is_told_with_the_others(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_value_is_reported_with_the_others(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--tune=maybe", "--n_layers=3"]) == 2
     said = capsys.readouterr().err
     assert "--tune=maybe is neither True nor False" in said

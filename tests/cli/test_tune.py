@@ -70,7 +70,7 @@ class FakeTrialRunner(TrialRunner):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def device_type(self, asked: str, limit_s: float) -> str:
+    def device_type(self, device: str, limit_s: float) -> str:
         return self.device
 
     def inspect_machine(
@@ -100,32 +100,32 @@ def test_the_table_the_chart_the_sentence_and_the_file(
     machine: type[FakeTrialRunner], capsys: Capture
 ) -> None:
     assert tune(["shakespeare_char_cpu"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^tune +shakespeare_char_cpu: 0\.80M parameters, 768 tokens per update", said, re.M)
-    assert re.search(r"^automatic +micro-batch 12, .*2 threads$", said, re.M)
-    rows = {line.split("  ")[0]: line for line in said.splitlines() if line.startswith("micro-batch")}
+    output = capsys.readouterr().out
+    assert re.search(r"^tune +shakespeare_char_cpu: 0\.80M parameters, 768 tokens per update", output, re.M)
+    assert re.search(r"^automatic +micro-batch 12, .*2 threads$", output, re.M)
+    rows = {line.split("  ")[0]: line for line in output.splitlines() if line.startswith("micro-batch")}
     assert rows["micro-batch 4"].split()[2:] == ["12k", "0.0%", "64.0", "ms", "93%", "304", "MiB", "best"]
     assert rows["micro-batch 12 (automatic)"].rstrip().endswith("17% slower")
     assert rows["micro-batch 4, 1 thread"].rstrip().endswith("50% slower")
     assert "crashed: no [bold]compiler[/bold]" in rows["micro-batch 4, compiled"]
-    assert "\x1b" not in said
+    assert "\x1b" not in output
     assert (
-        "1 and the optimizer's step are timed, and the others added as computed: 5 where there are 6." in said
+        "1 and the optimizer step are timed, and the others added as computed: 5 where there are 6." in output
     )
-    chart = said.partition("tokens/s by micro-batch\n")[2].partition("\n\n")[0].splitlines()
+    chart = output.partition("tokens/s by micro-batch\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in chart] == ["2", "4", "12"]
     assert chart[1].count("█") == 50
-    assert "Micro-batch 4 is 20% faster than the automatic 12: 2 loses 17%, 1 thread is 50% slower." in said
-    assert re.search(r"^next +glass train tuned\.toml$", said, re.M)
+    assert "Micro-batch 4 is 20% faster than the automatic 12: 2 loses 17%, 1 thread is 50% slower." in output
+    assert re.search(r"^next +glass train tuned\.toml$", output, re.M)
     config = build_config(read_recipe(Path("tuned.toml")), {})
     assert (config.batch_size, config.gradient_accumulation_steps, config.n_layer) == (4, 3, 4)
 
 
 def test_json_is_one_document(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     assert tune(["shakespeare_char_cpu", "--json", "--out=mine.toml"]) == 0
-    said = capsys.readouterr()
-    document = json.loads(said.out)
-    assert said.err == ""
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err == ""
     assert document["file"] == "mine.toml"
     assert Path("mine.toml").is_file()
     assert document["chosen"]["setting"]["micro_batch"] == 4
@@ -133,7 +133,7 @@ def test_json_is_one_document(machine: type[FakeTrialRunner], capsys: Capture) -
     assert document["budget_s"] == 90
 
 
-def test_what_is_said_stays(machine: type[FakeTrialRunner], capsys: Capture) -> None:
+def test_settings_given_by_flag_stay(machine: type[FakeTrialRunner], capsys: Capture) -> None:
     assert tune(["shakespeare_char_cpu", "--batch_size=12", "--compile=off", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     settings = [row["setting"] for row in document["trials"]]
@@ -160,7 +160,7 @@ def test_every_run_has_its_own_file(machine: type[FakeTrialRunner], capsys: Capt
     assert build_config(read_recipe(Path("tuned.toml")), {}).batch_size is not None
 
 
-def test_a_busy_machine_is_told(
+def test_a_busy_machine_is_a_warning(
     machine: type[FakeTrialRunner], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(self: FakeTrialRunner, config: TrainConfig, *_: Any) -> TuneContext:
@@ -206,7 +206,7 @@ def test_all_problems_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["nothere"], "nothere is neither a preset nor"),
         (["eval_gpt2"], "there is nothing to tune"),
@@ -216,8 +216,8 @@ def test_all_problems_at_once() -> None:
         (["shakespeare_char_cpu", "--batch_tokens=100"], "--batch_tokens=100 is not a multiple"),
     ],
 )
-def test_bad_words(words: list[str], said: str) -> None:
-    assert said in "\n".join(problems_of(*words))
+def test_bad_words(words: list[str], problem: str) -> None:
+    assert problem in "\n".join(problems_of(*words))
 
 
 def test_help_imports_no_torch() -> None:
@@ -300,12 +300,12 @@ def test_the_settings_for_a_run_that_follows(
     machine: type[FakeTrialRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunings, "TrialRunner", FakeTrialRunner)
-    said: list[str] = []
+    lines: list[str] = []
     config = TrainConfig(batch_size=12, gradient_accumulation_steps=1, block_size=64, n_layer=4, n_embd=120)
-    tuned = tunings.tuned_config(config, 30.0, said.append)
+    tuned = tunings.tuned_config(config, 30.0, lines.append)
     assert (tuned.batch_size, tuned.gradient_accumulation_steps) == (4, 3)
-    assert said[0].startswith("tuning for Ship's computer")
-    assert "micro-batch 12: 10k tokens/s" in said
-    assert said[-1].startswith("Micro-batch 4 is 20% faster")
-    same = tunings.tuned_config(config, 30.0, said.append, fixed=("batch_size",))
+    assert lines[0].startswith("tuning for Ship's computer")
+    assert "micro-batch 12: 10k tokens/s" in lines
+    assert lines[-1].startswith("Micro-batch 4 is 20% faster")
+    same = tunings.tuned_config(config, 30.0, lines.append, fixed=("batch_size",))
     assert same.batch_size == 12

@@ -47,7 +47,7 @@ def folder_contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def error_lines(capsys: Capture, *arguments: str) -> list[str]:
-    """The problems said, after checking that it was said properly and that nothing was touched."""
+    """The problems printed, after checking their form and that no file was touched."""
     before = folder_contents(Path.cwd())
     capsys.readouterr()
     assert main(arguments) == 2

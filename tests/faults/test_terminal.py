@@ -53,7 +53,7 @@ def test_stopped_while_it_is_loading(
     _, said = process.communicate(timeout=60)
     if not (tmp_path / "run").exists():
         assert process.returncode == 128 + number, said
-        assert said.strip() == "stopped at once; what was saved before is whole"
+        assert said.strip() == "stopped at once; saved checkpoints are intact"
         assert list(tmp_path.iterdir()) == []
     else:  # a fast machine was already training
         assert process.returncode == 128 + number

@@ -31,15 +31,15 @@ FINDINGS = (
 )
 
 
-def make_columns(iterations: Sequence[int], **said: Floats | Sequence[float]) -> Steps:
-    """Columns that are not given are not said."""
+def make_columns(iterations: Sequence[int], **columns: Floats | Sequence[float]) -> Steps:
+    """Columns that are not given are NaN."""
     count = len(iterations)
     names = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
-    values = {name: np.asarray(said.get(name, np.full(count, np.nan)), dtype=float) for name in names}
-    segment = np.asarray(said.get("segment", np.zeros(count)), dtype=np.int64)
+    values = {name: np.asarray(columns.get(name, np.full(count, np.nan)), dtype=float) for name in names}
+    segment = np.asarray(columns.get("segment", np.zeros(count)), dtype=np.int64)
     at = np.asarray(iterations, dtype=np.int64)
-    steps = Steps(iteration=at, segment=segment, has_loss=np.full(count, "loss" in said), **values)
-    memory = said.get("memory_bytes")
+    steps = Steps(iteration=at, segment=segment, has_loss=np.full(count, "loss" in columns), **values)
+    memory = columns.get("memory_bytes")
     return steps if memory is None else replace(steps, memory_bytes=np.asarray(memory, dtype=float))
 
 

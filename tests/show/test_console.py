@@ -27,8 +27,8 @@ from run_records import (
 from glassgpt.errors import UserError
 from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import FILE_NAME, Journal, Record, encode_line
-from glassgpt.show.terminal.replay import replay, replay_svg
 from glassgpt.show.terminal.run_console import RunConsole
+from glassgpt.show.terminal.runs_view import replay, replay_svg
 
 LABEL = 14  # characters in front of a line's text
 
@@ -66,23 +66,23 @@ def test_the_start_says_what_why_and_what_100_percent_is() -> None:
     assert shown(run_record()) == [
         "run           runs/mine   (glassgpt 0.1.0, torch 2.13.0)",
         "model         gpt2: 6 layers, 6 heads, 384 wide, context 256: 10.7M parameters",
-        "data          mine: 1M tokens to learn from, 112k held out, char; 100 updates are 1.6 epochs",
+        "data          mine: 1M training tokens, 112k validation tokens, char; 100 updates are 1.6 epochs",
         "device        cpu   (no GPU was found)",
         "MFU           70.96 MFLOP per token, 100% is 96.0 GFLOP/s   (measured: float32 matmuls for 1 s)",
         "",
     ]
 
 
-def test_both_peaks_are_said_where_both_are_known() -> None:
+def test_table_peak_and_measured_peak_are_both_shown() -> None:
     peak = run_record()["peak"] | {"table": 80e12, "value": 80e12, "source": "the maker"}
     (line,) = [line for line in shown(run_record(peak=peak)) if line.startswith("MFU")]
     assert line.endswith("100% is 80.0 TFLOP/s   (the maker; matmuls here reach 96.0 GFLOP/s)")
 
 
-def test_an_unknown_peak_is_said() -> None:
+def test_an_unknown_peak_is_shown_as_unknown() -> None:
     peak = run_record()["peak"] | {"measured": None, "value": None, "source": "unknown: not measured"}
     (line,) = [line for line in shown(run_record(peak=peak)) if line.startswith("MFU")]
-    assert line.endswith("no peak to compare with   (unknown: not measured)")
+    assert line.endswith("peak unknown   (unknown: not measured)")
 
 
 def test_a_resume_says_from_where_and_what_was_damaged() -> None:
@@ -126,7 +126,7 @@ def test_train_and_val_are_one_line_with_the_time_of_both() -> None:
     ]
 
 
-def test_compiling_is_told_apart_from_evaluating() -> None:
+def test_compile_time_is_separate_from_eval_time() -> None:
     lines = shown(
         eval_record(0, "train", 4.2, compile_ms=1500.0),
         eval_record(0, "val", 4.25, compile_ms=500.0, best=True),
@@ -134,7 +134,7 @@ def test_compiling_is_told_apart_from_evaluating() -> None:
     assert lines[0].endswith("took 800 ms (and 2.0 s compile and warm-up)")  # and nothing about the best
 
 
-def test_best_so_far_is_said_of_the_best_only() -> None:
+def test_best_so_far_marks_the_best_only() -> None:
     best = [True, True, False, True]  # the first of all is the best by itself: that is no news
     lines = shown(*(eval_record(n, "val", 3.0, best=is_best) for n, is_best in enumerate(best)))
     assert [line.endswith("best so far") for line in lines] == [False, True, False, True]
@@ -187,7 +187,7 @@ def test_the_end_says_how_it_went_and_what_next() -> None:
     lines = shown(run_record(), *evals, end_record(100))
     assert "end           finished after 100 updates in 1m 40s" in lines
     assert "best          validation loss 2.2500 at iter 50   █▄▁" in lines
-    assert lines[lines.index("next          let it write:      glass sample runs/mine") + 1].endswith(
+    assert lines[lines.index("next          sample from it:    glass sample runs/mine") + 1].endswith(
         "glass train --init_from=resume --out_dir=runs/mine --max_iters=200"
     )
 
@@ -207,15 +207,15 @@ def test_the_command_that_lists_all_runs_lists_this_one(run: str, command: str) 
 
 
 @pytest.mark.parametrize(("name", "own"), [("pylib", False), ("diary", True)])
-def test_who_has_trained_on_a_text_of_theirs_is_not_told_how_to(name: str, own: bool) -> None:
+def test_own_dataset_gets_no_hint_to_prepare_one(name: str, own: bool) -> None:
     run = run_record()
     lines = shown(run | {"data": run["data"] | {"name": name}}, end_record(100))
     assert any("glass prepare my.txt" in line for line in lines) != own
 
 
-def test_an_interrupted_run_says_how_to_go_on() -> None:
+def test_an_interrupted_run_prints_the_resume_command() -> None:
     lines = shown(run_record(), end_record(7, "interrupted", best_iter=None, best_val_loss=math.inf))
-    assert lines[-1] == "next          go on with  glass train --init_from=resume --out_dir=runs/mine"
+    assert lines[-1] == "next          resume with  glass train --init_from=resume --out_dir=runs/mine"
     assert not any(line.startswith("best") for line in lines)
 
 
@@ -229,7 +229,7 @@ def test_a_run_that_was_not_finite_says_where_and_what_to_try() -> None:
     norms = {"recent_grad_norms": [9.0, 0.5, 1.0, 20.0, 400.0, math.inf]}
     lines = shown(run_record(), end_record(30, "not finite", **details, **norms))
     assert "end           not finite after 30 updates in 1m 40s" in lines
-    assert any("the loss or gradient of iter 31 was not finite; it was not applied" in line for line in lines)
+    assert any("the loss or gradient of iter 31 was not finite; update skipped" in line for line in lines)
     assert "norms         the last gradient norms: 0.5, 1, 20, 400, inf" in lines
     assert any("the last good checkpoint is runs/mine/checkpoints/00000020" in line for line in lines)
     assert any("--learning_rate" in line for line in lines)
@@ -319,7 +319,7 @@ def test_a_replay_of_a_torn_journal_shows_what_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '{"kind": "ru'])
-def test_a_journal_without_a_whole_record_is_told_not_shown_as_nothing(tmp_path: Path, content: str) -> None:
+def test_a_journal_without_a_whole_record_is_an_error(tmp_path: Path, content: str) -> None:
     run_dir = written(tmp_path / "run", [])
     (run_dir / FILE_NAME).write_text(content)
     with pytest.raises(UserError, match="run has no records of a run in it yet"):
@@ -368,7 +368,7 @@ def test_the_picture_is_well_formed_whatever_the_sample(tmp_path: Path, char: st
     assert "not cherry-picked" in texts_in(tmp_path / "run.svg")
 
 
-def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "run", whole_run())
     with pytest.raises(UserError, match=r"^--svg=.* cannot be written: No such file"):
         replay_svg(run_dir, tmp_path / "none" / "run.svg", 118)
@@ -416,7 +416,7 @@ def test_the_time_of_a_process_goes_with_its_own_updates() -> None:
     assert "end           finished after 100 updates, 30 of them by this process, in 1m 40s" in lines
 
 
-def test_a_replay_says_which_records_hold_something_else_than_we_write(tmp_path: Path) -> None:
+def test_a_replay_names_records_with_values_of_wrong_types(tmp_path: Path) -> None:
     """A null, a text, a huge number or a list for any value."""
     texts, raised = [], []
     for original in whole_run():

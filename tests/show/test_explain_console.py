@@ -18,8 +18,7 @@ from glassgpt.explain.rule import Finding, Severity
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
-from glassgpt.show.terminal.explain_view import print_explanation, print_finding
-from glassgpt.show.terminal.watch_view import print_watch_update
+from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update
 
 NANOGPT = BY_ID["nanogpt"]
 MARKS = "\N{RIGHT-TO-LEFT MARK}\N{FIRST STRONG ISOLATE}\N{LEFT-TO-RIGHT ISOLATE}\N{POP DIRECTIONAL ISOLATE}"

@@ -220,18 +220,18 @@ def test_stdout_has_nothing_but_their_lines_also_where_data_had_to_be_prepared(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(prepare_module, "prepare", copy)
     assert main(["train", "--console=nanogpt", *TINY]) == 0
-    said = capsys.readouterr()
-    assert [line for line in said.out.splitlines() if not is_theirs(line)] == []
-    assert len(ITER.findall(said.out)) == 2  # quickstart logs every 25 iterations, and the last one
-    assert SAVE.findall(said.out) == ["runs/quickstart"] * 2
+    captured = capsys.readouterr()
+    assert [line for line in captured.out.splitlines() if not is_theirs(line)] == []
+    assert len(ITER.findall(captured.out)) == 2  # quickstart logs every 25 iterations, and the last one
+    assert SAVE.findall(captured.out) == ["runs/quickstart"] * 2
     sample = next(
         found["text"]
         for found in journal.read(Path("runs/quickstart", journal.FILE_NAME))
         if found["kind"] == "sample"
     )
-    assert said.err.splitlines()[0].startswith("data          preparing pylib")
-    assert re.search(r"^whole validation split: loss \d\.\d{4}$", said.err, re.MULTILINE)
-    assert sample in said.err
+    assert captured.err.splitlines()[0].startswith("data          preparing pylib")
+    assert re.search(r"^whole validation split: loss \d\.\d{4}$", captured.err, re.MULTILINE)
+    assert sample in captured.err
     # Said once, a run goes on saying it.
     assert main(["train", "--init_from=resume", "--max_iters=8"]) == 0
     assert [int(line[0]) for line in ITER.findall(capsys.readouterr().out)] == [7]
@@ -270,8 +270,8 @@ def test_findings_complaints_and_ends_go_to_stderr(tiny: MakeConfig) -> None:
     lines = output.err.splitlines()
     assert lines[0] == "advice: title (evidence). do this."
     assert lines[1] == "advice: title (evidence)."
-    assert lines[2].startswith("next: go on with  glass train --init_from=resume --out_dir=")
-    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; it was not applied"
+    assert lines[2].startswith("next: resume with  glass train --init_from=resume --out_dir=")
+    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; update skipped"
     output.console(record("resume", 1, {"from_iter": 1, "complaints": ["it is damaged"]}, {}))
     assert output.err.splitlines()[-1] == "warning: it is damaged"
 

@@ -14,8 +14,8 @@ from glassgpt.explain.explanation import explain
 from glassgpt.record.journal import Record
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.show.report.page import report_html
-from glassgpt.show.terminal.profile_view import short_kernel_name
 from glassgpt.show.terminal.run_console import RunConsole
+from glassgpt.show.terminal.run_lines import short_kernel_name
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop<float, 4>::Params>(cutlass::Params)"
 
@@ -43,14 +43,14 @@ def shown(*records: Record) -> list[str]:
 
 
 def page(*records: Record) -> str:
-    told = explain(run_log_from_records([*whole_run(), *records], "run"))
-    return report_html(told.log, told.facts, told.findings, "run")
+    explanation = explain(run_log_from_records([*whole_run(), *records], "run"))
+    return report_html(explanation.log, explanation.facts, explanation.findings, "run")
 
 
 def section(html: str) -> str:
-    found = re.search(r'<section id="profile">.*?</section>', html, re.S)
-    assert found is not None
-    return found[0]
+    match = re.search(r'<section id="profile">.*?</section>', html, re.S)
+    assert match is not None
+    return match[0]
 
 
 def test_the_console_has_a_line_and_the_table() -> None:

@@ -27,8 +27,8 @@ from glassgpt.explain.rule import Finding
 from glassgpt.i18n import use_language
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
+from glassgpt.show.report.drawing import smooth_series, thinned_indices
 from glassgpt.show.report.page import report_html, write_report
-from glassgpt.show.report.thinning import smooth_series, thinned_indices
 from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
@@ -41,9 +41,9 @@ def page_of(history: RunLog, findings: tuple[Finding, ...] = FINDINGS, name: str
 
 
 def figures_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
-    assert found is not None
-    figures: dict[str, Any] = json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert match is not None
+    figures: dict[str, Any] = json.loads(match[1])
     return figures
 
 
@@ -73,12 +73,12 @@ def structure_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 def test_the_policy_names_the_scripts_of_the_page_and_allows_no_other() -> None:
     page = report_html(nanogpt_run(), compute_facts(nanogpt_run()), FINDINGS, "a run")
-    found = re.search(r'http-equiv="Content-Security-Policy" content=".*?script-src ([^;]*);', page)
-    assert found is not None
+    match = re.search(r'http-equiv="Content-Security-Policy" content=".*?script-src ([^;]*);', page)
+    assert match is not None
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
     assert "\r" not in "".join(scripts)  # a browser would read it as a newline, and hash that
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    assert found[1].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert match[1].split() == [f"'sha256-{digest}'" for digest in digests]
     assert len(scripts) == 2
 
 
@@ -105,7 +105,7 @@ def test_figures_are_what_plotly_accepts(history: RunLog) -> None:
     assert drawn == list(figures)
 
 
-def test_findings_are_told_in_full_and_in_order() -> None:
+def test_findings_are_complete_and_in_order() -> None:
     page = page_of(nanogpt_run())
     places = [page.index(part) for part in ("past its best", "1.7096 at the end", "by heart", "saves 65%")]
     assert places == sorted(places)
@@ -116,7 +116,7 @@ def test_findings_are_told_in_full_and_in_order() -> None:
     assert "The run went on for 3,250 iterations past its best" in verdict[1]
 
 
-def test_a_healthy_run_is_said_to_be_one() -> None:
+def test_a_healthy_run_has_a_sentence_instead_of_findings() -> None:
     page = page_of(nanogpt_run(), findings=())
     assert "every check that this log allows found it healthy" in page
     assert 'class="finding' not in page
@@ -203,7 +203,7 @@ def test_what_is_not_training_is_all_that_is_not_training() -> None:
     assert "70.0% of it not training" in page_of(history)
 
 
-def test_bars_add_up_to_what_is_said_of_them() -> None:
+def test_bars_add_up_to_the_total_in_the_summary() -> None:
     """Also of a run of two processes: each one's start-up stands where it began; logging is in no bar."""
     history = glassgpt_run()
     parts = tuple(replace(part, startup_s=s) for part, s in zip(history.segments, (20.0, 40.0), strict=True))
@@ -356,15 +356,15 @@ def test_a_long_log_makes_a_small_page() -> None:
 @given(st.lists(st.floats(allow_nan=True), max_size=300), st.integers(10, 60))
 def test_thinning_keeps_the_extremes(values: list[float], limit: int) -> None:
     series = np.array(values, dtype=float)
-    kept = thinned_indices(series, limit)
-    assert len(kept) <= max(limit, 0)
-    assert (np.diff(kept) > 0).all()
+    indices = thinned_indices(series, limit)
+    assert len(indices) <= max(limit, 0)
+    assert (np.diff(indices) > 0).all()
     finite = series[np.isfinite(series)]
     if len(finite):
-        assert {finite.min(), finite.max()} <= set(series[kept])
+        assert {finite.min(), finite.max()} <= set(series[indices])
     if len(series):
-        assert kept[0] == 0
-        assert kept[-1] == len(series) - 1
+        assert indices[0] == 0
+        assert indices[-1] == len(series) - 1
 
 
 def test_band_tells_noise_from_a_fall() -> None:

@@ -72,8 +72,8 @@ addEventListener("load", () => setTimeout(() => {
 
 def look_at(page: str, folder: Path, width: int, dark: bool = False, blocked: int = 0) -> dict[str, Any]:
     """In a frame of that width: a window cannot be as narrow as a phone. `blocked`: scripts that must be."""
-    ours = (hashlib.sha256(script.encode()).digest() for script in (_LISTEN, _LOOK))
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in ours)
+    digests = (hashlib.sha256(script.encode()).digest() for script in (_LISTEN, _LOOK))
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     page = page.replace("script-src ", f"script-src {allowed} ", 1)
     page = page.replace("<style>", f"<script>{_LISTEN}</script><style>", 1)
     page = page.replace("</body>", f"<script>{_LOOK}</script></body>")
@@ -101,10 +101,10 @@ def look_at(page: str, folder: Path, width: int, dark: bool = False, blocked: in
         (folder / "frame.html").as_uri(),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    answer = next((found for line in said if (found := re.search(r"SEEN (\S+) END", line))), None)
+    console_lines = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    answer = next((match for line in console_lines if (match := re.search(r"SEEN (\S+) END", line))), None)
     assert answer is not None, done.stderr[-3000:]
-    assert len(said) == 1 + blocked, said  # our own line, and no other error or warning
+    assert len(console_lines) == 1 + blocked, console_lines  # our own line, and no other error or warning
     seen: dict[str, Any] = json.loads(base64.b64decode(answer[1]))
     return seen
 

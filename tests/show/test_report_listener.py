@@ -30,11 +30,11 @@ def records(folder: Path) -> list[Record]:
     return [{**one, "out_dir": str(folder)} if one["kind"] == "run" else one for one in whole_run()]
 
 
-def heard(folder: Path, told: list[Record], stop: StopSignals | None = None) -> str:
+def report_output(folder: Path, run_records: list[Record], signals: StopSignals | None = None) -> str:
     """What is printed when the run says all this, with its journal in the folder."""
     out = io.StringIO()
-    listen = ReportAtEnd(Console(file=out, width=200), stop or StopSignals())
-    for record in told:
+    listen = ReportAtEnd(Console(file=out, width=200), signals or StopSignals())
+    for record in run_records:
         with (folder / journal.FILE_NAME).open("ab") as file:
             file.write(journal.encode_line(record))
         listen(record)
@@ -43,7 +43,7 @@ def heard(folder: Path, told: list[Record], stop: StopSignals | None = None) -> 
 
 
 def test_a_run_that_ends_has_a_report(tmp_path: Path) -> None:
-    assert heard(tmp_path, records(tmp_path)) == f"report        {tmp_path / REPORT_NAME}\n"
+    assert report_output(tmp_path, records(tmp_path)) == f"report        {tmp_path / REPORT_NAME}\n"
     text = (tmp_path / REPORT_NAME).read_text()
     assert "<!DOCTYPE html>" in text
     assert tmp_path.name in text
@@ -51,46 +51,48 @@ def test_a_run_that_ends_has_a_report(tmp_path: Path) -> None:
 
 
 def test_nothing_before_the_end(tmp_path: Path) -> None:
-    assert heard(tmp_path, records(tmp_path)[:-1]) == ""
+    assert report_output(tmp_path, records(tmp_path)[:-1]) == ""
     assert not (tmp_path / REPORT_NAME).exists()
 
 
-def test_a_process_that_never_said_where_it_runs(tmp_path: Path) -> None:
-    assert heard(tmp_path, [end_record(0)]) == ""
+def test_no_run_record_no_report(tmp_path: Path) -> None:
+    assert report_output(tmp_path, [end_record(0)]) == ""
 
 
 @pytest.mark.parametrize("reason", ["crashed", "interrupted", "not finite"])
 def test_a_run_that_ends_badly_has_one_too(tmp_path: Path, reason: str) -> None:
-    assert REPORT_NAME in heard(tmp_path, [*records(tmp_path)[:-1], end_record(100, reason)])
+    assert REPORT_NAME in report_output(tmp_path, [*records(tmp_path)[:-1], end_record(100, reason)])
     assert (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_run_that_ends_before_its_first_step(tmp_path: Path) -> None:
-    said = heard(tmp_path, [{**run_record(), "out_dir": str(tmp_path)}, end_record(0, "crashed", ledger={})])
-    assert said.startswith("report ")
+    output = report_output(
+        tmp_path, [{**run_record(), "out_dir": str(tmp_path)}, end_record(0, "crashed", ledger={})]
+    )
+    assert output.startswith("report ")
 
 
 def test_a_resume_replaces_the_report(tmp_path: Path) -> None:
-    heard(tmp_path, records(tmp_path))
+    report_output(tmp_path, records(tmp_path))
     before = (tmp_path / REPORT_NAME).read_text()
     again = [{**one, "process": 1} for one in records(tmp_path)]
-    heard(tmp_path, again)
+    report_output(tmp_path, again)
     assert (tmp_path / REPORT_NAME).read_text() != before
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / REPORT_NAME).mkdir()
-    said = heard(tmp_path, records(tmp_path))
-    assert said.startswith("report        none: ")
-    assert said.count("\n") == 1
+    output = report_output(tmp_path, records(tmp_path))
+    assert output.startswith("report        none: ")
+    assert output.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [journal.FILE_NAME, REPORT_NAME]
 
 
 def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
-    said = heard(tmp_path, records(tmp_path))
-    assert said.startswith("report        none: plotly is not installed (pip install 'glassgpt[report]')")
-    assert f"glass report {tmp_path}" in said
+    output = report_output(tmp_path, records(tmp_path))
+    assert output.startswith("report        none: plotly is not installed (pip install 'glassgpt[report]')")
+    assert f"glass report {tmp_path}" in output
     assert not (tmp_path / REPORT_NAME).exists()
 
 
@@ -99,20 +101,20 @@ def test_in_the_language_of_the_locale(
     tmp_path: Path, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANG", f"{language}.UTF-8")
-    heard(tmp_path, records(tmp_path))
+    report_output(tmp_path, records(tmp_path))
     assert f'<html lang="{language}"' in (tmp_path / REPORT_NAME).read_text()
 
 
 def test_markup_in_the_name_of_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "[red]x\x1b[31m"
     folder.mkdir()
-    said = heard(folder, records(folder))
-    assert "[red]x" in said
-    assert "\x1b" not in said
+    output = report_output(folder, records(folder))
+    assert "[red]x" in output
+    assert "\x1b" not in output
 
 
 @pytest.mark.filterwarnings("error")
-def test_whatever_goes_wrong_the_run_goes_on(
+def test_a_bug_in_the_report_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the run has it: behind the sink."""
@@ -127,8 +129,8 @@ def test_whatever_goes_wrong_the_run_goes_on(
         sink(record)
     sink.close()
     assert len(list(journal.read(tmp_path / journal.FILE_NAME))) == len(whole_run())
-    said = out.getvalue() + capsys.readouterr().err
-    assert "in the page" in said
+    output = out.getvalue() + capsys.readouterr().err
+    assert "in the page" in output
     assert not (tmp_path / REPORT_NAME).exists()
 
 
@@ -158,9 +160,9 @@ def test_a_report_that_takes_longer_than_a_listener_may(
         sink(record)
     sink.close()
     assert (tmp_path / REPORT_NAME).exists()
-    notice, told = out.getvalue().splitlines()
+    notice, line = out.getvalue().splitlines()
     assert "Ctrl-C" in notice
-    assert told == f"report        {tmp_path / REPORT_NAME}"
+    assert line == f"report        {tmp_path / REPORT_NAME}"
 
 
 def test_a_signal_gives_up_on_the_report_and_not_on_the_exit_code(
@@ -171,16 +173,16 @@ def test_a_signal_gives_up_on_the_report_and_not_on_the_exit_code(
         raise AssertionError("the signal was not heard")
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", interrupted)
-    with StopSignals() as stop:
-        stop.is_graceful = True  # as in the loop, where the first signal only sets a flag
-        said = heard(tmp_path, records(tmp_path), stop)
-    assert said.startswith("report        none: ")
-    assert f"glass report {tmp_path}" in said
+    with StopSignals() as signals:
+        signals.is_graceful = True  # as in the loop, where the first signal only sets a flag
+        output = report_output(tmp_path, records(tmp_path), signals)
+    assert output.startswith("report        none: ")
+    assert f"glass report {tmp_path}" in output
     assert not (tmp_path / REPORT_NAME).exists()
 
 
 def test_a_run_that_was_stopped_at_once_does_not_wait_for_a_report(tmp_path: Path) -> None:
-    with StopSignals() as stop, pytest.raises(ImmediateStop):
+    with StopSignals() as signals, pytest.raises(ImmediateStop):
         signal.raise_signal(signal.SIGINT)
-    assert "none: " in heard(tmp_path, records(tmp_path), stop)
+    assert "none: " in report_output(tmp_path, records(tmp_path), signals)
     assert not (tmp_path / REPORT_NAME).exists()

@@ -51,11 +51,11 @@ def mine(here: Path, tiny: MakeConfig) -> TrainConfig:
 
 
 def sampled(capsys: Capture, *arguments: str) -> tuple[list[str], str]:
-    """The samples, and what was said about them."""
+    """The samples, and the output about them."""
     capsys.readouterr()
     assert main(["sample", *few(*arguments)]) == 0
-    said = capsys.readouterr()
-    return split(said.out), said.err
+    captured = capsys.readouterr()
+    return split(captured.out), captured.err
 
 
 def few(*arguments: str) -> list[str]:
@@ -71,11 +71,11 @@ def split(out: str) -> list[str]:
 def refused(capsys: Capture, *arguments: str) -> str:
     capsys.readouterr()
     assert main(["sample", *few(*arguments)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err.removeprefix("error: ").rstrip("\n")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").rstrip("\n")
 
 
 def written(run: str, text: str, options: SampleOptions) -> list[str]:
@@ -88,23 +88,24 @@ def written(run: str, text: str, options: SampleOptions) -> list[str]:
 
 
 def val_losses(run_dir: str) -> dict[int, float]:
-    found = journal.read(Path(run_dir, journal.FILE_NAME))
-    return {record["iter"]: record["loss"] for record in found if record.get("split") == "val"}
+    records = journal.read(Path(run_dir, journal.FILE_NAME))
+    return {record["iter"]: record["loss"] for record in records if record.get("split") == "val"}
 
 
 # --- what is where ---
 
 
 def test_stdout_has_the_text_and_stderr_what_there_is_to_know(mine: TrainConfig, capsys: Capture) -> None:
-    samples, said = sampled(capsys, "mine", "--start=the ")
+    samples, err = sampled(capsys, "mine", "--start=the ")
     options = SampleOptions(num_samples=2, max_new_tokens=20, device="cpu")
     assert samples == written("mine", "the ", options)
     assert [len(sample) for sample in samples] == [24, 24]
     losses = val_losses("runs/mine")
     lowest = min(losses, key=losses.__getitem__)
-    where = f"runs/mine/{CHECKPOINTS_FOLDER}/{lowest:08d}, after {lowest} updates, validation loss {losses[lowest]:.4f}"
+    where = f"runs/mine/{CHECKPOINTS_FOLDER}/{lowest:08d}"
+    where += f", after {lowest} updates, validation loss {losses[lowest]:.4f}"
     parameters = 16 * (16 + 8) + 2 * (12 * 16 * 16 + 2 * 16) + 16
-    lines = said.splitlines()
+    lines = err.splitlines()
     assert lines[0] == f"model         {where}, {parameters / 1000:.3g}k parameters"
     assert lines[1].startswith("device        cpu   (asked for")
     assert lines[2].startswith("dtype         float32   (")
@@ -139,8 +140,8 @@ def test_each_option_reaches_the_model(mine: TrainConfig, capsys: Capture) -> No
     assert [(text[:20], len(text)) for text in longer] == [(text, 30) for text in plain]
     for change in ("--seed=5", "--temperature=3", "--top_k=2", "--top_p=0.3", "--start=the"):
         assert sampled(capsys, "mine", change)[0] != plain
-    _, said = sampled(capsys, "mine", "--dtype=bfloat16")
-    assert re.search(r"^dtype +bfloat16   \(asked for\)$", said, re.MULTILINE)
+    _, err = sampled(capsys, "mine", "--dtype=bfloat16")
+    assert re.search(r"^dtype +bfloat16   \(asked for\)$", err, re.MULTILINE)
     for nothing in ("--compile=True", "--compile=False", "--top_k=none", "--top_p=1"):
         assert sampled(capsys, "mine", nothing)[0] == plain
 
@@ -176,10 +177,10 @@ def test_unknown_characters_are_shown_and_nothing_is_written(mine: TrainConfig, 
     assert "has no 'E', 'N', 'Q', 'U', '🦊': use only its 16 characters" in problem
 
 
-def test_of_a_long_prompt_it_is_said_how_much_is_seen(mine: TrainConfig, capsys: Capture) -> None:
+def test_a_truncated_prompt_is_reported(mine: TrainConfig, capsys: Capture) -> None:
     text = "the light sees a house"
-    samples, said = sampled(capsys, f"--start={text}", "--temperature=0")
-    assert "prompt        of its 22 tokens the model sees the last 8, its whole context" in said.splitlines()
+    samples, err = sampled(capsys, f"--start={text}", "--temperature=0")
+    assert "prompt        of its 22 tokens the model sees the last 8, its whole context" in err.splitlines()
     # What it does not see does not matter.
     for other in (f"a door {text}", text[-8:]):
         ends = [
@@ -192,8 +193,8 @@ def test_of_a_long_prompt_it_is_said_how_much_is_seen(mine: TrainConfig, capsys:
 # --- which run ---
 
 
-def model_line(said: str) -> str:
-    (line,) = (line for line in said.splitlines() if line.startswith("model "))
+def model_line(err: str) -> str:
+    (line,) = (line for line in err.splitlines() if line.startswith("model "))
     return line.removeprefix("model").strip()
 
 
@@ -211,8 +212,8 @@ def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
         (["runs/mine@4"], 4),
         (["--out_dir=runs/mine"], at),
     ):
-        _, said = sampled(capsys, *words)
-        assert f"runs/mine/{CHECKPOINTS_FOLDER}/{expected:08d}, after {expected} updates" in model_line(said)
+        _, err = sampled(capsys, *words)
+        assert f"runs/mine/{CHECKPOINTS_FOLDER}/{expected:08d}, after {expected} updates" in model_line(err)
     kept = ", ".join(f"@{int(path.name)}" for path in committed_paths(Path("runs/mine")))
     assert f"runs/mine has no checkpoint @5: it has @last, @best, {kept}" in refused(capsys, "mine@5")
     assert refused(capsys, "nothing").startswith("nothing is neither a run")
@@ -234,8 +235,8 @@ def test_a_damaged_best_checkpoint_is_warned_of(mine: TrainConfig, capsys: Captu
     whole, _ = sampled(capsys, f"mine@{next(at for at in (12, 8) if at != lowest.iter)}")
     path = lowest.path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"\0\1\2\3")
-    samples, said = sampled(capsys, "mine")
-    assert said.startswith(f"warning       {path} is damaged: its SHA-256 is not the recorded one\nmodel ")
+    samples, err = sampled(capsys, "mine")
+    assert err.startswith(f"warning       {path} is damaged: its SHA-256 is not the recorded one\nmodel ")
     assert samples == whole
     assert lowest.path.exists()
 
@@ -243,9 +244,9 @@ def test_a_damaged_best_checkpoint_is_warned_of(mine: TrainConfig, capsys: Captu
 def test_settings_that_are_lost_do_not_keep_it_from_writing(mine: TrainConfig, capsys: Capture) -> None:
     plain, _ = sampled(capsys, "mine")
     Path("runs/mine/config.toml").write_text("[")
-    samples, said = sampled(capsys, "mine")
+    samples, err = sampled(capsys, "mine")
     assert samples == plain
-    assert said.startswith("warning       runs/mine/config.toml cannot be read as TOML")
+    assert err.startswith("warning       runs/mine/config.toml cannot be read as TOML")
 
 
 def test_a_loss_that_was_not_measured_is_not_made_up(mine: TrainConfig, capsys: Capture) -> None:
@@ -277,7 +278,7 @@ def columns(out: str) -> tuple[list[str], list[list[list[str]]]]:
     return heads, [[list(cell) for cell in column] for column in zip(*body, strict=True)]
 
 
-def test_compare_shows_what_each_run_alone_would_write(
+def test_compare_shows_the_samples_of_each_run_alone(
     mine: TrainConfig, tiny: MakeConfig, capsys: Capture
 ) -> None:
     train(replace(tiny(max_iters=3, arch="modern", seed=8), out_dir="runs/other"))
@@ -286,8 +287,8 @@ def test_compare_shows_what_each_run_alone_would_write(
         alone = [sampled(capsys, run, *extra) for run in ("mine@8", "other")]
         assert alone[0][0] != alone[1][0]
         assert main(["sample", *few("mine@8", "--compare=other", *extra)]) == 0
-        said = capsys.readouterr()
-        heads, cells = columns(said.out)
+        captured = capsys.readouterr()
+        heads, cells = columns(captured.out)
         assert heads == [model_line(err) for _, err in alone]
         expected = [[[line.rstrip() for line in text.split("\n")] for text in texts] for texts, _ in alone]
         filled = [
@@ -299,7 +300,7 @@ def test_compare_shows_what_each_run_alone_would_write(
         ]
         assert cells == filled
         for head in heads:
-            assert f"model         {head}\n" in said.err
+            assert f"model         {head}\n" in captured.err
 
 
 def test_compare_names_what_is_wrong_with_the_other_run(mine: TrainConfig, capsys: Capture) -> None:
@@ -335,11 +336,11 @@ def test_control_characters_never_reach_a_terminal(
     monkeypatch.setattr(writers, "generate_samples", dictated)
     harmless = re.sub(r"[\x00-\x1f\x7f\x9b\u202e\u2066\ue000\ufffe]", "\N{REPLACEMENT CHARACTER}", EVIL)
     assert harmless.count("\N{REPLACEMENT CHARACTER}") == 11
-    samples, said = sampled(capsys, "evil", f"--start={EVIL}")
+    samples, err = sampled(capsys, "evil", f"--start={EVIL}")
     assert samples == [f"{harmless}{harmless}\tgood\n"] * 2
     assert main(["sample", *few("evil", "--compare=evil", f"--start={EVIL}")]) == 0
     shown = capsys.readouterr()
-    for text in (said, shown.out, shown.err):
+    for text in (err, shown.out, shown.err):
         assert [
             char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Co") and char != "\n"
         ] == []
@@ -375,13 +376,13 @@ def test_ctrl_c_ends_it_with_130_and_leaves_the_text_so_far(mine: TrainConfig, s
     assert process.stdout is not None
     first = process.stdout.read(30)  # waits until so much is there
     process.send_signal(signal.SIGINT)
-    rest, said = process.communicate(timeout=60)
+    rest, err = process.communicate(timeout=60)
     assert process.returncode == 130
     (expected,) = written("mine", "the ", SampleOptions(num_samples=1, max_new_tokens=26, device="cpu"))
     assert first.decode() == expected
     assert len(rest) < 1_000_000
-    assert b"Traceback" not in said
-    assert b"stopped at once" in said
+    assert b"Traceback" not in err
+    assert b"stopped at once" in err
 
 
 def test_a_reader_that_has_enough_is_no_error(mine: TrainConfig, start: Start) -> None:
@@ -390,17 +391,17 @@ def test_a_reader_that_has_enough_is_no_error(mine: TrainConfig, start: Start) -
     assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
-    said = process.stderr.read()
+    err = process.stderr.read()
     assert process.wait(timeout=60) == 0
-    assert b"Traceback" not in said
-    assert said.startswith(b"model ")
+    assert b"Traceback" not in err
+    assert err.startswith(b"model ")
 
 
 def test_weights_that_are_not_here_and_cannot_be_had(here: Path, start: Start) -> None:
     process = start("--init_from=gpt2", HF_HOME=str(here / "hf"), HF_HUB_OFFLINE="1", HF_HUB_CACHE="")
-    out, said = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, b"")
-    assert said.startswith(b"error: the weights of gpt2 are not on this machine and could not be downloaded")
-    assert b"openai-community/gpt2:" in said
-    assert b"--init_from=FOLDER" in said
-    assert said.count(b"\n") == 1
+    assert err.startswith(b"error: the weights of gpt2 are not on this machine and could not be downloaded")
+    assert b"openai-community/gpt2:" in err
+    assert b"--init_from=FOLDER" in err
+    assert err.count(b"\n") == 1

@@ -13,7 +13,7 @@ from glassgpt.estimate.loss_law_inputs import LossLawInputs
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.record.machine import CpuTimes
-from glassgpt.show.terminal.forecast_lines import forecast_vs_actual_line
+from glassgpt.show.terminal.run_lines import forecast_vs_actual_line
 from glassgpt.training.forecast_check import (
     CpuContention,
     ForecastCheck,

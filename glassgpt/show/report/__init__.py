@@ -1,6 +1,6 @@
-"""`glass report`: a run as one HTML file that needs nothing else, not even a network.
+"""`glass report`: a run as one HTML file that needs no other file and no network.
 
-    page.write_report(Path("report.html"), history, facts, findings, name="runs/quickstart")
+    page.write_report(Path("report.html"), run_log, facts, findings, name="runs/quickstart")
 
-The text is HTML and reads without JavaScript; the charts are plotly's, whose code travels inside the file.
+The text is HTML and reads without JavaScript. The charts are plotly's, whose code is inside the file.
 """

@@ -1,4 +1,4 @@
-"""What the charts are made of: lines, shaded areas, marks and axes, as plotly writes them."""
+"""Parts of charts as plotly's JSON: lines, bands, markers, axes; and how series are thinned and smoothed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import numpy as np
 
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
-from glassgpt.show.report.thinning import SMOOTHED_POINTS, SmoothedSeries, smooth_series, thinned_indices
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
 
+MAX_POINTS = 2000  # of a line
+SMOOTHED_POINTS = 240
 MAX_SEGMENTS = 20  # of a line, one per process
-_BEGINNING_SHARE = 0.08  # of a run
+_MAX_HALF_WINDOW = 50  # of the smoothing, in points
+_INITIAL_DROP_SHARE = 0.08  # of the iterations: the loss may be cropped there
+_MAX_DRAWN_VALUE = 1e100  # above it a value is a gap: no loss is as large
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
@@ -25,7 +28,7 @@ _TRANSPARENT = "rgba(0,0,0,0)"
 class Chart:
     id: str
     title: str
-    summary: str  # what it shows, with numbers: the caption, and the text for those who cannot see it
+    summary: str  # what it shows, with numbers: the caption and the alternative text
     traces: list[Trace]
     layout: Layout
     wide: bool = False
@@ -33,48 +36,101 @@ class Chart:
 
 @dataclass(frozen=True)
 class MissingChart:
-    """Why a chart is not there."""
+    """Why a chart is missing."""
 
     reason: str
 
 
+def thinned_indices(values: Floats, limit: int = MAX_POINTS) -> Ints:
+    """Indices of at most `limit` values that hide no spike: the lowest and highest of each bin, the ends."""
+    count = len(values)
+    if count <= limit:
+        return np.arange(count)
+    indices = {0, count - 1}
+    edges = np.linspace(0, count, (limit - 2) // 2 + 1).astype(int)
+    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        bin_values = values[start:stop]
+        drawable = np.flatnonzero(np.isfinite(bin_values))
+        if len(drawable) == 0:
+            indices.add(start)  # leaves a gap in the line, as there is one in the log
+            continue
+        indices.add(start + int(drawable[np.argmin(bin_values[drawable])]))
+        indices.add(start + int(drawable[np.argmax(bin_values[drawable])]))
+    return np.array(sorted(indices), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class SmoothedSeries:
+    """Moving mean of a noisy series, and the standard deviation of single values around it."""
+
+    index: Ints  # into the series
+    mean: Floats
+    std: Floats
+
+
+def smooth_series(values: Floats, points: int = SMOOTHED_POINTS) -> SmoothedSeries | None:
+    """None if there are too few values to smooth, or some that are not finite.
+
+    The deviation comes from differences of neighbours, so that a falling loss does not count as noise.
+    """
+
+    def window_means(of: Floats, start: Ints, stop: Ints) -> Floats:
+        totals = np.concatenate(([0.0], np.cumsum(of)))
+        result: Floats = (totals[stop] - totals[start]) / (stop - start)
+        return result
+
+    count = len(values)
+    if count < 20 or not np.isfinite(values).all():
+        return None
+    widest = min(_MAX_HALF_WINDOW, max(3, count // 40))
+    margin = widest // 4
+    index = np.unique(np.linspace(margin, count - 1 - margin, min(points, count)).astype(np.int64))
+    # The window shrinks towards the ends and stays symmetric: a one-sided one would bend the mean there.
+    half = np.minimum(np.minimum(index, count - 1 - index), widest)
+    mean = window_means(values, index - half, index + half + 1)
+    squares = np.diff(values) ** 2 / 2
+    reach = np.maximum(half, 5)
+    start, stop = np.maximum(index - reach, 0), np.minimum(index + reach, count - 1)
+    return SmoothedSeries(index, mean, np.sqrt(np.maximum(window_means(squares, start, stop), 0)))
+
+
 def line_trace(
-    history: RunLog, rows: Ints, values: Floats, name: str, colour: str, width: float, unit: str = ""
+    run_log: RunLog, rows: Ints, values: Floats, name: str, colour: str, width: float, unit: str = ""
 ) -> Trace:
-    """Thinned, and broken where another process begins."""
-    kept = thinned_indices(values)
-    rows, values = rows[kept], values[kept]
-    breaks = np.flatnonzero(np.diff(history.steps.segment[rows])) + 1
-    parts = zip(np.split(history.steps.iteration[rows], breaks), np.split(values, breaks), strict=True)
+    """A thinned line, broken where another process begins."""
+    thinned = thinned_indices(values)
+    rows, values = rows[thinned], values[thinned]
+    breaks = np.flatnonzero(np.diff(run_log.steps.segment[rows])) + 1
+    parts = zip(np.split(run_log.steps.iteration[rows], breaks), np.split(values, breaks), strict=True)
     trace = segmented_line_trace(list(parts), name, colour)
     return trace | {"line": {"color": colour, "width": width}, "hovertemplate": f"%{{y:.5~g}}{unit}"}
 
 
 def smoothed_line_traces(
-    history: RunLog, rows: Ints, values: Floats, names: tuple[str, str], colour: str, unit: str = ""
+    run_log: RunLog, rows: Ints, values: Floats, names: tuple[str, str], colour: str, unit: str = ""
 ) -> list[Trace]:
-    """All values; where there are many, pale, and their course on top. Names: of both, in this order."""
-    whole = line_trace(history, rows, values, names[0], colour, 1.3, unit)
-    courses = smooth_per_process(history, rows, values) if len(rows) > 100 else []
-    if not courses:
-        return [whole]
-    parts = [(at, band.mean) for at, band in courses]
-    smooth = segmented_line_trace(parts, names[1], colour) | {"hovertemplate": whole["hovertemplate"]}
-    return [whole | {"opacity": 0.35, "showlegend": False}, smooth]
+    """The raw line; where it has many points, pale, with the smoothed line on top. `names`: of both."""
+    raw = line_trace(run_log, rows, values, names[0], colour, 1.3, unit)
+    smoothed = smooth_per_process(run_log, rows, values) if len(rows) > 100 else []
+    if not smoothed:
+        return [raw]
+    parts = [(iterations, series.mean) for iterations, series in smoothed]
+    smooth_line = segmented_line_trace(parts, names[1], colour) | {"hovertemplate": raw["hovertemplate"]}
+    return [raw | {"opacity": 0.35, "showlegend": False}, smooth_line]
 
 
-def smooth_per_process(history: RunLog, rows: Ints, values: Floats) -> list[tuple[Ints, SmoothedSeries]]:
-    """The course of finite values and their spread, one per process; with the iterations it is given at."""
+def smooth_per_process(run_log: RunLog, rows: Ints, values: Floats) -> list[tuple[Ints, SmoothedSeries]]:
+    """For each process, iterations and the smoothed finite values at them."""
     finite = np.isfinite(values)
     rows, values = rows[finite], values[finite]
-    breaks = np.flatnonzero(np.diff(history.steps.segment[rows])) + 1
-    courses = []
-    for own_rows, own_values in zip(np.split(rows, breaks), np.split(values, breaks), strict=True):
-        points = max(20, SMOOTHED_POINTS * len(own_rows) // max(len(rows), 1))
-        band = smooth_series(own_values, points)
-        if band is not None:
-            courses.append((history.steps.iteration[own_rows[band.index]], band))
-    return courses[:MAX_SEGMENTS]
+    breaks = np.flatnonzero(np.diff(run_log.steps.segment[rows])) + 1
+    smoothed = []
+    for process_rows, process_values in zip(np.split(rows, breaks), np.split(values, breaks), strict=True):
+        points = max(20, SMOOTHED_POINTS * len(process_rows) // max(len(rows), 1))
+        series = smooth_series(process_values, points)
+        if series is not None:
+            smoothed.append((run_log.steps.iteration[process_rows[series.index]], series))
+    return smoothed[:MAX_SEGMENTS]
 
 
 def segmented_line_trace(parts: Sequence[tuple[Ints, Floats]], name: str, colour: str) -> Trace:
@@ -93,7 +149,10 @@ def segmented_line_trace(parts: Sequence[tuple[Ints, Floats]], name: str, colour
 def band_trace(parts: Sequence[tuple[Ints, Floats, Floats]], name: str, colour: str) -> Trace:
     """The area between a lower and an upper line; one closed shape for each part."""
     x, y = _join_with_gaps(
-        [(np.concatenate((at, at[::-1])), np.concatenate((lower, upper[::-1]))) for at, lower, upper in parts]
+        [
+            (np.concatenate((iterations, iterations[::-1])), np.concatenate((lower, upper[::-1])))
+            for iterations, lower, upper in parts
+        ]
     )
     return {
         "type": "scatter",
@@ -113,71 +172,73 @@ def eval_trace(
     name: str, colour: str, evals: Sequence[LoggedEvaluation], losses: Sequence[float | None]
 ) -> Trace:
     values = np.array(losses, dtype=float)
-    kept = thinned_indices(values, 1000)
-    values, evals = values[kept], [evals[index] for index in kept.tolist()]
-    at = np.array([done.iteration for done in evals], dtype=np.int64)
-    breaks = np.flatnonzero(np.diff([done.segment for done in evals])) + 1
-    trace = segmented_line_trace(
-        list(zip(np.split(at, breaks), np.split(values, breaks), strict=True)), name, colour
-    )
+    thinned = thinned_indices(values, 1000)
+    values, evals = values[thinned], [evals[index] for index in thinned.tolist()]
+    iterations = np.array([evaluation.iteration for evaluation in evals], dtype=np.int64)
+    breaks = np.flatnonzero(np.diff([evaluation.segment for evaluation in evals])) + 1
+    parts = zip(np.split(iterations, breaks), np.split(values, breaks), strict=True)
+    trace = segmented_line_trace(list(parts), name, colour)
     return trace | {"mode": "lines+markers", "marker": {"color": colour, "size": 6}}
 
 
 def _join_with_gaps(parts: Sequence[tuple[Ints, Floats]]) -> tuple[list[int | None], list[float | None]]:
-    """With a gap between each two."""
+    """One x and one y for all parts, with a gap (None) between each two."""
     x: list[int | None] = []
     y: list[float | None] = []
-    for at, values in parts:
+    for iterations, values in parts:
         if x:
             x.append(None)
             y.append(None)
-        x += at.tolist()
+        x += iterations.tolist()
         y += json_floats(values)
     return x, y
 
 
 def json_floats(values: Floats) -> list[float | None]:
-    """Eight digits are more than a screen shows; what is not finite, or as large as no loss is, is a gap."""
-    return [float(f"{value:.8g}") if abs(value) < 1e100 else None for value in values.tolist()]
+    """Rounded to eight digits, more than a screen shows; a value that cannot be drawn is a gap (None)."""
+    return [float(f"{value:.8g}") if abs(value) < _MAX_DRAWN_VALUE else None for value in values.tolist()]
 
 
 def drawn_values(traces: Sequence[Trace]) -> Floats:
     return np.array([value for trace in traces for value in trace["y"] if value is not None], dtype=float)
 
 
-def needs_log_axis(values: Floats, times: float) -> bool:
-    """A logarithmic axis: the highest value would press all the others flat."""
+def needs_log_axis(values: Floats, ratio: float) -> bool:
+    """All are positive, and the highest is over `ratio` times the median: it would flatten the others."""
     return (
-        len(values) > 0 and float(values.min()) > 0 and float(values.max()) > times * float(np.median(values))
+        len(values) > 0 and float(values.min()) > 0 and float(values.max()) > ratio * float(np.median(values))
     )
 
 
 def crop_initial_drop(layout: Layout, traces: Sequence[Trace]) -> bool:
-    """Cuts the beginning off at the top where a fall from there would press all the rest flat."""
-    series = [_finite_points(trace) for trace in traces]
-    at, values = np.concatenate(series, axis=1)
-    later = values[at >= at.min() + _BEGINNING_SHARE * (at.max() - at.min())]
+    """Crop the initial drop of the loss at the top if it would flatten the rest; True if it was cropped."""
+    series = []
+    for trace in traces:
+        points = [pair for pair in zip(trace["x"], trace["y"], strict=True) if pair[1] is not None]
+        series.append(np.array(points, dtype=float).reshape(-1, 2).T)
+    iterations, values = np.concatenate(series, axis=1)
+    span = iterations.max() - iterations.min()
+    later = values[iterations >= iterations.min() + _INITIAL_DROP_SHARE * span]
     low, high, top = float(values.min()), float(later.max()), float(values.max())
     if high <= low or top - low < 1.5 * (high - low):
         return False
     if any(y.size > 1 and np.mean(y <= high) < 0.7 for _, y in series):
-        return False  # a line of few points would lose what it has to say
+        return False  # a line of few points would lose most of them
     margin = (high - low) * 0.06
     layout["yaxis"]["range"] = [low - margin, high + margin]
     return True
 
 
-def _finite_points(trace: Trace) -> Floats:
-    points = [pair for pair in zip(trace["x"], trace["y"], strict=True) if pair[1] is not None]
-    return np.array(points, dtype=float).reshape(-1, 2).T
-
-
-def base_layout(history: RunLog) -> Layout:
+def base_layout(run_log: RunLog) -> Layout:
     axis = {"gridcolor": "var(--grid)", "zeroline": False, "automargin": True, "linecolor": "var(--line)"}
-    low, high = iteration_range(history)
-    place = "%{x:,d}"  # plotly puts the number in
-    over = say("iteration {number}", number=place) if history.numbered else say("line {number}", number=place)
-    resumes = [part.first_iteration for part in history.segments[1:] if part.first_iteration is not None]
+    low, high = iteration_range(run_log)
+    number = "%{x:,d}"  # plotly fills it in
+    hover = (
+        say("iteration {number}", number=number) if run_log.numbered else say("line {number}", number=number)
+    )
+    resumes = [
+        segment.first_iteration for segment in run_log.segments[1:] if segment.first_iteration is not None
+    ]
     return {
         "autosize": True,
         "margin": {"l": 4, "r": 24, "t": 8, "b": 4},
@@ -200,9 +261,9 @@ def base_layout(history: RunLog) -> Layout:
         "showlegend": True,
         "xaxis": axis
         | {
-            "title": {"text": say("iteration") if history.numbered else say("line"), "standoff": 8},
+            "title": {"text": say("iteration") if run_log.numbered else say("line"), "standoff": 8},
             "tickformat": ",~d",
-            "unifiedhovertitle": {"text": over},
+            "unifiedhovertitle": {"text": hover},
             "showgrid": False,
             "range": [low, high],
             "spikecolor": "var(--muted)",
@@ -211,13 +272,14 @@ def base_layout(history: RunLog) -> Layout:
         | ({"dtick": 1} if high - low < 8 else {}),
         "yaxis": axis | {"exponentformat": "none", "separatethousands": True},
         "shapes": [
-            vertical_line(history, at, "var(--muted)", say("resumed")) for at in resumes[:MAX_SEGMENTS]
+            vertical_line(run_log, iteration, "var(--muted)", say("resumed"))
+            for iteration in resumes[:MAX_SEGMENTS]
         ],
     }
 
 
 def set_log_axis(layout: Layout, values: Floats, unit: str = "") -> None:
-    """With a label at 1, 2 and 5 of each power of ten, or at the powers only where there are many."""
+    """With ticks at 1, 2 and 5 of each power of ten, or at the powers alone if there are many."""
     low, high = float(np.log10(values.min())), float(np.log10(values.max()))
     mantissas = (1, 2, 5) if high - low < 1.7 else (1,)
     powers = range(math.floor(low), math.ceil(high) + 1)
@@ -231,19 +293,19 @@ def set_log_axis(layout: Layout, values: Floats, unit: str = "") -> None:
     }
 
 
-def iteration_range(history: RunLog) -> tuple[float, float]:
-    """Its first and last iteration, with a margin: the same for all charts, which are read side by side."""
-    numbered = [done.iteration for done in history.evals if done.iteration is not None]
-    at = np.concatenate((history.steps.iteration, np.array(numbered, dtype=np.int64)))
-    if len(at) == 0:
+def iteration_range(run_log: RunLog) -> tuple[float, float]:
+    """First and last iteration, with a margin: the same for all charts, which are read side by side."""
+    eval_iterations = [one.iteration for one in run_log.evals if one.iteration is not None]
+    iterations = np.concatenate((run_log.steps.iteration, np.array(eval_iterations, dtype=np.int64)))
+    if len(iterations) == 0:
         return 0.0, 1.0
-    low, high = float(at.min()), float(at.max())
+    low, high = float(iterations.min()), float(iterations.max())
     margin = (high - low) * 0.015 or 1.0
     return low - margin, high + margin
 
 
-def vertical_line(history: RunLog, iteration: int, colour: str, text: str) -> Layout:
-    low, high = iteration_range(history)
+def vertical_line(run_log: RunLog, iteration: int, colour: str, text: str) -> Layout:
+    low, high = iteration_range(run_log)
     return {
         "type": "line",
         "xref": "x",

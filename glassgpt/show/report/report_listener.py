@@ -1,7 +1,7 @@
-"""The report at the end of a run.
+"""Writes report.html at the end of a run.
 
-It is written by the main thread after all listeners have heard everything, however long that takes: a
-listener's thread is waited for a few seconds, and a long journal takes longer to read.
+The main thread writes it, after all listeners have got all records. A listener's own thread would not do: at
+the end of a run it gets a few seconds, and reading a long journal takes longer.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.training.interrupt import StopSignals
 
 REPORT_NAME = "report.html"
-NOTICE_AFTER_S = 3.0  # of writing; then a line says what takes so long
+NOTICE_AFTER_S = 3.0  # of writing; then a line says that it takes long
 
 
 class ReportAtEnd:
-    """`stop`: a signal while the report is written gives up on it; one that quit the run leaves it out."""
+    """Listens for the end of the run; `finish` writes its report.
 
-    def __init__(self, out: Console, stop: StopSignals) -> None:
-        self._out, self._stop = out, stop
-        self.is_console_open = (
-            True  # where nobody reads the output any more, the report is written all the same
-        )
+    A stop signal while the report is written skips it. After a run that a signal quit at once, there is none.
+    """
+
+    def __init__(self, out: Console, signals: StopSignals) -> None:
+        self._out, self._signals = out, signals
+        self.is_console_open = True  # if nobody reads the output any more, the report is still written
         self._run_dir: Path | None = None
         self._has_ended = False
 
@@ -43,43 +44,57 @@ class ReportAtEnd:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
         elif record["kind"] == "end" and self._run_dir is not None:
-            self._run_dir = Path(record.get("out_dir", self._run_dir))  # another one, if it lost its folder
+            self._run_dir = Path(record.get("out_dir", self._run_dir))  # another one if it lost its folder
             self._has_ended = True
 
     def finish(self) -> None:
         """Write the report of a run that has ended, and print where it is, or why there is none.
 
-        Nothing is raised: the run keeps its exit code.
+        Nothing is raised: the exit code is the run's.
         """
         if self._run_dir is None or not self._has_ended:
             return
-        begun = time.monotonic()
-        notice = threading.Timer(NOTICE_AFTER_S, self._say_that_it_takes_time, (self._run_dir,))
+        started = time.monotonic()
+        notice = threading.Timer(NOTICE_AFTER_S, self._print_notice, (self._run_dir,))
         notice.daemon = True
-        reason, gentle = "", self._stop.is_graceful
+        problem, was_graceful = "", self._signals.is_graceful
         try:
-            self._stop.is_graceful = False  # the first signal ends the writing: there is nothing left to save
+            self._signals.is_graceful = False  # the first signal stops the writing: nothing is left to save
             notice.start()
+            if self._signals.quit_at_once:
+                raise UserError("the run was stopped at once")
             self._write(self._run_dir)
         except KeyboardInterrupt:
-            reason = f"stopped after {format.format_duration(time.monotonic() - begun)}"
+            problem = f"stopped after {format.format_duration(time.monotonic() - started)}"
         except UserError as error:
-            reason = "; ".join(error.problems)
+            problem = "; ".join(error.problems)
         except OSError as error:  # the folder was moved away or removed meanwhile
-            reason = (
-                f"{self._run_dir / journal.FILE_NAME} cannot be read any more ({error.strerror or error})"
-            )
-        except Exception as error:  # noqa: BLE001 - a mistake in the page must not become the run's
+            journal_path = self._run_dir / journal.FILE_NAME
+            problem = f"{journal_path} cannot be read any more ({error.strerror or error})"
+        except Exception as error:  # noqa: BLE001 - a bug in the report must not fail the run
             warn_listener_failed(REPORT_NAME, error)
-            reason = "writing it failed"
+            problem = "writing it failed"
         finally:
-            self._stop.is_graceful = gentle
+            self._signals.is_graceful = was_graceful
             notice.cancel()
-        later = f"`glass report {shlex.quote(str(self._run_dir))}` writes it"
-        self._print_line(f"none: {reason}; {later}" if reason else str(self._run_dir / REPORT_NAME))
+        fix = f"`glass report {shlex.quote(str(self._run_dir))}` writes it"
+        self._print_line(f"none: {problem}; {fix}" if problem else str(self._run_dir / REPORT_NAME))
 
-    def _say_that_it_takes_time(self, run_dir: Path) -> None:
-        with contextlib.suppress(OSError):  # it is gone: whoever reads it says so
+    def _write(self, run_dir: Path) -> None:
+        if find_spec("plotly") is None:
+            raise UserError("plotly is not installed (pip install 'glassgpt[report]')")
+        from glassgpt.explain.explanation import explain
+        from glassgpt.runs.from_journal import run_log_from_records
+        from glassgpt.show.report.page import write_report
+
+        run_log = run_log_from_records(journal.read(run_dir / journal.FILE_NAME), str(run_dir))
+        with use_language(preferred_language()):
+            explanation = explain(run_log)
+            path = run_dir / REPORT_NAME
+            write_report(path, run_log, explanation.facts, explanation.findings, run_dir.name)
+
+    def _print_notice(self, run_dir: Path) -> None:
+        with contextlib.suppress(OSError):  # the journal is gone: `finish` reports that
             size = format.format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
             self._print_line(f"being written from a journal of {size}; Ctrl-C leaves it out")
 
@@ -90,17 +105,3 @@ class ReportAtEnd:
             except OSError as error:
                 self.is_console_open = False
                 warn_listener_failed("console", error)
-
-    def _write(self, run_dir: Path) -> None:
-        if self._stop.quit_at_once:
-            raise UserError("the run was stopped at once")
-        if find_spec("plotly") is None:
-            raise UserError("plotly is not installed (pip install 'glassgpt[report]')")
-        from glassgpt.explain.explanation import explain
-        from glassgpt.runs.from_journal import run_log_from_records
-        from glassgpt.show.report.page import write_report
-
-        history = run_log_from_records(journal.read(run_dir / journal.FILE_NAME), str(run_dir))
-        with use_language(preferred_language()):
-            told = explain(history)
-            write_report(run_dir / REPORT_NAME, history, told.facts, told.findings, run_dir.name)

@@ -1,4 +1,4 @@
-"""The tables of a report, as rows of text: what took the time, settings with their reasons, the machine."""
+"""The tables of a report, as rows of text: the profile, settings with their reasons, the machine."""
 
 from __future__ import annotations
 
@@ -10,50 +10,53 @@ from glassgpt.i18n import say
 from glassgpt.runs.run_log import RunLog
 from glassgpt.show.facts_table import TableRow
 
-_MAX_CELL_CHARS = 400  # characters
+_MAX_CELL_CHARS = 400
 
 
-def setting_rows(history: RunLog) -> list[TableRow]:
-    """What the log says was set, and where GlassGPT chose a value itself, why."""
-    choices = _choices(history.setup.machine.get("choices"))
-    rows = [
-        TableRow(
-            name, choices[name].value if name in choices else truncate_cell(value), _reason(choices, name)
-        )
-        for name, value in history.setup.settings.items()
+def setting_rows(run_log: RunLog) -> list[TableRow]:
+    """The settings in the log; where GlassGPT chose a value itself, with the reason."""
+    listed = run_log.setup.machine.get("choices")
+    choices: dict[str, TableRow] = {}
+    for entry in listed if isinstance(listed, list | tuple) else ():
+        if isinstance(entry, Mapping) and "name" in entry:  # anyone may have written this journal
+            name, value, reason = str(entry["name"]), entry.get("value", ""), entry.get("reason") or ""
+            choices[name] = TableRow(name, truncate_cell(value), truncate_cell(reason))
+    settings = run_log.setup.settings
+    rows = [row for name, row in choices.items() if name not in settings]
+    return rows + [
+        choices.get(name, TableRow(name, truncate_cell(value))) for name, value in settings.items()
     ]
-    return [row for name, row in choices.items() if name not in history.setup.settings] + rows
 
 
-def machine_rows(history: RunLog) -> list[TableRow]:
-    """The card, the versions, the data: nested values by their dotted names."""
-    setup = history.setup
+def machine_rows(run_log: RunLog) -> list[TableRow]:
+    """The card, the versions, the dataset: nested values by their dotted names."""
+    setup = run_log.setup
     machine = {name: value for name, value in setup.machine.items() if name != "choices"}
     rows = [TableRow("device", truncate_cell(setup.device_name))] if setup.device_name else []
     rows += [] if setup.world_size is None else [TableRow("processes", str(setup.world_size))]
-    return rows + _flattened(machine) + _flattened(setup.data, "data")
+    return rows + _flatten(machine) + _flatten(setup.data, "data")
 
 
 def profile_table(record: Mapping[str, Any]) -> tuple[str, list[TableRow]]:
-    """A look into some updates: a sentence about it, and what took the time."""
+    """A sentence about the profiled updates, and the most expensive kernels or operators."""
     updates = max(1, int(record["updates"]))
-    of = say("kernels") if record["of"] == "kernels" else say("operators")
+    profiled = say("kernels") if record["of"] == "kernels" else say("operators")
     caption = say(
         "Updates {first} to {last} under PyTorch's profiler, {time} each; {of} ran for {busy} of it. "
         "The trace is {trace}, for {place}.",
         first=f"{record['from_iter'] + 1:,}",
         last=f"{record['from_iter'] + updates:,}",
         time=format.format_ms(record["wall_ms"] / updates),
-        of=of,
+        of=profiled,
         busy=f"{record['busy']:.0%}",
         trace=truncate_cell(record["trace"]),
         place="ui.perfetto.dev",
     )
     rows = []
-    for piece in record["top"]:
-        time, calls = format.format_ms(piece["ms"] / updates), f"{piece['calls'] / updates:.4g}"
+    for kernel in record["top"]:
+        time, calls = format.format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
         reason = say("{time} and {calls} calls per update", time=time, calls=calls)
-        rows.append(TableRow(truncate_cell(piece["name"]), f"{piece['share']:.1%}", reason))
+        rows.append(TableRow(truncate_cell(kernel["name"]), f"{kernel['share']:.1%}", reason))
     return caption, rows
 
 
@@ -62,31 +65,12 @@ def truncate_cell(value: object) -> str:
     return text if len(text) <= _MAX_CELL_CHARS else text[: _MAX_CELL_CHARS - 1] + "…"
 
 
-def _flattened(values: Mapping[str, object], above: str = "") -> list[TableRow]:
+def _flatten(values: Mapping[str, object], prefix: str = "") -> list[TableRow]:
     rows: list[TableRow] = []
     for name, value in values.items():
-        path = f"{above}.{name}" if above else str(name)
+        path = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Mapping):
-            rows += _flattened(value, path)
+            rows += _flatten(value, path)
         elif value is not None:
             rows.append(TableRow(path, truncate_cell(value)))
     return rows
-
-
-def _choices(listed: object) -> dict[str, TableRow]:
-    """The record may be anyone's, so an entry that is not one is passed over."""
-    if not isinstance(listed, list | tuple):
-        return {}
-    entries = [entry for entry in listed if isinstance(entry, Mapping) and "name" in entry]
-    return {
-        str(entry["name"]): TableRow(
-            str(entry["name"]),
-            truncate_cell(entry.get("value", "")),
-            truncate_cell(entry.get("reason") or ""),
-        )
-        for entry in entries
-    }
-
-
-def _reason(choices: Mapping[str, TableRow], name: str) -> str:
-    return choices[name].reason if name in choices else ""

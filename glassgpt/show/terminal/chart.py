@@ -1,4 +1,4 @@
-"""Small charts made of characters."""
+"""Small charts made of characters: a sparkline, a bar, curves in Braille dots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BAR_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character per value, the lowest to the highest; a value that cannot be drawn is a blank."""
+    """One character per value, from the lowest to the highest; a value that cannot be drawn is a blank."""
     finite = [value for value in values if _is_drawable(value)]
     if len(finite) < 2:
         return ""
@@ -29,29 +29,20 @@ def bar(share: float, width: int) -> str:
 
 
 def _is_drawable(*values: float) -> bool:
-    """Finite, and small enough that a difference is finite too."""
+    """Finite, and so small that differences are finite too."""
     return all(abs(value) < 1e100 for value in values)
 
 
-def _joined(curve: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """With points between those that are further apart than a dot."""
-    points = curve[:1]
-    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
-        count = min(1000, max(1, round((x1 - x0) / gap)))
-        points += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(1, count + 1)]
-    return points
-
-
-# Eight dots a character, two wide and four high, in Unicode's order.
+# Bits of the eight dots of a Braille character, two wide and four high.
 _BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def plot(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]], width: int, height: int
 ) -> list[list[tuple[str, int]]]:
-    """Curves of (x, y) in one frame: rows of (character, index of the curve), the last curve on top.
+    """Curves of (x, y) on one pair of axes: rows of (character, index of the curve), the last curve on top.
 
-    A value that is not finite is left out. Empty where fewer than two points are left.
+    Values that are not finite are left out. Empty if fewer than two points are left.
     """
     clean = [[(a, b) for a, b in zip(x, y, strict=True) if _is_drawable(a, b)] for x, y in curves]
     points = [point for curve in clean for point in curve]
@@ -62,7 +53,13 @@ def plot(
     masks = [[0] * width for _ in range(height)]
     owners = [[0] * width for _ in range(height)]
     for index, curve in enumerate(clean):
-        for x, y in _joined(curve, (right - left) / (2 * width) or 1.0):
+        # Connect points that are further apart than a dot.
+        dot = (right - left) / (2 * width) or 1.0
+        dots = curve[:1]
+        for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+            count = min(1000, max(1, round((x1 - x0) / dot)))
+            dots += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(1, count + 1)]
+        for x, y in dots:
             column = round((x - left) / ((right - left) or 1.0) * (2 * width - 1))
             row = round((high - y) / ((high - low) or 1.0) * (4 * height - 1))
             masks[row // 4][column // 2] |= _BRAILLE_DOTS[row % 4][column % 2]

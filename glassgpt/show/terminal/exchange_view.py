@@ -1,9 +1,8 @@
-"""What `glass export` and `glass import` did, in the terminal."""
+"""What `glass export` and `glass import` print."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.text import Text
@@ -16,81 +15,69 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 
 
-def print_export(done: ExportResult, to: str, out: Console) -> None:
-    origin = done.model.origin
-    for complaint in origin.complaints:
+def print_export(result: ExportResult, to: str, out: Console) -> None:
+    """The model, how it was verified, its files, and the command that loads it."""
+    loaded, check = result.model.origin, result.check
+    for complaint in loaded.complaints:
         _print_line(out, "warning", complaint, "yellow")
-    _print_line(out, "model", describe_checkpoint(origin, done.model.model().parameter_count()))
-    for note in done.notes:
+    _print_line(out, "model", describe_checkpoint(loaded, result.model.model().parameter_count()))
+    for note in result.notes:
         _print_line(out, note.name, f"{note.value}   ({note.reason})")
-    _print_line(out, "check", _checked(done))
-    _print_line(
-        out,
-        "files",
-        ", ".join(f"{name} {format.format_bytes(size)}" for name, size in done.bytes_by_file.items()),
+    difference = "are equal to the last bit"
+    if check.max_difference:
+        difference = f"differ by at most {check.max_difference:.1e}"
+    verified = (
+        f"read back by {check.loaded_by}: logits {difference} (the largest is {check.max_logit:.3g}) over "
+        f"{format.pluralize(check.compared_positions, 'token')}"
     )
-    _print_line(out, "written", str(done.out_dir))
-    for label, text in _next_commands(done, to):
-        _print_line(out, label, text)
+    if check.round_trip_ids:
+        tokens = format.pluralize(check.round_trip_ids, "token")
+        verified += f"; a text of {tokens} is encoded and decoded alike"
+    _print_line(out, "check", verified)
+    files = (f"{name} {format.format_bytes(size)}" for name, size in result.bytes_by_file.items())
+    _print_line(out, "files", ", ".join(files))
+    _print_line(out, "written", str(result.out_dir))
 
-
-def _checked(done: ExportResult) -> str:
-    proof = done.check
-    found = (
-        f"differ by at most {proof.max_difference:.1e}"
-        if proof.max_difference
-        else "are equal to the last bit"
-    )
-    text = (
-        f"read back by {proof.loaded_by}: logits {found} (the largest is {proof.max_logit:.3g}) over "
-        f"{format.pluralize(proof.compared_positions, 'token')}"
-    )
-    if proof.round_trip_ids:
-        text += f"; a text of {format.pluralize(proof.round_trip_ids, 'token')} is read and written alike"
-    return text
-
-
-def _next_commands(done: ExportResult, to: str) -> Iterable[tuple[str, str]]:
-    folder = shlex.quote(str(done.out_dir))
+    folder = shlex.quote(str(result.out_dir))
     if to == "hf":
-        yield "next", f'AutoModelForCausalLM.from_pretrained("{done.out_dir}"), AutoTokenizer likewise'
-        yield "", f"glass sample --init_from={folder}"
+        loader = f'AutoModelForCausalLM.from_pretrained("{result.out_dir}"), AutoTokenizer likewise'
+        _print_line(out, "next", loader)
+        _print_line(out, "", f"glass sample --init_from={folder}")
     elif to == "glass":
-        yield "next", f"glass sample --init_from={folder}"
-        yield "", "a loader of a few lines is in README.md there"
+        _print_line(out, "next", f"glass sample --init_from={folder}")
+        _print_line(out, "", "README.md in that folder has a loader of a few lines")
     else:
-        absolute = shlex.quote(str(done.out_dir.absolute()))
-        yield "next", "in nanoGPT's folder:"
-        if needs_meta(done.model.tokenizer):
-            place = f"data/{dataset_name(done.model)}"
-            yield "", f"mkdir -p {place} && cp {absolute}/meta.pkl {place}/"
-        yield "", f"python sample.py --out_dir={absolute}"
+        absolute = shlex.quote(str(result.out_dir.absolute()))
+        _print_line(out, "next", "in nanoGPT's folder:")
+        if needs_meta(result.model.tokenizer):
+            data_dir = f"data/{dataset_name(result.model)}"
+            _print_line(out, "", f"mkdir -p {data_dir} && cp {absolute}/meta.pkl {data_dir}/")
+        _print_line(out, "", f"python sample.py --out_dir={absolute}")
 
 
-def print_import(done: ImportResult, out: Console) -> None:
-    told = done.run
-    shape = told.shape
+def print_import(result: ImportResult, out: Console) -> None:
+    """The imported run, and the commands that show, explain, sample and resume it."""
+    run = result.run
+    shape = run.shape
     parts = [format.pluralize(shape.n_layer, "layer"), format.pluralize(shape.n_head, "head")]
     parts += [f"{shape.n_embd} wide", f"context {shape.block_size}"]
-    _print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(told.saved_iter, 'update')}")
-    if done.update_count:
-        counted = (
-            format.pluralize(done.update_count, "line"),
-            format.pluralize(done.evaluation_count, "evaluation"),
-        )
-        _print_line(out, "log", f"{counted[0]} about iterations, {counted[1]}")
-    for choice in told.choices:
+    _print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(run.saved_iter, 'update')}")
+    if result.update_count:
+        lines = format.pluralize(result.update_count, "line")
+        evaluations = format.pluralize(result.evaluation_count, "evaluation")
+        _print_line(out, "log", f"{lines} about iterations, {evaluations}")
+    for choice in run.choices:
         _print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
-    folder = shlex.quote(str(told.run_dir))
-    _print_line(out, "written", str(told.run_dir))
+    folder = shlex.quote(str(run.run_dir))
+    _print_line(out, "written", str(run.run_dir))
     _print_line(out, "next", f"glass show {folder}")
     _print_line(out, "", f"glass explain {folder}")
-    if told.dataset is not None:
+    if run.dataset is not None:
         _print_line(out, "", f"glass sample {folder}")
-        planned = told.config.max_iters
-        # A run that has done its updates is refused where nothing says how far it should go.
-        more = f" --max_iters={2 * planned}" if told.saved_iter >= planned else ""
-        _print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{more}")
+        max_iters = run.config.max_iters
+        # A run that has done its updates can be resumed only with more of them.
+        longer = f" --max_iters={2 * max_iters}" if run.saved_iter >= max_iters else ""
+        _print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{longer}")
 
 
 def _print_line(out: Console, label: str, text: str, style: str = "") -> None:

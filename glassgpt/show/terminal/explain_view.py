@@ -1,8 +1,6 @@
-"""An explanation in the terminal: the verdict, the findings, the facts, and two small charts."""
+"""`glass explain` in the terminal: verdict, findings, facts, two small charts; and the news of --watch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
@@ -12,9 +10,10 @@ from rich.text import Text
 from glassgpt import format
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.rule import Finding
+from glassgpt.explain.watch import WatchUpdate
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, glossary
+from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
 from glassgpt.show.facts_table import fact_groups, phase_labels, severity_label
@@ -23,23 +22,54 @@ from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
+_LOSS_CHART_POINTS = 4000
+_LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
+    """`full`: with the glossary of what the lines of this trainer's log mean."""
     for earlier in explanation.earlier:
         print_explanation(earlier, out, full)
-    history, facts = explanation.log, explanation.facts
-    out.print(Text(sanitize_line(history.name), style="bold"), soft_wrap=True)
+    run_log, facts = explanation.log, explanation.facts
+    out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:
-        _print_paragraph(sentence, out)
+        out.print(Text(_terminal_text(sentence)))
     out.print()
     for finding in explanation.findings:
         print_finding(finding, out)
-    _print_facts(facts, out)
-    _print_loss_chart(history, out)
-    _print_time_chart(history, facts, out)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    for _, rows in fact_groups(facts):
+        for row in rows:
+            table.add_row(_terminal_text(row.name), row.value)
+    out.print(table)
+    out.print()
+    _print_loss_chart(run_log, out)
+    _print_time_chart(run_log, facts, out)
     if full:
-        _print_glossary(glossary(history, facts), out)
+        out.print(Text(_terminal_text(say("what the lines mean")), style="bold"))
+        for entry in glossary(run_log, facts):
+            out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
+            _print_indented(entry.meaning, "", out)
+        out.print()
+
+
+def print_watch_update(update: WatchUpdate, out: Console) -> None:
+    """New evaluations and findings of a running log, as lines between those of the log."""
+    for evaluation in update.evaluations[-3:]:
+        if evaluation.val_loss is None:
+            continue
+        at = "?" if evaluation.iteration is None else f"{evaluation.iteration:,}"
+        text = say("iteration {at}: validation {loss}", at=at, loss=f"{evaluation.val_loss:.4f}")
+        line = Text.assemble(("glass  ", "bold cyan"), text)
+        best_so_far = say("the best so far")
+        is_best = evaluation.val_loss == update.explanation.facts.best_val_loss
+        out.print(line.append(f"  ({best_so_far})" if is_best else ""), soft_wrap=True)
+    for finding in update.findings:
+        at = "" if update.iteration is None else say("at iteration {at}", at=f"{update.iteration:,}")
+        out.print(Text.assemble(("glass  ", "bold cyan"), (at, "dim")), soft_wrap=True)
+        print_finding(finding, out)
 
 
 def print_finding(finding: Finding, out: Console) -> None:
@@ -55,90 +85,66 @@ def print_finding(finding: Finding, out: Console) -> None:
 
 
 def _print_indented(text: str, style: str, out: Console) -> None:
-    """Wrapped here: rich would fill the lines up with blanks."""
+    """Wrap the text ourselves: rich would pad the lines with blanks."""
     for line in Text(_terminal_text(text), style=style).wrap(out, max(20, out.width - 2)) if text else ():
         line.rstrip()
         out.print(Text("  ").append_text(line), soft_wrap=True)
 
 
 def _terminal_text(text: str) -> str:
-    """Every sentence goes through here: nothing in it may harm a terminal.
+    """A sentence without control characters; every printed sentence passes this function.
 
-    One that can write from right to left takes the direction of a line from its first letter.
+    In a right-to-left language it begins with a mark, because a terminal takes the direction of a line from
+    its first letter, which may be Latin.
     """
     clean = sanitize_keeping_bidi(text)
     return f"{_RIGHT_TO_LEFT_MARK}{clean}" if current_language() in RIGHT_TO_LEFT else clean
 
 
-def _print_paragraph(text: str, out: Console) -> None:
-    out.print(Text(_terminal_text(text)))
-
-
-# --- facts ---
-
-
-def _print_facts(facts: Facts, out: Console) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="bold")
-    table.add_column()
-    for _, rows in fact_groups(facts):
-        for row in rows:
-            table.add_row(_terminal_text(row.name), row.value)
-    out.print(table)
-    out.print()
-
-
-# --- charts ---
-
-
-def _print_loss_chart(history: RunLog, out: Console, height: int = 8) -> None:
+def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
     """The training loss in dots, the validation loss over it."""
     width = max(10, min(64, out.width - 10))
-    steps = history.steps
-    keep = np.flatnonzero(steps.has_loss & np.isfinite(steps.loss))
-    keep = keep[:: max(1, len(keep) // 4000)]
-    told = [done for done in history.evals if done.val_loss is not None and done.iteration is not None]
-    if history.val_metric != "loss":
-        told = []
-    curves = [
-        (steps.iteration[keep].tolist(), steps.loss[keep].tolist()),
-        ([float(done.iteration or 0) for done in told], [float(done.val_loss or 0.0) for done in told]),
+    steps = run_log.steps
+    rows = np.flatnonzero(steps.has_loss & np.isfinite(steps.loss))
+    rows = rows[:: max(1, len(rows) // _LOSS_CHART_POINTS)]
+    evaluations = [
+        (float(evaluation.iteration), float(evaluation.val_loss))
+        for evaluation in run_log.evals
+        if evaluation.val_loss is not None and evaluation.iteration is not None
     ]
-    values = [value for _, ys in curves for value in ys if np.isfinite(value)]
-    if len(values) < 2:
+    if run_log.val_metric != "loss":
+        evaluations = []
+    curves = [
+        (steps.iteration[rows].tolist(), steps.loss[rows].tolist()),
+        ([iteration for iteration, _ in evaluations], [loss for _, loss in evaluations]),
+    ]
+    losses = [loss for _, ys in curves for loss in ys if np.isfinite(loss)]
+    if len(losses) < 2:
         return
-    top = float(np.percentile(values, 97))  # the first fall would press all the rest against the bottom
-    rows = plot([(xs, [min(y, top) for y in ys]) for xs, ys in curves], width, height)
-    labels = {0: f"{top:.3g}", height - 1: f"{min(values):.3g}"}
-    title = say("loss: training in dots, validation bright") if told else say("training loss")
+    top = float(np.percentile(losses, _LOSS_CHART_PERCENTILE))
+    lines = plot([(xs, [min(y, top) for y in ys]) for xs, ys in curves], width, height)
+    labels = {0: f"{top:.3g}", height - 1: f"{min(losses):.3g}"}
+    title = say("loss: training in dots, validation bright") if evaluations else say("training loss")
     out.print(Text(_terminal_text(title), style="bold"))
-    for number, row in enumerate(rows):
+    for number, characters in enumerate(lines):
         line = Text(f"{labels.get(number, ''):>8} ")
-        for character, curve in row:
+        for character, curve in characters:
             line.append(character, style="bold cyan" if curve == 1 else "dim")
         out.print(line, soft_wrap=True)
     out.print()
 
 
-def _print_time_chart(history: RunLog, facts: Facts, out: Console) -> None:
-    phases = seconds_by_phase(history, build_timeline(history, facts))
+def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
+    phases = seconds_by_phase(run_log, build_timeline(run_log, facts))
     total = sum(phases.values())
     if not total:
         return
-    names = phase_labels()
+    labels = phase_labels()
     out.print(Text(_terminal_text(say("where the time went")), style="bold"))
-    for phase, seconds in sorted(phases.items(), key=lambda part: -part[1]):
+    for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
         line = Text(f"{format.format_duration(seconds):>9} {share:>7.1%}  ")
         width = max(0, min(30, out.width - 48))
-        line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(names[phase])
+        line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(labels[phase])
         out.print(line, soft_wrap=True)
-    out.print()
-
-
-def _print_glossary(entries: Sequence[GlossaryEntry], out: Console) -> None:
-    out.print(Text(_terminal_text(say("what the lines mean")), style="bold"))
-    for entry in entries:
-        out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
-        _print_indented(entry.meaning, "", out)
     out.print()

@@ -1,4 +1,4 @@
-"""What `glass plan` prints."""
+"""What `glass plan` prints: a plan, the proposal of --hours, the table of --cards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt.estimate.cluster import Cluster
 from glassgpt.format import (
     format_bytes,
     format_count,
@@ -31,28 +30,30 @@ _COLOURS = (
 )  # fmt: skip
 _STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 _BAR_WIDTH = 60
+_INDENT = 14
+_MAX_TABLE_COLUMNS = 1000
 
 
 def print_plan(plan: Plan, name: str, out: Console) -> None:
-    out.print(
-        Text(f"{sanitize_line(name)} on {sanitize_line(plan.target.title)}", style="bold"), soft_wrap=True
-    )
+    title = f"{sanitize_line(name)} on {sanitize_line(plan.target.title)}"
+    out.print(Text(title, style="bold"), soft_wrap=True)
     if plan.target.alternatives:
-        out.print(
-            Text(f"(there are also {', '.join(plan.target.alternatives)})", style="dim"), soft_wrap=True
-        )
+        alternatives = ", ".join(plan.target.alternatives)
+        out.print(Text(f"(there are also {alternatives})", style="dim"), soft_wrap=True)
     out.print()
-    _print_rows(_model_rows(plan), out)
+    _print_model(plan, out)
     _print_memory(plan, out)
     if plan.parallelism is not None:
         _print_data_parallel(plan, plan.parallelism, out)
     if plan.times is None:
-        _print_rows([("time", _why_no_time(plan))], out)
+        unknown = f"unknown: there is no {plan.spec.workload.dtype} peak of this card in the table"
+        if plan.target.peak_flops_per_s("float32"):
+            unknown += "; with --dtype=float32 there is"
+        _print_rows([("time", unknown)], out)
     else:
-        _print_rows(_time_rows(plan, plan.times), out)
+        _print_time(plan, plan.times, out)
     if not plan.config.eval_only:
-        _print_rows(_loss_rows(plan), out)
-        _print_rows(_data_rows(plan), out)
+        _print_loss_and_data(plan, out)
     _print_problems(plan.problems, out)
 
 
@@ -63,13 +64,16 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
     for heading in ("parameters", "layers x width", "tokens", "epochs", "tokens/s", "expected loss"):
         table.add_column(heading, justify="right")
     for option in proposal.considered:
-        style = "bold green" if option is proposal.best else ""
         low, mid, high = option.loss
         table.add_row(
-            format_parameters(option.parameters), f"{option.n_layer} x {option.n_embd}", format_count(option.tokens),
-            f"{option.epochs:.2g}", format_count(option.tokens_per_s), f"{mid:.2f} ({low:.2f} to {high:.2f})",
-            style=style,
-        )  # fmt: skip
+            format_parameters(option.parameters),
+            f"{option.n_layer} x {option.n_embd}",
+            format_count(option.tokens),
+            f"{option.epochs:.2g}",
+            format_count(option.tokens_per_s),
+            f"{mid:.2f} ({low:.2f} to {high:.2f})",
+            style="bold green" if option is proposal.best else "",
+        )
     _print_uncropped(table, out)
     out.print()
     if proposal.unused_time_reason:
@@ -116,217 +120,188 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
 # --- parts of a plan ---
 
 
-def _model_rows(plan: Plan) -> list[tuple[str, str]]:
-    decided, work = plan.spec, plan.spec.workload
-    fast = [
-        "our kernels" if work.kernels else "compiled" if work.compiled else "PyTorch's kernels",
-        *(["recorded updates"] if work.graph else []),
+def _print_model(plan: Plan, out: Console) -> None:
+    """The model, how it computes, its batch, and the size of the run."""
+    spec, workload = plan.spec, plan.spec.workload
+    kernels = "our kernels" if workload.kernels else "compiled" if workload.compiled else "PyTorch's kernels"
+    if workload.graph:
+        kernels += ", CUDA graph"
+    flops = format_flops_per_token(spec.flops_per_token)
+    rows = [
+        ("model", f"{format_parameters(spec.parameters)} parameters, {flops}/token"),
+        ("runs in", f"{workload.dtype} ({spec.dtype_reason}), {kernels}"),
     ]
-    about = [
-        (
-            "model",
-            f"{format_parameters(decided.parameters)} parameters, {format_flops_per_token(decided.flops_per_token)}/token",
-        ),
-        ("runs in", f"{work.dtype} ({decided.dtype_reason}), {', '.join(fast)}"),
-    ]
-    if decided.config.eval_only:
-        return [*about, ("run", "one evaluation")]
-    sequences, steps = decided.batch.batch_size, decided.batch.micro_steps
-    cut = f"{sequences} x {decided.config.block_size}"
-    cut += f" x {steps} micro-batches" if steps > 1 else ""
-    if decided.workload.ranks > 1:
-        cut += f" on each of {decided.workload.ranks} {_noun(plan.target.cluster)}"
-    return [
-        *about,
-        ("batch", f"{decided.batch.tokens:,} tokens an update: {cut}"),
-        (
-            "run",
-            f"{pluralize(decided.config.max_iters, 'update')}, {format_count(decided.total_tokens)} tokens, "
-            f"{decided.total_tokens * decided.flops_per_token:.2g} FLOP",
-        ),
-    ]
+    if spec.config.eval_only:
+        rows.append(("run", "one evaluation"))
+    else:
+        batch = f"{spec.batch.batch_size} x {spec.config.block_size}"
+        if spec.batch.micro_steps > 1:
+            batch += f" x {spec.batch.micro_steps} micro-batches"
+        if workload.ranks > 1:
+            # Of CPUs, the machines are counted.
+            noun = "machines" if plan.target.cluster.link is None else "cards"
+            batch += f" on each of {workload.ranks} {noun}"
+        rows += [
+            ("batch", f"{spec.batch.tokens:,} tokens an update: {batch}"),
+            (
+                "run",
+                f"{pluralize(spec.config.max_iters, 'update')}, {format_count(spec.total_tokens)} tokens, "
+                f"{spec.total_tokens * spec.flops_per_token:.2g} FLOP",
+            ),
+        ]
+    _print_rows(rows, out)
 
 
 def _print_memory(plan: Plan, out: Console) -> None:
+    """Total and parts, as a bar as long as the card's memory, and what other settings would need."""
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
-    whole = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
-    head = f"{format_bytes(memory.total_bytes)} of {whole}: {fits} (a run may take {format_bytes(target.max_bytes)})"
+    capacity = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
+    head = f"{format_bytes(memory.total_bytes)} of {capacity}: {fits}"
+    head += f" (a run may take {format_bytes(target.max_bytes)})"
     if target.cluster.ranks > 1:
-        head = f"{head}, on each card"
+        head += ", on each card"
     _print_rows([("memory", head)], out, end=False)
-    out.print(_memory_bar(plan), soft_wrap=True)
-    parts = Table.grid(padding=(0, 2, 0, 0))
-    for (name, amount), colour in zip(_memory_parts(plan).items(), _COLOURS, strict=False):
-        parts.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, format_bytes(amount))
-    _print_uncropped(parts, out)
+
+    parts = dict(memory.parts)
+    if memory.graph_bytes:
+        parts["CUDA graph"] = memory.graph_bytes
+    parts["context"] = memory.context_bytes
+    bar_bytes = max(memory.total_bytes, target.memory_bytes)
+    line, done = Text(" " * _INDENT), 0
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for (name, amount), colour in zip(parts.items(), _COLOURS, strict=False):
+        # Cells by where a part ends, so that many small parts do not round to nothing.
+        cells = round(_BAR_WIDTH * (done + amount) / bar_bytes) - round(_BAR_WIDTH * done / bar_bytes)
+        line.append("█" * cells, style=colour)
+        done += amount
+        table.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, format_bytes(amount))
+    line.append("░" * max(0, _BAR_WIDTH + _INDENT - len(line)), style="dim")
+    out.print(line, soft_wrap=True)
+    _print_uncropped(table, out)
     for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
         out.print(Text(f"{' ' * _INDENT}{variant.name}: {format_bytes(variant.total)}, {most}", style="dim"))
     out.print()
 
 
-def _print_data_parallel(plan: Plan, ways: ParallelismComparison, out: Console) -> None:
-    """Both ways, and what the figures rest on."""
+def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Console) -> None:
+    """DDP and FSDP side by side, which is advised, and what the figures assume."""
     cluster = plan.target.cluster
-    own = ways.fsdp if plan.config.shard else ways.ddp
-    rows = [("together", f"{_cards(cluster)}; each sends {own.sent_bytes / 1e9:.3g} GB an update")]
-    if own.computing_s is not None and own.waiting_s is not None:
-        rows.append(
-            (
-                "",
-                f"an update computes {format_duration(own.computing_s)} and waits {format_duration(own.waiting_s)}",
-            )
-        )
+    planned = parallelism.fsdp if plan.config.shard else parallelism.ddp
+    if cluster.link is None:
+        ranks = f"{cluster.machines} machines"
+    elif cluster.machines == 1:
+        ranks = f"{cluster.cards_per_machine} cards"
+    else:
+        each = "one in each" if cluster.cards_per_machine == 1 else f"{cluster.cards_per_machine} in each"
+        ranks = f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
+    rows = [("together", f"{ranks}; each sends {planned.sent_bytes / 1e9:.3g} GB an update")]
+    if planned.computing_s is not None and planned.waiting_s is not None:
+        computing, waiting = format_duration(planned.computing_s), format_duration(planned.waiting_s)
+        rows.append(("", f"an update computes {computing} and waits {waiting}"))
     _print_rows(rows, out, end=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(" " * _INDENT)
     for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
-    for way in (ways.ddp, ways.fsdp):
-        label, unknown = f"{way.name} ({way.setting})", "?" if way.fits else "-"
+    for way in (parallelism.ddp, parallelism.fsdp):
+        unknown = "?" if way.fits else "-"
         table.add_row(
-            f"{' ' * _INDENT}{label}",
+            f"{' ' * _INDENT}{way.name} ({way.setting})",
             format_bytes(way.memory_bytes) + ("" if way.fits else ": too much"),
             f"{way.batch_size}" + (f" x {way.micro_steps}" if way.micro_steps > 1 else ""),
             unknown if way.tokens_per_s is None else format_count(way.tokens_per_s[1]),
             unknown if way.efficiency is None else f"{way.efficiency:.0%}",
             unknown if way.total_s is None else format_duration(way.total_s[1]),
-            style="bold" if way is own else "dim",
+            style="bold" if way is planned else "dim",
         )
     _print_uncropped(table, out)
-    best = "neither" if ways.advised is None else ways.advised.name
-    _print_rows([("advised", f"{best}: {ways.reason}")], out, end=False)
-    _print_rows([("assumed" if not at else "", line) for at, line in enumerate(assumptions(cluster))], out)
+    advised = "neither" if parallelism.advised is None else parallelism.advised.name
+    _print_rows([("advised", f"{advised}: {parallelism.reason}")], out, end=False)
+    assumed = enumerate(assumptions(cluster))
+    _print_rows([("" if number else "assumed", line) for number, line in assumed], out)
 
 
-def _noun(cluster: Cluster) -> str:
-    """What is counted: cards, or machines whose CPUs train."""
-    return "machines" if cluster.link is None else "cards"
-
-
-def _cards(cluster: Cluster) -> str:
-    if cluster.link is None:
-        return f"{cluster.machines} machines"
-    if cluster.machines == 1:
-        return f"{cluster.cards_per_machine} cards"
-    each = "one in each" if cluster.cards_per_machine == 1 else f"{cluster.cards_per_machine} in each"
-    return f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
-
-
-def _memory_parts(plan: Plan) -> dict[str, int]:
-    recorded = {"recorded update": plan.memory.graph_bytes} if plan.memory.graph_bytes else {}
-    return {**plan.memory.parts, **recorded, "context": plan.memory.context_bytes}
-
-
-def _memory_bar(plan: Plan) -> Text:
-    """All parts in a row, on a line as long as the card's memory."""
-    whole = max(plan.memory.total_bytes, plan.target.memory_bytes)
-    line, done = Text(" " * _INDENT), 0
-    for amount, colour in zip(_memory_parts(plan).values(), _COLOURS, strict=False):
-        # By where it ends, so that small parts do not add up to nothing.
-        cells = round(_BAR_WIDTH * (done + amount) / whole) - round(_BAR_WIDTH * done / whole)
-        line.append("█" * cells, style=colour)
-        done += amount
-    return line.append("░" * max(0, _BAR_WIDTH + _INDENT - len(line)), style="dim")
-
-
-def _time_rows(plan: Plan, times: TimeEstimate) -> list[tuple[str, str]]:
+def _print_time(plan: Plan, times: TimeEstimate, out: Console) -> None:
     low, mid, high = times.total_s
     pace = times.pace
+    evaluations = "once" if times.evaluations == 1 else f"{times.evaluations:,} times"
     rows = [
         (
             "speed",
-            f"{format_count(pace.low)} to {format_count(pace.high)} tokens/s, MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
+            f"{format_count(pace.low)} to {format_count(pace.high)} tokens/s, "
+            f"MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
         ),
         ("", pace.why),
         ("time", f"{format_duration(mid)} ({format_duration(low)} to {format_duration(high)})"),
         (
             "",
-            f"of it evaluating {format_duration(times.evaluation_s)} ({_often(times.evaluations)}), start "
+            f"of it evaluating {format_duration(times.evaluation_s)} ({evaluations}), start "
             f"{format_duration(times.start_s)}, last checkpoint {format_duration(times.saving_s)}",
         ),
     ]
     if times.compile_breaks_even is not None:
-        rows.append(
-            (
-                "compile",
-                f"would cost {format_duration(times.compile_cost_s)}, and pay from update "
-                f"{times.compile_breaks_even:,} on",
-            )
-        )
+        cost = format_duration(times.compile_cost_s)
+        rows.append(("compile", f"would cost {cost}, and pay from update {times.compile_breaks_even:,} on"))
     if times.kwh is not None:
         whose = "the card's" if plan.target.cluster.ranks == 1 else "all cards'"
         rows.append(("energy", f"{times.kwh:.3g} kWh at most, at {whose} full power"))
     if times.cost is not None:
         rows.append(("cost", f"{times.cost:,.2f}"))
-    return rows
+    _print_rows(rows, out)
 
 
-def _why_no_time(plan: Plan) -> str:
-    told = f"unknown: there is no {plan.spec.workload.dtype} peak of this card in the table"
-    return f"{told}; with --dtype=float32 there is" if plan.target.peak_flops_per_s("float32") else told
+def _print_loss_and_data(plan: Plan, out: Console) -> None:
+    """The expected loss, the dataset, the checkpoints and the schedule."""
+    estimate, dataset = plan.training_estimate, plan.dataset
+    if estimate.loss is None:
+        rows = [("loss", estimate.loss_reason)]
+    else:
+        low, mid, high = estimate.loss
+        perplexity = f", perplexity {math.exp(mid):.3g}" if mid < 20 else ""
+        rows = [
+            ("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){perplexity}"),
+            ("", estimate.loss_reason),
+        ]
+        course = "   ".join(f"{at:,}: {loss:.2f}" for at, _, loss, _ in estimate.course)
+        if course:
+            rows.append(("on the way", course))
+        if estimate.overfits_at is not None:
+            rows.append(("overfitting", f"probably from update {estimate.overfits_at:,} on"))
+    _print_rows(rows, out)
 
-
-def _often(times: int) -> str:
-    return "once" if times == 1 else f"{times:,} times"
-
-
-def _loss_rows(plan: Plan) -> list[tuple[str, str]]:
-    ahead = plan.training_estimate
-    if ahead.loss is None:
-        return [("loss", ahead.loss_reason)]
-    low, mid, high = ahead.loss
-    perplexity = f", perplexity {math.exp(mid):.3g}" if mid < 20 else ""
-    rows = [("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){perplexity}"), ("", ahead.loss_reason)]
-    course = "   ".join(f"{at:,}: {value:.2f}" for at, _, value, _ in ahead.course)
-    if course:
-        rows.append(("on the way", course))
-    if ahead.overfits_at is not None:
-        rows.append(("overfitting", f"probably from update {ahead.overfits_at:,} on"))
-    return rows
-
-
-def _data_rows(plan: Plan) -> list[tuple[str, str]]:
-    ahead, text = plan.training_estimate, plan.dataset
-    return [
-        (
-            "data",
-            f"{format_count(text.train_tokens)} tokens ({text.source}): {ahead.epochs:.3g} times through it",
-        ),
-        ("", _tokens_per_parameter(plan)),
-        (
-            "checkpoints",
-            f"{format_bytes(ahead.checkpoint_bytes)} each, the first after update {ahead.first_checkpoint:,}; "
-            f"up to {format_bytes(ahead.disk_bytes)} on disk",
-        ),
-        ("schedule", ahead.schedule),
+    ratio = estimate.tokens_per_parameter
+    per_parameter = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+    per_parameter += " tokens per parameter"
+    # Chinchilla's ratio is for web text from scratch: not for small datasets, nor for fine-tuning.
+    if plan.config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte"):
+        per_parameter += "; about 20 make the most of the time"
+    checkpoints = (
+        f"{format_bytes(estimate.checkpoint_bytes)} each, the first after update "
+        f"{estimate.first_checkpoint:,}; up to {format_bytes(estimate.disk_bytes)} on disk"
+    )
+    tokens = format_count(dataset.train_tokens)
+    rows = [
+        ("data", f"{tokens} tokens ({dataset.source}): {estimate.epochs:.3g} times through it"),
+        ("", per_parameter),
+        ("checkpoints", checkpoints),
+        ("schedule", estimate.schedule),
     ]
-
-
-def _tokens_per_parameter(plan: Plan) -> str:
-    """What is usual for web text from scratch says nothing about little text, or weights that know much."""
-    ratio = plan.training_estimate.tokens_per_parameter
-    told = f"{ratio:.3g} tokens per parameter" if ratio < 1000 else f"{ratio:,.0f} tokens per parameter"
-    usual = plan.config.init_from == "scratch" and plan.dataset.tokenizer not in ("char", "byte")
-    return f"{told}; about 20 make the most of the time" if usual else told
+    _print_rows(rows, out)
 
 
 def _print_problems(problems: tuple[PlanProblem, ...], out: Console) -> None:
     for problem in problems:
-        line = Text.assemble(
-            (f"{problem.kind}  ", _STYLES[problem.kind]), sanitize_keeping_bidi(problem.what)
-        )
-        out.print(line)
+        kind = (f"{problem.kind}  ", _STYLES[problem.kind])
+        out.print(Text.assemble(kind, sanitize_keeping_bidi(problem.what)))
         out.print(Text(f"  {sanitize_keeping_bidi(problem.fix)}", style="green"))
     if not problems:
-        out.print(Text("nothing speaks against it", style="green"))
-
-
-_INDENT = 14
+        out.print(Text("no problem found", style="green"))
 
 
 def _print_rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
+    """Labels and values; `end`: followed by an empty line."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", width=_INDENT - 2)
     table.add_column(overflow="fold")
@@ -338,9 +313,6 @@ def _print_rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> 
 
 
 def _print_uncropped(table: Table, out: Console) -> None:
-    """A narrow terminal breaks its lines, but no figure is cut."""
+    """A narrow terminal wraps the lines of the table, but no number is cut."""
     table.width = Measurement.get(out, out.options.update(max_width=_MAX_TABLE_COLUMNS), table).maximum
     out.print(table, soft_wrap=True)
-
-
-_MAX_TABLE_COLUMNS = 1000  # columns

@@ -1,6 +1,6 @@
-"""Samples in the terminal: as they are written, or those of two models side by side.
+"""`glass sample` in the terminal: samples as they are generated, or those of two models side by side.
 
-The text goes to stdout, what is said about it to stderr; so `glass sample > text.txt` holds text alone.
+Samples go to stdout, everything about them to stderr; so `glass sample > text.txt` holds samples alone.
 """
 
 from __future__ import annotations
@@ -23,65 +23,62 @@ from glassgpt.training.weight_source import LoadedCheckpoint
 SEPARATOR = "-" * 15
 
 
-def describe_model(writer: Sampler) -> str:
-    return describe_checkpoint(writer.checkpoint, writer.model.parameter_count())
+def describe_model(sampler: Sampler) -> str:
+    return describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count())
 
 
-def describe_checkpoint(origin: LoadedCheckpoint, parameters: int) -> str:
-    """Which model this is: where from, how far trained, how good, how large."""
-    parts = [origin.description]
-    if origin.iter is not None:
-        parts.append(f"after {format.pluralize(origin.iter, 'update')}")
-    if origin.val_loss is not None and math.isfinite(origin.val_loss):
-        parts.append(f"validation loss {origin.val_loss:.4f}")
-    elif origin.iter is not None:
+def describe_checkpoint(loaded: LoadedCheckpoint, parameters: int) -> str:
+    """Where a model is from, how far it was trained, its validation loss, its size."""
+    parts = [loaded.description]
+    if loaded.iter is not None:
+        parts.append(f"after {format.pluralize(loaded.iter, 'update')}")
+    if loaded.val_loss is not None and math.isfinite(loaded.val_loss):
+        parts.append(f"validation loss {loaded.val_loss:.4f}")
+    elif loaded.iter is not None:
         parts.append("its validation loss was not measured")
     parts.append(f"{format.format_count(parameters)} parameters")
     return ", ".join(parts)
 
 
-def print_model_info(writer: Sampler, err: Console) -> None:
-    for complaint in writer.checkpoint.complaints:
+def print_model_info(sampler: Sampler, err: Console) -> None:
+    for complaint in sampler.checkpoint.complaints:
         err.print(Text(sanitize_text(f"warning       {complaint}"), style="yellow"), soft_wrap=True)
-    lines = [("model", describe_model(writer))]
-    lines += [(choice.name, f"{choice.value}   ({choice.reason})") for choice in writer.choices]
+    lines = [("model", describe_model(sampler))]
+    lines += [(choice.name, f"{choice.value}   ({choice.reason})") for choice in sampler.choices]
     for label, text in lines:
         err.print(Text.assemble((f"{label:<14}", "bold"), sanitize_text(text)), soft_wrap=True)
 
 
-def print_prompt_truncation(writer: Sampler, prompt: Sequence[int], err: Console) -> None:
-    context = writer.model.config.block_size
+def print_prompt_truncation(sampler: Sampler, prompt: Sequence[int], err: Console) -> None:
+    """A line if the prompt is longer than the context."""
+    context = sampler.model.config.block_size
     if len(prompt) > context:
         text = f"of its {len(prompt):,} tokens the model sees the last {context:,}, its whole context"
         err.print(Text.assemble((f"{'prompt':<14}", "bold"), text), soft_wrap=True)
 
 
 def stream_samples(
-    writer: Sampler, text: str, prompt: list[int], options: SampleOptions, err: Console
+    sampler: Sampler, text: str, prompt: list[int], options: SampleOptions, err: Console
 ) -> None:
-    """The first sample of a group is shown while it is written; the others were written meanwhile."""
-    text = writer.visible_prompt(prompt, text)
-    started, done, waiting = time.perf_counter(), 0, [text]
+    """Print samples: the first of a batch token by token, the others when the batch is done."""
+    text = sampler.visible_prompt(prompt, text)
+    started, done, batch = time.perf_counter(), 0, [text]
     _write_stdout(text)
-    for pieces in writer.sample(prompt, options):
+    for pieces in sampler.sample(prompt, options):
         if pieces:
             _write_stdout(pieces[0])
-            waiting = [*waiting, *[text] * (len(pieces) - len(waiting))]
-            waiting = [before + piece for before, piece in zip(waiting, pieces, strict=True)]
+            batch = [*batch, *[text] * (len(pieces) - len(batch))]
+            batch = [before + piece for before, piece in zip(batch, pieces, strict=True)]
             continue
-        for sample in waiting[1:]:
+        for sample in batch[1:]:
             _write_stdout(f"\n{SEPARATOR}\n{sample}")
-        done += len(waiting)
+        done += len(batch)
         _write_stdout(f"\n{SEPARATOR}\n{text if done < options.num_samples else ''}")
-        waiting = [text]
+        batch = [text]
     seconds = time.perf_counter() - started
-    total = options.num_samples * options.max_new_tokens
-    err.print(
-        Text(
-            f"{total:,} tokens in {format.format_duration(seconds)}: {format.format_count(total / seconds)} tok/s",
-            style="dim",
-        )
-    )
+    tokens = options.num_samples * options.max_new_tokens
+    speed = f"{format.format_count(tokens / seconds)} tok/s"
+    err.print(Text(f"{tokens:,} tokens in {format.format_duration(seconds)}: {speed}", style="dim"))
 
 
 def _write_stdout(text: str) -> None:
@@ -90,28 +87,23 @@ def _write_stdout(text: str) -> None:
 
 
 def print_side_by_side(
-    writers: Sequence[Sampler], text: str, prompts: Sequence[list[int]], options: SampleOptions, out: Console
+    samplers: Sequence[Sampler], text: str, prompts: Sequence[list[int]], options: SampleOptions, out: Console
 ) -> None:
     """A column for each model, a row for each sample: same prompt, same seed."""
     table = Table(show_lines=True)
-    for writer in writers:
-        table.add_column(Text(sanitize_text(describe_model(writer))), ratio=1, overflow="fold")
-    columns = [
-        [writer.visible_prompt(prompt, text) + sample for sample in _samples(writer, prompt, options)]
-        for writer, prompt in zip(writers, prompts, strict=True)
-    ]
+    columns = []
+    for sampler, prompt in zip(samplers, prompts, strict=True):
+        table.add_column(Text(sanitize_text(describe_model(sampler))), ratio=1, overflow="fold")
+        visible = sampler.visible_prompt(prompt, text)
+        samples: list[str] = []
+        batch: list[str] = []
+        for pieces in sampler.sample(prompt, options):
+            if pieces:
+                batch = batch or [visible] * len(pieces)
+                batch = [before + piece for before, piece in zip(batch, pieces, strict=True)]
+            else:
+                samples, batch = samples + batch, []
+        columns.append(samples)
     for row in zip(*columns, strict=True):
         table.add_row(*(Text(sanitize_text(sample)) for sample in row))
     out.print(table)
-
-
-def _samples(writer: Sampler, prompt: list[int], options: SampleOptions) -> list[str]:
-    done: list[str] = []
-    group: list[str] = []
-    for pieces in writer.sample(prompt, options):
-        if pieces:
-            group = group or [""] * len(pieces)
-            group = [before + piece for before, piece in zip(group, pieces, strict=True)]
-        else:
-            done, group = done + group, []
-    return done

@@ -1,8 +1,7 @@
-"""`glass tune` in the terminal: what is measured on, a bar while it lasts, the table, a chart, why."""
+"""`glass tune` in the terminal: the machine, a progress bar, the table, a chart, the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,13 +19,11 @@ from glassgpt.tune.speed_settings import TuneContext
 from glassgpt.tune.tuning import Tuning, describe_automatic_setting, describe_setting
 
 _RIGHT_ALIGNED_COLUMNS = ("tokens/s", "±", "update", "MFU", "peak")
-
-
-_BUSY_CORES_SHARE = 0.5  # of the cores
+_BUSY_CORES_WARNING_SHARE = 0.5  # of the usable cores: if other programs take more, warn
 
 
 class TuneConsole:
-    """Says what is measured on; on a terminal, a bar of the budget and what is tried now."""
+    """Prints the machine and the model; on a terminal, a bar of the budget and the setting under trial."""
 
     def __init__(self, out: Console, name: str, budget_s: float, quiet: bool = False) -> None:
         self._out, self._name, self._budget_s, self._quiet = out, name, budget_s, quiet
@@ -50,140 +47,115 @@ class TuneConsole:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, step: TuneContext | TrialEvent) -> None:
-        if isinstance(step, TuneContext):
-            self._context = step
+    def __call__(self, event: TuneContext | TrialEvent) -> None:
+        if isinstance(event, TuneContext):
+            self._context = event
             if not self._quiet:
-                print_tune_context(step, self._name, self._out)
+                print_tune_context(event, self._name, self._out)
             return
         assert self._context is not None
-        what = (
-            describe_setting(self._context, step.setting)
-            if step.trial is None
-            else "choosing what to try next"
-        )
-        best = (
-            f"; so far {format.format_count(step.best_tokens_per_s)} tokens/s"
-            if step.best_tokens_per_s
-            else ""
-        )
-        self._progress.update(
-            self._bar,
-            completed=self._budget_s - step.left_s,
-            description=what + best,
-        )
+        description = "choosing what to try next"
+        if event.trial is None:
+            description = describe_setting(self._context, event.setting)
+        if event.best_tokens_per_s:
+            description += f"; so far {format.format_count(event.best_tokens_per_s)} tokens/s"
+        self._progress.update(self._bar, completed=self._budget_s - event.left_s, description=description)
 
 
-def print_tune_context(ground: TuneContext, name: str, out: Console) -> None:
+def print_tune_context(context: TuneContext, name: str, out: Console) -> None:
     lines = {
-        "tune": f"{name}: {format.format_parameters(ground.parameters)} parameters, {ground.tokens_per_update:,} tokens per "
-        f"update ({ground.sequences} sequences of {ground.block_size})",
-        "device": f"{ground.device}   ({ground.device_name}, {ground.dtype}, torch {ground.torch})",
-        "data": ground.data,
-        "memory": f"{format.format_bytes(ground.free_bytes)} free, of which a setting may take "
-        f"{format.format_bytes(ground.usable_bytes)}",
-        "automatic": describe_automatic_setting(ground),
+        "tune": f"{name}: {format.format_parameters(context.parameters)} parameters, "
+        f"{context.tokens_per_update:,} tokens per update "
+        f"({context.sequences} sequences of {context.block_size})",
+        "device": f"{context.device}   ({context.device_name}, {context.dtype}, torch {context.torch})",
+        "data": context.data,
+        "memory": f"{format.format_bytes(context.free_bytes)} free, of which a setting may take "
+        f"{format.format_bytes(context.usable_bytes)}",
+        "automatic": describe_automatic_setting(context),
     }
-    if ground.device_type == "cpu" and ground.busy_cores > _BUSY_CORES_SHARE * ground.usable_cores:
+    busy_limit = _BUSY_CORES_WARNING_SHARE * context.usable_cores
+    if context.device_type == "cpu" and context.busy_cores > busy_limit:
         lines["warning"] = (
-            f"other programs keep {ground.busy_cores:.1f} of {ground.usable_cores:g} cores busy: "
-            "the figures are theirs too"
+            f"other programs keep {context.busy_cores:.1f} of {context.usable_cores:g} cores busy: "
+            "they slow down the trials"
         )
     for label, text in lines.items():
         _print_line(label, text, out)
     out.print()
 
 
-def _print_line(label: str, text: str, out: Console) -> None:
-    out.print(Text.assemble((f"{label:<13} ", "bold"), sanitize_text(text)), soft_wrap=True)
-
-
-# --- the end ---
-
-
 def print_tuning(tuning: Tuning, out: Console) -> None:
-    _print_table(tuning, out)
+    """All settings in a table, tokens/s by micro-batch as a chart, and the summary."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("setting", *_RIGHT_ALIGNED_COLUMNS, "verdict"):
+        table.add_column(
+            name, justify="right" if name in _RIGHT_ALIGNED_COLUMNS else "left", no_wrap=name != "verdict"
+        )
+    # The chosen one first, the fastest next; settings that did not run last.
+    rows = sorted(tuning.result.rows, key=lambda row: (not row.is_chosen, -(row.tokens_per_s or 0.0)))
+    for row in rows:
+        style = "bold green" if row.is_chosen else "" if row.figures else "dim"
+        table.add_row(*(Text(sanitize_text(cell)) for cell in _table_cells(row, tuning.context)), style=style)
+    out.print(table)
+    shortened = [row for row in rows if row.micro_steps_done < row.micro_steps and row.figures]
+    if shortened:
+        most = max(shortened, key=lambda row: row.micro_steps)
+        timed = most.micro_steps_done
+        out.print(
+            f"Of updates with many micro-batches, {timed} and the optimizer step are timed, and the others "
+            f"added as computed: {most.micro_steps - timed} where there are {most.micro_steps}.",
+            style="dim",
+        )
+    out.print()
     _print_chart(tuning, out)
     out.print(Text(sanitize_text(tuning.result.summary), style="bold"))
     out.print()
 
 
 def print_tuned_file(tuning: Tuning, path: Path, out: Console) -> None:
-    tried = sum(row.trials for row in tuning.result.rows)
-    _print_line("took", f"{format.format_duration(tuning.took_s)}, {format.pluralize(tried, 'trial')}", out)
+    trials = sum(row.trials for row in tuning.result.rows)
+    _print_line("took", f"{format.format_duration(tuning.took_s)}, {format.pluralize(trials, 'trial')}", out)
     _print_line("written", str(path), out)
     _print_line("next", f"glass train {path}", out)
 
 
-def _print_table(tuning: Tuning, out: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("setting", *_RIGHT_ALIGNED_COLUMNS, "verdict"):
-        table.add_column(
-            name, justify="right" if name in _RIGHT_ALIGNED_COLUMNS else "left", no_wrap=name != "verdict"
-        )
-    rows = sorted(tuning.result.rows, key=_order)
-    for row in rows:
-        style = "bold green" if row.is_chosen else "" if row.figures else "dim"
-        table.add_row(*(Text(sanitize_text(cell)) for cell in _cells(row, tuning.context)), style=style)
-    out.print(table)
-    shortened = [row for row in rows if row.micro_steps_done < row.micro_steps and row.figures]
-    if shortened:
-        most = max(shortened, key=lambda row: row.micro_steps)
-        done = most.micro_steps_done
-        out.print(
-            f"Of updates with many micro-batches, {done} and the optimizer's step are timed, and the others "
-            f"added as computed: {most.micro_steps - done} where there are {most.micro_steps}.",
-            style="dim",
-        )
-    out.print()
+def _print_line(label: str, text: str, out: Console) -> None:
+    out.print(Text.assemble((f"{label:<13} ", "bold"), sanitize_text(text)), soft_wrap=True)
 
 
-def _order(row: SettingResult) -> tuple[bool, float]:
-    """The chosen one first, the fastest next; what did not run last, as it came."""
-    return not row.is_chosen, -(row.tokens_per_s or 0.0)
-
-
-def _cells(row: SettingResult, ground: TuneContext) -> tuple[str, ...]:
-    name = describe_setting(ground, row.setting) + (" (automatic)" if row.is_automatic else "")
-    if row.figures is None or row.tokens_per_s is None:
+def _table_cells(row: SettingResult, context: TuneContext) -> tuple[str, ...]:
+    name = describe_setting(context, row.setting) + (" (automatic)" if row.is_automatic else "")
+    figures = row.figures
+    if figures is None or row.tokens_per_s is None:
         return name, "", "", "", "", "", row.verdict
-    found = row.figures
+    update_s = figures.update_s
     return (
         name,
         format.format_count(row.tokens_per_s),
-        format.format_percent((found.slow_s - found.fast_s) / 2 / found.update_s),
-        _update(found.update_s),
+        format.format_percent((figures.slow_s - figures.fast_s) / 2 / update_s),
+        format.format_ms(update_s * 1000) if update_s < 10 else format.format_duration(update_s),
         "" if row.mfu is None else format.format_percent_value(row.mfu),
-        "" if found.peak_bytes is None else format.format_bytes(found.peak_bytes),
+        "" if figures.peak_bytes is None else format.format_bytes(figures.peak_bytes),
         row.verdict,
     )
 
 
-def _update(seconds: float) -> str:
-    return format.format_ms(seconds * 1000) if seconds < 10 else format.format_duration(seconds)
-
-
 def _print_chart(tuning: Tuning, out: Console) -> None:
-    """The fastest that ran with each micro-batch, compiled or not as the one chosen."""
-    compiled = tuning.result.chosen.setting.compile
-    best = fastest_by_micro_batch([row for row in tuning.result.rows if row.setting.compile == compiled])
-    if len(best) < 2:
+    """The fastest trial of each micro-batch size, compiled or not as in the chosen setting."""
+    chosen = tuning.result.chosen.setting
+    rates: dict[int, float] = {}  # tokens per second by micro-batch size
+    for row in tuning.result.rows:
+        if row.setting.compile == chosen.compile and row.tokens_per_s is not None:
+            size = row.setting.micro_batch
+            rates[size] = max(rates.get(size, 0.0), row.tokens_per_s)
+    if len(rates) < 2:
         return
-    top = max(best.values())
+    top = max(rates.values())
     width = max(10, min(50, out.width - 30))
     out.print(Text("tokens/s by micro-batch", style="bold"))
-    for size, rate in sorted(best.items()):
-        chosen = size == tuning.result.chosen.setting.micro_batch
+    for size, rate in sorted(rates.items()):
         line = Text(f"{size:>6}  ").append(f"{bar(rate / top, width):<{width}}", style="cyan")
-        line.append(f"  {format.format_count(rate)}", style="bold green" if chosen else "")
+        style = "bold green" if size == chosen.micro_batch else ""
+        line.append(f"  {format.format_count(rate)}", style=style)
         out.print(line, soft_wrap=True)
     out.print()
-
-
-def fastest_by_micro_batch(rows: Sequence[SettingResult]) -> dict[int, float]:
-    best: dict[int, float] = {}
-    for row in rows:
-        if row.tokens_per_s is not None:
-            size = row.setting.micro_batch
-            best[size] = max(best.get(size, 0.0), row.tokens_per_s)
-    return best

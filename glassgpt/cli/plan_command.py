@@ -66,7 +66,7 @@ def plan(words: list[str]) -> int:
     request = _resolve_request(names, flags, options, problems)
     if options.hours is not None:
         return _propose(request, options.hours)
-    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.planning import make_plan
     from glassgpt.show.terminal.plan_view import print_plan
 
@@ -126,7 +126,7 @@ def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result
 
 def _propose(request: _PlanRequest, hours: float) -> int:
     """--hours=H: the best model that trains in H hours, printed or written to --out."""
-    from glassgpt.plan.dataset_size import find_dataset_info
+    from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.propose import propose
     from glassgpt.show.terminal.plan_view import print_proposal
 
@@ -152,7 +152,7 @@ def _print_recommendations(as_json: bool) -> int:
     """--cards: what common cards can train."""
     from rich.progress import track
 
-    from glassgpt.plan.recommended import COMMON_CARDS, recommend_for_cards
+    from glassgpt.plan.propose import COMMON_CARDS, recommend_for_cards
     from glassgpt.show.terminal.plan_view import print_recommendations
 
     err = make_console(stderr=True)

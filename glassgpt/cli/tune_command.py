@@ -17,7 +17,7 @@ from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 from glassgpt.record import journal
-from glassgpt.tune.tune_options import TuneOptions, budget_seconds, check_tune_options
+from glassgpt.tune.tuning import TuneOptions, budget_seconds, check_tune_options
 
 
 class _TuneFlags(TuneOptions, TrainConfig):
@@ -31,7 +31,7 @@ def tune(words: list[str]) -> int:
     recipe, options, flags = _parse_command_line(words)
     from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning
     from glassgpt.tune import tuning
-    from glassgpt.tune.setting import tuned_config_fields
+    from glassgpt.tune.speed_settings import tuned_config_fields
     from glassgpt.tune.worker_process import TrialRunner
 
     budget_s = budget_seconds(options.budget) or 0.0

@@ -12,12 +12,9 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.compare import Comparison
-from glassgpt.compare.alignment import format_axis_value
-from glassgpt.compare.comparable import bits_per_byte, perplexity
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.differences import GROUPS
-from glassgpt.compare.loss_curve import AXES
-from glassgpt.compare.speed_difference import format_setting
+from glassgpt.compare.differences import GROUPS, bits_per_byte, format_setting, perplexity
+from glassgpt.compare.loss_curve import AXES, format_axis_value
 from glassgpt.i18n import say
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline

@@ -18,7 +18,7 @@ from printed_more import every_trainer
 
 from glassgpt.errors import UserError
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.crash_patterns import read_event
+from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import read_lines
@@ -140,19 +140,19 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_line_takes_long(piece: str) -> None:
     """Lines of 4000 characters that begin to look like something again and again."""
-    from glassgpt.runs.recognise import _READERS
+    from glassgpt.runs.recognise import READERS
 
     for tail in ("", "x", " loss 1 ms"):
         for text in (piece, piece.upper()):
             line = (text * 4000)[: 4000 - len(tail)] + tail
-            for trainer, make in _READERS:
+            for trainer, make in READERS:
                 into = RunBuilder(trainer)
                 reader = make()
                 assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < PATIENCE_S, (
                     trainer.id
                 )
             for take in (read_header, read_event):
-                into = RunBuilder(_READERS[0][0])
+                into = RunBuilder(READERS[0][0])
                 assert seconds(lambda take=take, into=into, line=line: take(line, into)) < PATIENCE_S, (
                     take.__name__
                 )

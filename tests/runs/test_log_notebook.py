@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glassgpt.errors import UserError
-from glassgpt.runs import notebook
+from glassgpt.runs import lines
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.open import read_run_log
 
@@ -86,6 +86,6 @@ def test_a_torn_one_is_read_line_by_line(tmp_path: Path) -> None:
 
 def test_one_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = written(tmp_path / "a", cell("train()", stream(LINES)))
-    monkeypatch.setattr(notebook, "MAX_NOTEBOOK_BYTES", 100)
+    monkeypatch.setattr(lines, "MAX_NOTEBOOK_BYTES", 100)
     with pytest.raises(UserError, match="save its output as text"):
         read_run_log(whole)

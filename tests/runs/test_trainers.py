@@ -14,7 +14,7 @@ from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID, TRAINERS
 
 PACKAGE = Path(str(resources.files("glassgpt")))
-FILES = PACKAGE / "insight" / "logs" / "trainers"
+FILES = PACKAGE / "runs" / "trainers"
 
 # Our own name is everywhere, and "unknown" is a word.
 NAMES = re.compile(
